@@ -1,0 +1,22 @@
+# The service with the embedded models: no torch, no transformers, a user without rights.
+#   docker build -t bertserve .                                        for CPUs
+#   docker build -t bertserve-gpu --build-arg ONNXRUNTIME=gpu .        for NVIDIA GPUs
+FROM python:3.11-slim
+
+# `cpu` or `gpu`: which onnxruntime wheel the image gets
+ARG ONNXRUNTIME=cpu
+
+WORKDIR /app
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY service service
+COPY export export
+RUN pip install --no-cache-dir --constraint constraints.txt ".[${ONNXRUNTIME}]" && useradd --system --uid 10001 bertserve
+COPY models /models
+
+USER 10001
+ENV BERT_SERVE_HOST=0.0.0.0 BERT_SERVE_PORT=8000 BERT_SERVE_MODELS=/models PYTHONUNBUFFERED=1
+EXPOSE 8000
+# slim images have no curl
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ['BERT_SERVE_PORT']}/health/ready\", timeout=2)"]
+ENTRYPOINT ["bert-serve"]
+CMD ["serve"]

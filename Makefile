@@ -1,0 +1,55 @@
+# The two commands that set everything up: `make serve` and `make test`. `make help` lists the rest.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+HOST ?= 127.0.0.1
+PORT ?= 8000
+PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
+
+.PHONY: help serve test dev lint types unit parity export golden clean
+
+help: ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
+	@exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
+
+test: lint types unit ## install what is needed and run everything
+
+dev: .venv-dev/.installed ## install what tests and exports need
+
+lint: dev ## ruff
+	.venv-dev/bin/ruff check
+	.venv-dev/bin/ruff format --check
+
+types: dev ## mypy, strict
+	.venv-dev/bin/mypy
+
+unit: dev .venv/.installed ## pytest: unit, parity, end to end
+	.venv-dev/bin/python -m pytest
+
+parity: dev ## compare real float32 bundles with their checkpoints: make parity CHECKPOINTS=DIR
+	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
+	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) .venv-dev/bin/python -m pytest -m checkpoints
+
+export: dev ## rebuild the embedded bundles: make export CHECKPOINTS=DIR
+	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
+	@set -e; for figures in models/*.figures.json; do \
+	  name=$$(basename $$figures .figures.json); $(EXPORT) --name $$name --figures $$figures $(CHECKPOINTS)/$$name; done
+
+golden: dev ## remake the golden files: make golden CHECKPOINTS=DIR
+	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
+	.venv-dev/bin/python tests/golden/make_text_classification.py $(CHECKPOINTS)/sentiment > tests/golden/text_classification.jsonl
+
+clean: ## remove both environments
+	rm -rf .venv .venv-dev
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/python $(PIP_INSTALL) '.[cpu]'
+	@touch $@
+
+.venv-dev/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-dev
+	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,dev]'
+	@touch $@

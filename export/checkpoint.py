@@ -1,0 +1,261 @@
+"""Loads a checkpoint: model, fast tokenizer, labels, lengths. All quirks of checkpoints end in this file.
+
+What leaves it is plain: a PyTorch model in float32 and evaluation mode, a clean `tokenizer.json`, a template of special
+tokens. No pickle is ever loaded and no code of the checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+from export.errors import CheckpointError
+from service.bundle import Activation, Flops, InputSpec, Piece, SpecialPiece, Task, TextPiece
+
+HEADS: dict[str, tuple[str, Any]] = {
+    # suffix of the architecture's name -> task, and the class that loads it where the task is built
+    "ForSequenceClassification": ("text-classification", AutoModelForSequenceClassification),
+    "ForTokenClassification": ("token-classification", None),
+    "ForQuestionAnswering": ("question-answering", None),
+    "ForMaskedLM": ("fill-mask", None),
+}
+BUILT: dict[str, Task] = {task: task for task in get_args(Task)}
+TASKS = tuple(task for task, _ in HEADS.values())
+FILLS: dict[str, InputSpec] = {
+    "input_ids": InputSpec(name="input_ids", fill="token_ids"),
+    "attention_mask": InputSpec(name="attention_mask", fill="attention_mask"),
+    "token_type_ids": InputSpec(name="token_type_ids", fill="type_ids"),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything the later stages need of a checkpoint.
+
+    Attributes:
+        name: Name of the source's last path component.
+        source: What the user gave.
+        revision: Hub revision, if any.
+        weights_sha256: Digest over the weight files.
+        model: In float32, evaluation mode, with eager attention.
+        task: Hugging Face task name.
+        inputs: The inputs that the model takes and the tokenizer fills.
+        labels: Label names by id.
+        activation: What turns logits into scores.
+        tokenizer: The Hugging Face tokenizer, for the reference side of parity.
+        tokenizer_json: Fast tokenizer without truncation and padding.
+        max_length: Usable length in tokens, special tokens counted.
+        pad_id: Padding token id.
+        padding_side: `left` or `right`.
+        single: Template of one text.
+        pair: Template of a pair.
+        flops: Arithmetic of one run.
+        card: The checkpoint's README.md, if it has one.
+    """
+
+    name: str
+    source: str
+    revision: str | None
+    weights_sha256: str
+    model: PreTrainedModel
+    task: Task
+    inputs: tuple[InputSpec, ...]
+    labels: tuple[str, ...]
+    activation: Activation
+    tokenizer: Any
+    tokenizer_json: str
+    max_length: int
+    pad_id: int
+    padding_side: str
+    single: tuple[Piece, ...]
+    pair: tuple[Piece, ...]
+    flops: Flops
+    card: str | None
+
+
+def load(source: str, *, task: str = "auto", revision: str | None = None) -> Checkpoint:
+    """Loads a checkpoint from a local folder or the hub.
+
+    Args:
+        source: A folder with `config.json` and `model.safetensors`, or a hub id.
+        task: A Hugging Face task name, or `auto` to read it from the architecture.
+        revision: Branch, tag or commit of a hub id.
+
+    Raises:
+        CheckpointError: Something is missing or not understood; the message says what.
+    """
+    folder = _folder(source, revision)
+    config = _read(f"the configuration of `{source}`", AutoConfig.from_pretrained, folder)
+    built, loader = _head(config, task)
+    tokenizer = _read(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
+    if not getattr(tokenizer, "is_fast", False):
+        raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
+    model, report = _read(
+        f"the weights of `{source}`",
+        loader.from_pretrained,
+        folder,
+        use_safetensors=True,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    if report["missing_keys"]:
+        raise CheckpointError(
+            f"`{source}` lacks weights that a {built} model needs: {', '.join(sorted(report['missing_keys'])[:3])}. "
+            "It was not fine-tuned for this task; give the right --task or checkpoint."
+        )
+    _check_weights(source, model, len(tokenizer))
+    single, pair = _template(tokenizer, ("a",)), _template(tokenizer, ("a", "b"))
+    return Checkpoint(
+        name=Path(source.rstrip("/")).name,
+        source=Path(source).name if Path(source).is_dir() else source,
+        revision=revision,
+        weights_sha256=_weights_digest(folder),
+        model=model.eval(),
+        task=built,
+        inputs=_inputs(model, tokenizer),
+        labels=_labels(source, config),
+        activation=_activation(config),
+        tokenizer=tokenizer,
+        tokenizer_json=_tokenizer_json(tokenizer),
+        max_length=_usable_length(model, tokenizer),
+        pad_id=tokenizer.pad_token_id,
+        padding_side=tokenizer.padding_side,
+        single=single,
+        pair=pair,
+        flops=_flops(model),
+        card=(folder / "README.md").read_text(encoding="utf-8") if (folder / "README.md").is_file() else None,
+    )
+
+
+def _folder(source: str, revision: str | None) -> Path:
+    """Returns the local folder of a source, downloading a hub id's small set of files first."""
+    if Path(source).is_dir():
+        return Path(source)
+    if source.count("/") > 1 or source.startswith((".", "/", "~")):
+        raise CheckpointError(f"the folder `{source}` does not exist.")
+    try:
+        # no pickles, no Python: what is not fetched cannot be loaded
+        return Path(
+            snapshot_download(source, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "README.md"])
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network."
+        ) from error
+
+
+def _read(what: str, read: Any, folder: Path, **options: Any) -> Any:
+    """Calls a `from_pretrained`, translating what transformers raises for broken files."""
+    try:
+        return read(folder, trust_remote_code=False, local_files_only=True, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        hint = " Pickled weights are never loaded: save them with `save_pretrained` as safetensors." if "weights" in what else ""
+        raise CheckpointError(f"{what} cannot be read: {str(error).splitlines()[0]}{hint}") from error
+
+
+def _head(config: Any, task: str) -> tuple[Task, Any]:
+    """Returns the task and the class that loads it, from the architecture's name or the user's choice."""
+    names = config.architectures or []
+    read = next((t for name in names for suffix, (t, _) in HEADS.items() if name.endswith(suffix)), None)
+    wanted = read if task == "auto" else task
+    if wanted is None:
+        raise CheckpointError(f"cannot tell the task of architecture {names or 'none'}; give --task, one of {', '.join(TASKS)}.")
+    if read not in (None, wanted):
+        raise CheckpointError(f"the checkpoint is a {names[0]}, made for {read}; --task {wanted} does not fit it.")
+    loader = dict(HEADS.values())[wanted]
+    if wanted not in BUILT:
+        raise CheckpointError(f"the task {wanted} is not built yet; this version exports {', '.join(BUILT)}.")
+    return BUILT[wanted], loader
+
+
+def _check_weights(source: str, model: PreTrainedModel, vocabulary: int) -> None:
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
+    embeddings: Any = model.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
+    if vocabulary > rows:
+        raise CheckpointError(
+            f"the tokenizer of `{source}` has {vocabulary} tokens, the embedding only {rows} rows; they do not belong together."
+        )
+
+
+def _template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
+    """Reads the special-token template off an encoding of short texts, whatever the post-processor is."""
+    encoding = tokenizer(*texts, return_special_tokens_mask=True)[0]
+    pieces: list[Piece] = []
+    for token, id_, type_id, sequence, special in zip(
+        encoding.tokens, encoding.ids, encoding.type_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True
+    ):
+        if special:
+            pieces.append(SpecialPiece(special=token, id=id_, type_id=type_id))
+            continue
+        piece = TextPiece(text="a" if sequence == 0 else "b", type_id=type_id)
+        if not pieces or pieces[-1] != piece:
+            pieces.append(piece)
+    return tuple(pieces)
+
+
+def _inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
+    taken = inspect.signature(model.forward).parameters
+    unknown = [name for name in tokenizer.model_input_names if name not in FILLS]
+    if unknown:
+        raise CheckpointError(f"the tokenizer gives inputs that are not understood: {', '.join(unknown)}.")
+    # in the model's own order, which the tracer goes by
+    return tuple(FILLS[name] for name in taken if name in FILLS and name in tokenizer.model_input_names)
+
+
+def _labels(source: str, config: Any) -> tuple[str, ...]:
+    labels = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
+    if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels):
+        raise CheckpointError(
+            f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}; mend config.json."
+        )
+    return labels
+
+
+def _activation(config: Any) -> Activation:
+    """The rule of the Hugging Face text-classification pipeline."""
+    if config.problem_type == "regression":
+        return "none"
+    if config.problem_type == "multi_label_classification" or config.num_labels == 1:
+        return "sigmoid"
+    return "softmax"
+
+
+def _tokenizer_json(tokenizer: Any) -> str:
+    """Returns `tokenizer.json` without the truncation and padding settings of its training."""
+    document = json.loads(tokenizer.backend_tokenizer.to_str())
+    return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
+
+
+def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
+    """The position table, less the rows that RoBERTa's family keeps for padding, and what the tokenizer admits."""
+    tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings") and isinstance(m, torch.nn.Embedding)]
+    rows = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables]
+    lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
+    return int(min(length for length in lengths if length))
+
+
+def _flops(model: PreTrainedModel) -> Flops:
+    """2 FLOP per weight of every linear layer and token; attention adds 4 S H per layer and token (S tokens, H hidden)."""
+    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    return Flops(linear=2.0 * weights, quadratic=4.0 * model.config.num_hidden_layers * model.config.hidden_size)
+
+
+def _weights_digest(folder: Path) -> str:
+    hasher = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            hasher.update(hashlib.file_digest(file, "sha256").digest())
+    return hasher.hexdigest()

@@ -1,0 +1,135 @@
+"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes.
+
+Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 the export extra is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from service import __version__
+from service.bundle import NAME_PATTERN, Figure, Precision
+
+if TYPE_CHECKING:
+    from service.bundle import Manifest
+
+TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask")
+EXTRA = ("torch", "transformers", "onnx", "onnxruntime")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    args = _parser().parse_args(argv)
+    missing = [module for module in EXTRA if find_spec(module) is None]
+    if missing:
+        print(
+            f"bert-export: {', '.join(missing)} not installed; exporting needs the export extra: pip install 'bertserve[export,cpu]'",
+            file=sys.stderr,
+        )
+        return 3
+    # torch and transformers take seconds to import; --help and wrong flags must not wait for them
+    from export.errors import ExportError, OutputExistsError
+    from export.pipeline import ExportSpec, export
+
+    spec = ExportSpec(
+        source=args.source,
+        output=args.output,
+        name=args.name,
+        task=args.task,
+        precisions=args.precision,
+        revision=args.revision,
+        overwrite=args.overwrite,
+        figures=args.figures,
+    )
+    try:
+        target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
+    except OutputExistsError as error:
+        print(f"bert-export: {error}", file=sys.stderr)
+        return 2
+    except ExportError as error:
+        print(f"bert-export: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"bert-export: cannot write the bundle: {error.strerror} (`{error.filename}`).", file=sys.stderr)
+        return 1
+    _print_evidence(target, manifest)
+    return 0
+
+
+def _print_evidence(target: Path, manifest: Manifest) -> None:
+    print(f"{target}: {manifest.task}, labels {', '.join(manifest.labels)}")
+    for graph in manifest.graphs:
+        evidence = graph.evidence
+        print(
+            f"  {graph.file}  {(target / graph.file).stat().st_size / 2**20:.1f} MiB{'  default' if graph.default else ''}\n"
+            f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, labels agree on {evidence.label_agreement:.1%} of "
+            f"{evidence.samples} samples, row in batch against row alone {evidence.worst_row_error:.1e}"
+            f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
+            f"    {evidence.nodes} nodes; fused {evidence.fusions}; quantized {evidence.quantized or 'none'}"
+        )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bert-export", description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.")
+    parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
+    parser.add_argument("source", metavar="SOURCE", help="a local checkpoint folder, or a hub id such as org/model")
+    parser.add_argument(
+        "--output", metavar="MODELS_DIR", type=Path, required=True, help="the models folder; the bundle is written to MODELS_DIR/NAME/"
+    )
+    parser.add_argument("--name", type=_name, help="name of the bundle (default: the last part of SOURCE)")
+    parser.add_argument(
+        "--task",
+        choices=("auto", *TASKS),
+        default="auto",
+        help="what the checkpoint was fine-tuned for (default: read from its architecture)",
+    )
+    parser.add_argument(
+        "--precision",
+        type=_precisions,
+        default=("fp32", "int8"),
+        metavar="LIST",
+        help="comma list of fp32, int8; the last is the default graph (default: fp32,int8)",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
+    parser.add_argument(
+        "--figures",
+        type=_figures,
+        default=(),
+        metavar="FILE",
+        help="JSON list of measured figures for the card: [{name, checkpoint, graphs: {cpu/int8: value}}]",
+    )
+    return parser
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, text):
+        raise argparse.ArgumentTypeError(f"`{text}` does not match {NAME_PATTERN}")
+    return text
+
+
+def _precisions(text: str) -> tuple[Precision, ...]:
+    built: dict[str, Precision] = {name: name for name in get_args(Precision) if name != "fp16"}
+    chosen = text.split(",")
+    wrong = [name for name in chosen if name not in built]
+    if wrong or len(set(chosen)) != len(chosen):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(built)}")
+    return tuple(built[name] for name in chosen)
+
+
+def _figures(path: str) -> tuple[Figure, ...]:
+    try:
+        return tuple(Figure.model_validate(item) for item in json.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"`{path}` is not a list of figures: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

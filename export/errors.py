@@ -1,0 +1,28 @@
+"""What can stop an export. Each message says what was wrong and what to do; `export/cli.py` maps classes to exit codes.
+
+ExportError
+├── CheckpointError     the checkpoint cannot be read, or is not understood
+├── GraphError          a graph is not what a stage expected it to be
+├── ParityError         the bundle does not answer as the checkpoint does
+└── OutputExistsError   there is a bundle of that name already
+"""
+
+
+class ExportError(Exception):
+    """Root of the tree."""
+
+
+class CheckpointError(ExportError):
+    """The checkpoint cannot be read, or something in it is not understood."""
+
+
+class GraphError(ExportError):
+    """A graph is not what a stage expected it to be."""
+
+
+class ParityError(ExportError):
+    """The bundle does not answer as the checkpoint does; the message holds the worst case."""
+
+
+class OutputExistsError(ExportError):
+    """A bundle of that name exists and may not be overwritten."""

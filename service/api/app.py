@@ -1,0 +1,124 @@
+"""The composition root: settings to a running application. Below it, nobody sees the settings."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+
+from service import __version__, bundle, registry
+from service.api.edge import Edge
+from service.api.routes import PATHS, Service, router
+from service.api.schemas import BODIES, Limits
+from service.backlog import Backlog
+from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
+from service.metrics import Metrics
+from service.registry import LoadOptions, Registry
+from service.scheduler import Scheduler
+from service.settings import Settings, usable_cores
+
+DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
+
+A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the headers
+`x-request-id`, `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
+_METHOD_NOT_ALLOWED = 405
+
+
+def build(settings: Settings) -> Service:
+    """Loads every bundle of the models folder and puts the service together; starts nothing.
+
+    Raises:
+        StartError: A bundle, the provider or the settings are wrong; the message says what.
+    """
+    metrics = Metrics()
+    bundles = [bundle.load(path) for path in bundle.discover(settings.models)]
+    provider = registry.choose_provider(bundles, settings.provider)
+    lanes = settings.lanes or (usable_cores() if provider == "cpu" else 1)
+    backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=settings.max_queue_tokens, lanes=lanes)
+    scheduler = Scheduler(backlog, lanes=lanes, observe=metrics.observe_queue)
+    options = LoadOptions(
+        provider=provider,
+        precision=settings.precision,
+        batch_variant=settings.batch_variant_graphs,
+        max_batch_tokens=settings.max_batch_tokens,
+    )
+    models = registry.load(bundles, options=options, scheduler=scheduler, metrics=metrics)
+    return Service(
+        registry=Registry(models, _defaults(settings.default)),
+        scheduler=scheduler,
+        metrics=metrics,
+        limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
+        max_body_bytes=settings.max_body_bytes,
+        timeout_ms=settings.timeout_ms,
+        max_timeout_ms=settings.max_timeout_ms,
+        info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes},
+    )
+
+
+def create_app(service: Service, *, api_key: str | None = None, access_log: bool = False) -> FastAPI:
+    """Returns the application; its lanes run from its start-up to its shutdown."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.scheduler.start()
+        yield
+        await service.scheduler.stop(0)
+
+    app = FastAPI(title="bertserve", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.include_router(router(service))
+    app.add_exception_handler(HTTPException, _translate)
+    app.add_middleware(Edge, metrics=service.metrics, api_key=api_key, access_log=access_log)
+    _add_docs(app)
+    return app
+
+
+def _defaults(given: dict[str, str]) -> dict[str, str]:
+    """Returns task -> model name, tasks given by their Hugging Face name or by their path."""
+    tasks = {path: task for task, path in PATHS.items()} | {task: task for task in PATHS}
+    for task in given:
+        if task not in tasks:
+            raise SettingsError(f"--default names the task `{task}`; tasks are {', '.join(tasks)}.")
+    return {tasks[task]: name for task, name in given.items()}
+
+
+async def _translate(request: Request, error: Exception) -> Response:
+    """Turns the router's own errors into ours; the Edge answers them."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == _METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        raise MethodNotAllowedError(f"`{request.url.path[:64]}` takes {allowed}, not {request.method}; see /docs.", allowed=allowed)
+    raise NotFoundError(f"there is no path `{request.url.path[:64]}`; see /docs.")
+
+
+def _add_docs(app: FastAPI) -> None:
+    """Adds `/docs` from files of an installed package, so that it works offline, and the schemas of raw-read bodies."""
+    app.mount("/docs/static", StaticFiles(packages=[("fastapi_swagger", "resources")]), name="docs-static")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title="bertserve",
+            swagger_js_url="docs/static/swagger-ui-bundle.js",
+            swagger_css_url="docs/static/swagger-ui.css",
+            swagger_favicon_url="docs/static/favicon-32x32.png",
+        )
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            modes = [(body, "validation") for body in BODIES.values()]
+            _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+            schema["components"]["schemas"].update(bodies["$defs"])
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema

@@ -1,0 +1,54 @@
+"""One table, exception class to status and type, and one JSON shape for every error that reaches the application."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from starlette.responses import Response
+
+from service import errors
+
+# The first class in an exception's ancestry that stands here decides; a test holds the table complete.
+TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {
+    errors.MalformedRequestError: (400, "malformed"),
+    errors.UnauthorizedError: (401, "unauthorized"),
+    errors.NotFoundError: (404, "not_found"),
+    errors.MethodNotAllowedError: (405, "method_not_allowed"),
+    errors.TooLargeError: (413, "too_large"),
+    errors.ContentEncodingError: (415, "content_encoding"),
+    errors.InvalidValueError: (422, "invalid_value"),
+    errors.ClientGoneError: (499, "client_gone"),
+    errors.RefusedError: (429, "overloaded"),
+    errors.ExpiredError: (504, "expired"),
+    errors.UnavailableError: (503, "unavailable"),
+    errors.EngineError: (500, "engine"),
+}
+INTERNAL = (500, "internal")
+
+
+def classify(error: Exception) -> tuple[int, str]:
+    """Returns the status and the error type of an exception."""
+    return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
+
+
+def response(error: Exception, request_id: str) -> Response:
+    """Returns the answer to a request that failed.
+
+    Args:
+        error: Why it failed. The text of anything but a BertServeError stays inside.
+        request_id: The request's id.
+    """
+    status, error_type = classify(error)
+    message = "the service failed in a way it should not; the log has the details under this request id. This is a bug."
+    if isinstance(error, errors.BertServeError):
+        message = error.message
+    body = json.dumps({"error": message, "error_type": error_type, "request_id": request_id}, ensure_ascii=False)
+    headers = {}
+    if isinstance(error, errors.RefusedError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.MethodNotAllowedError):
+        headers["Allow"] = error.allowed
+    if isinstance(error, errors.UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(body, status_code=status, headers=headers, media_type="application/json")

@@ -1,0 +1,259 @@
+"""Thin handlers: body to task requests, a model's prediction to a response. Everything else is asked of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import RedirectResponse
+from pydantic_core import to_json
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from service import __version__
+from service.api import schemas
+from service.api.disconnect import unless_disconnected
+from service.api.edge import LABELS
+from service.api.schemas import ErrorBody, LabelScore, Limits
+from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError, UnavailableError
+from service.metrics import CONTENT_TYPE, UNKNOWN, Metrics
+from service.model import Model, Prediction
+from service.registry import Registry
+from service.scheduler import Scheduler
+from service.tasks import classify
+
+PATHS: Mapping[str, str] = {classify.TASK: "classify"}
+TIMEOUT_HEADER = "x-request-timeout-ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the handlers serve from; made by the composition root.
+
+    Attributes:
+        registry: The loaded models.
+        scheduler: The lanes that they run on.
+        metrics: Where everything is counted.
+        limits: What a request may measure.
+        max_body_bytes: Bytes of a body.
+        timeout_ms: Deadline of a request that names none.
+        max_timeout_ms: Longest deadline that a request may name.
+        info: More facts for `/info`: queue and batch limits, lanes.
+    """
+
+    registry: Registry
+    scheduler: Scheduler
+    metrics: Metrics
+    limits: Limits
+    max_body_bytes: int
+    timeout_ms: int
+    max_timeout_ms: int
+    info: Mapping[str, Any]
+
+
+def router(service: Service) -> APIRouter:
+    """Returns all routes of a service."""
+    routes = APIRouter()
+    for task, path in PATHS.items():
+        _add_task(routes, service, task, f"/{path}")
+    _add_models(routes, service)
+    _add_operations(routes, service)
+    return routes
+
+
+def _add_task(routes: APIRouter, service: Service, task: str, base: str) -> None:
+    @routes.post(base, summary=f"Answer with the task's default model, or the one named in `model` ({task})", **_documented(task))
+    async def predict(request: Request) -> Response:
+        return await _predict(service, request, task, None)
+
+    @routes.get(f"{base}/info", summary=f"The model that {base} uses", tags=["models"])
+    async def info() -> Response:
+        return _json(_describe(service, service.registry.for_task(task)))
+
+    @routes.get(f"{base}/health", summary=f"Whether {base} answers", tags=["health"])
+    async def health() -> Response:
+        return _health(service.registry.for_task(task).ready)
+
+
+def _add_models(routes: APIRouter, service: Service) -> None:
+    @routes.get("/models", summary="All loaded models", tags=["models"])
+    async def models() -> Response:
+        return _json([_describe(service, model) for model in service.registry.models.values()])
+
+    @routes.get("/models/{name}", summary="One model", tags=["models"])
+    @routes.get("/models/{name}/info", summary="One model", tags=["models"])
+    async def model_info(name: str) -> Response:
+        return _json(_describe(service, service.registry.get(name)))
+
+    @routes.get("/models/{name}/health", summary="Whether one model answers", tags=["health"])
+    async def model_health(name: str) -> Response:
+        return _health(service.registry.get(name).ready)
+
+    @routes.post("/models/{name}", summary="Answer with this model, in the form of its task", **_documented(classify.TASK))
+    async def predict(request: Request, name: str) -> Response:
+        return await _predict(service, request, UNKNOWN, name)
+
+
+def _add_operations(routes: APIRouter, service: Service) -> None:
+    @routes.get("/", include_in_schema=False)
+    async def root() -> Response:
+        return RedirectResponse("docs")
+
+    @routes.get("/health/live", summary="Whether the process runs", tags=["health"])
+    async def live() -> Response:
+        return _json({"live": True})
+
+    @routes.get("/health", summary="Whether requests are answered", tags=["health"])
+    @routes.get("/health/ready", summary="Whether requests are answered", tags=["health"])
+    async def ready() -> Response:
+        return _health(service.scheduler.ready)
+
+    @routes.get("/info", summary="Version, limits and models", tags=["models"])
+    async def info() -> Response:
+        return _json(
+            {
+                "name": "bertserve",
+                "version": __version__,
+                "limits": _limits(service) | dict(service.info),
+                "models": {model.name: model.task for model in service.registry.models.values()},
+            }
+        )
+
+    @routes.get("/metrics", summary="Prometheus metrics", tags=["health"])
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), headers={"content-type": CONTENT_TYPE})
+
+
+async def _predict(service: Service, request: Request, task: str, name: str | None) -> Response:
+    """Answers an inference request of a task's endpoint, or of the named model's."""
+    scope = request.scope
+    scope[LABELS] = (task, UNKNOWN)
+    named = None if name is None else service.registry.get(name)
+    task = task if named is None else named.task
+    scope[LABELS] = (task, UNKNOWN if named is None else named.name)
+    body = schemas.read(task, await _read(request, service.max_body_bytes), service.limits)
+    if named is not None and body.model not in (None, named.name):
+        raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{named.name}`; leave one of them out.")
+    model = named or service.registry.for_task(task, body.model)
+    scope[LABELS] = (task, model.name)
+    timeout_s = _timeout_ms(service, request) / 1000
+    try:
+        prediction = await unless_disconnected(model.predict(body.requests(), timeout_s=timeout_s), request.receive)
+    except BertServeError as error:
+        error.name_input(many=isinstance(body.inputs, list))
+        raise
+    return _answer(model, prediction)
+
+
+def _answer(model: Model, prediction: Prediction) -> Response:
+    timings = prediction.timings
+    headers = {
+        "x-model": model.name,
+        "server-timing": f"tokenize;dur={timings.tokenize_s * 1000:.3f}, queue;dur={timings.queue_s * 1000:.3f}, "
+        f"inference;dur={timings.inference_s * 1000:.3f}, decode;dur={timings.decode_s * 1000:.3f}",
+    }
+    if prediction.truncated:
+        some = ", ".join(f"inputs[{index}]" for index in prediction.truncated[:10])
+        headers["x-truncated"] = str(len(prediction.truncated))
+        headers["x-hf-warning"] = (
+            f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
+            f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
+        )
+    return Response(to_json(prediction.results), headers=headers, media_type="application/json")
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    """Reads the body, giving up as soon as it is over the limit.
+
+    Raises:
+        ContentEncodingError: The body is compressed.
+        TooLargeError: It is over the limit.
+        ClientGoneError: The client hung up while sending.
+    """
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ContentEncodingError(f"the body's content encoding is `{encoding[:32]}`; send it uncompressed.")
+    declared = request.headers.get("content-length", "0")
+    size, chunks = int(declared) if declared.isdigit() else 0, []
+    if size <= limit:
+        size = 0
+        try:
+            async for chunk in request.stream():
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > limit:
+                    break
+        except ClientDisconnect as error:
+            raise ClientGoneError("the client closed the connection while it sent the body.") from error
+    if size > limit:
+        raise TooLargeError(f"the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.")
+    return b"".join(chunks)
+
+
+def _timeout_ms(service: Service, request: Request) -> int:
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return service.timeout_ms
+    if not (given.isascii() and given.isdigit() and 1 <= int(given[:12]) <= service.max_timeout_ms):
+        raise InvalidValueError(
+            f"the header `{TIMEOUT_HEADER}` is `{given[:32]}`; it must be a whole number from 1 to {service.max_timeout_ms}."
+        )
+    return int(given)
+
+
+def _limits(service: Service) -> dict[str, int]:
+    return {
+        "max_inputs": service.limits.max_inputs,
+        "max_chars": service.limits.max_chars,
+        "max_body_bytes": service.max_body_bytes,
+        "timeout_ms": service.timeout_ms,
+        "max_timeout_ms": service.max_timeout_ms,
+    }
+
+
+def _describe(service: Service, model: Model) -> dict[str, Any]:
+    manifest, graph = model.bundle.manifest, model.graph
+    return {
+        "name": model.name,
+        "task": model.task,
+        "endpoint": f"/{PATHS[model.task]}",
+        "labels": list(manifest.labels),
+        "activation": manifest.activation,
+        "version": model.bundle.version,
+        "provider": graph.provider,
+        "precision": graph.precision,
+        "batch_invariant": graph.batch_invariant,
+        "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(service)},
+        "figures": [figure.model_dump() for figure in manifest.figures],
+        "evidence": graph.evidence.model_dump(),
+        "source": manifest.source.model_dump(),
+    }
+
+
+def _health(ready: bool) -> Response:
+    if not ready:
+        raise UnavailableError("the service does not take requests: it is stopping, or a lane died.")
+    return _json({"ready": True, "live": True})
+
+
+def _json(value: Any) -> Response:
+    return Response(to_json(value), media_type="application/json")
+
+
+def _documented(task: str) -> dict[str, Any]:
+    """Returns what OpenAPI needs of a route that reads the raw request; the body's schema is added in app.py."""
+    described = {
+        200: {"model": list[list[LabelScore]], "description": "For each input its labels with scores, best first."},
+        **{status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)},
+    }
+    reference = f"#/components/schemas/{schemas.BODIES[task].__name__}"
+    parameter = {
+        "name": TIMEOUT_HEADER,
+        "in": "header",
+        "schema": {"type": "integer", "minimum": 1},
+        "description": "Milliseconds until the request must have started.",
+    }
+    extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": reference}}}}, "parameters": [parameter]}
+    return {"tags": ["inference"], "responses": described, "openapi_extra": extra, "response_class": Response}

@@ -1,0 +1,278 @@
+"""The contract on disk between the exporter and the service: the manifest's schema, file names, loading, verifying.
+
+A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. What the
+service must know about a model stands in the manifest; nothing else is looked at, and nothing is guessed. The
+field-by-field specification is `models/README.md`. This module opens no ONNX file: that is the engine's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from service.errors import BundleError
+
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+CARD_FILE = "README.md"
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+Task = Literal["text-classification"]
+Provider = Literal["cpu", "cuda", "tensorrt"]
+Precision = Literal["fp32", "fp16", "int8"]
+Activation = Literal["softmax", "sigmoid", "none"]
+
+
+class Record(BaseModel):
+    """Base of all manifest records: frozen, and an unknown or mistyped field is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class SpecialPiece(Record):
+    """A special token at a fixed place of the template."""
+
+    special: str
+    id: Annotated[int, Field(ge=0)]
+    type_id: Annotated[int, Field(ge=0)]
+
+
+class TextPiece(Record):
+    """The place of the first (`a`) or the second text (`b`) in the template."""
+
+    text: Literal["a", "b"]
+    type_id: Annotated[int, Field(ge=0)]
+
+
+Piece = SpecialPiece | TextPiece
+
+
+class TokenizerSpec(Record):
+    """How texts become token ids, beside `tokenizer.json` itself.
+
+    Attributes:
+        sha256: Digest of `tokenizer.json`.
+        max_length: Usable length in tokens, special tokens counted.
+        pad_id: Token id that fills the padding.
+        padding_side: Where padding goes.
+        single: Template of one text.
+        pair: Template of a pair of texts.
+    """
+
+    sha256: str
+    max_length: Annotated[int, Field(ge=3)]
+    pad_id: Annotated[int, Field(ge=0)]
+    padding_side: Literal["left", "right"]
+    single: Annotated[tuple[Piece, ...], Field(strict=False)]
+    pair: Annotated[tuple[Piece, ...], Field(strict=False)]
+
+
+class InputSpec(Record):
+    """One graph input and what fills it, int64 of shape [rows, length]."""
+
+    name: str
+    fill: Literal["token_ids", "attention_mask", "type_ids"]
+
+
+class OutputSpec(Record):
+    """One graph output and the shape that its kind means: `per_text` is float32 [rows, values]."""
+
+    name: str
+    kind: Literal["per_text"]
+
+
+class Evidence(Record):
+    """What was measured when this graph was exported.
+
+    Attributes:
+        samples: Number of parity inputs.
+        worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
+        label_agreement: Share of parity inputs whose best label is the checkpoint's.
+        worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
+        nodes: Nodes of the graph.
+        fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.
+        quantized: Quantized operator -> count; empty for a float graph.
+    """
+
+    samples: int
+    worst_abs_error: float
+    label_agreement: float
+    worst_row_error: float
+    nodes: int
+    fusions: dict[str, int]
+    quantized: dict[str, int]
+
+
+class GraphSpec(Record):
+    """One ONNX graph of the bundle.
+
+    Attributes:
+        file: File name within the bundle.
+        sha256: Digest of the file.
+        provider: Execution provider that the graph was made for.
+        precision: Number format of its weights.
+        form: How the graph was made, for the reader.
+        default: Whether the service takes it for its provider when not told otherwise.
+        batch_invariant: Whether a text's scores are the same whatever shares its batch.
+    """
+
+    file: str
+    sha256: str
+    provider: Provider
+    precision: Precision
+    form: str
+    default: bool
+    batch_invariant: bool
+    inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]
+    outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
+    evidence: Evidence
+
+
+class Flops(Record):
+    """Arithmetic of one run: a text of S tokens takes `linear * S + quadratic * S**2` floating point operations."""
+
+    linear: Annotated[float, Field(gt=0)]
+    quadratic: Annotated[float, Field(ge=0)]
+
+
+class Example(Record):
+    """A stored request body and the result that the default CPU graph gave at export, for `bert-serve check`."""
+
+    request: dict[str, Any]
+    result: Any
+
+
+class Figure(Record):
+    """A task figure measured on labeled data, of the checkpoint in PyTorch and of graphs by `provider/precision`."""
+
+    name: str
+    checkpoint: float
+    graphs: dict[str, float]
+
+
+class Source(Record):
+    """Where the bundle came from."""
+
+    checkpoint: str
+    revision: str | None
+    weights_sha256: str
+    versions: dict[str, str]
+
+
+class Manifest(Record):
+    """Everything the service has to know about a model. Version 1."""
+
+    format: Literal["bertserve-bundle"]
+    format_version: Literal[1]
+    name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+    task: Task
+    labels: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    activation: Activation
+    tokenizer: TokenizerSpec
+    flops: Flops
+    graphs: Annotated[tuple[GraphSpec, ...], Field(strict=False, min_length=1)]
+    example: Example
+    figures: Annotated[tuple[Figure, ...], Field(strict=False)]
+    source: Source
+
+    @model_validator(mode="after")
+    def _one_default_graph_per_provider(self) -> Manifest:
+        defaults = [graph.provider for graph in self.graphs if graph.default]
+        if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
+            raise ValueError("each provider needs exactly one graph with `default: true`")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A verified bundle: every file that the manifest names exists and has the digest it should have."""
+
+    path: Path
+    manifest: Manifest
+    version: str
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Path of the tokenizer file."""
+        return self.path / TOKENIZER_FILE
+
+    def graph(self, provider: Provider, precision: Precision | Literal["auto"] = "auto") -> GraphSpec:
+        """Returns the graph for a provider: its default one, or the one of the given precision.
+
+        Raises:
+            BundleError: The bundle has no such graph; the message lists those it has.
+        """
+        for graph in self.manifest.graphs:
+            if graph.provider == provider and (graph.default if precision == "auto" else graph.precision == precision):
+                return graph
+        have = ", ".join(f"{graph.provider}/{graph.precision}" for graph in self.manifest.graphs)
+        raise BundleError(
+            f"bundle `{self.manifest.name}` has no graph for provider `{provider}` and precision `{precision}`; it has "
+            f"{have}. Choose another --provider or --precision, or export again with `bert-export --precision`."
+        )
+
+
+def load(path: Path) -> Bundle:
+    """Reads a bundle's manifest and verifies the digest of every file that it names.
+
+    Args:
+        path: The bundle's folder.
+
+    Raises:
+        BundleError: A file is missing or altered, or the manifest is not valid; the message names bundle and file.
+    """
+    try:
+        raw = (path / MANIFEST_FILE).read_bytes()
+        manifest = Manifest.model_validate_json(raw)
+    except OSError as error:
+        raise BundleError(f"`{path}` is not a bundle: {MANIFEST_FILE} cannot be read ({error.strerror}).") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {where}: {first['msg']}.") from error
+    if manifest.name != path.name:
+        raise BundleError(f"bundle `{path}` calls itself `{manifest.name}`; folder and name must be the same.")
+    _verify(path / TOKENIZER_FILE, manifest.tokenizer.sha256)
+    for graph in manifest.graphs:
+        _verify(path / graph.file, graph.sha256)
+    return Bundle(path, manifest, hashlib.sha256(raw).hexdigest()[:12])
+
+
+def discover(folder: Path) -> list[Path]:
+    """Returns the bundle folders in a models folder, by name: each folder that is not hidden.
+
+    Raises:
+        BundleError: The folder does not exist or holds no bundle.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"the models folder `{folder}` does not exist; give another with --models.")
+    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not found:
+        raise BundleError(f"the models folder `{folder}` holds no bundle; make one with `bert-export SOURCE --output {folder}`.")
+    for entry in found:
+        if not re.fullmatch(NAME_PATTERN, entry.name):
+            raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
+    return found
+
+
+def digest(path: Path) -> str:
+    """Returns the sha256 of a file as lower-case hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verify(path: Path, expected: str) -> None:
+    try:
+        actual = digest(path)
+    except OSError as error:
+        raise BundleError(f"bundle file `{path}` cannot be read ({error.strerror}); copy or export the bundle again.") from error
+    if actual != expected:
+        raise BundleError(
+            f"bundle file `{path}` was altered: its sha256 is {actual[:12]}…, the manifest says {expected[:12]}…; "
+            "copy or export the bundle again."
+        )

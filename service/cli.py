@@ -1,0 +1,146 @@
+"""bert-serve: `serve` the models of a folder, or `check` that each answers as it did at export.
+
+Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ipaddress
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from service import __version__
+from service.bundle import Precision
+from service.errors import BertServeError, SettingsError, StartError
+from service.settings import Settings, read_settings
+
+logger = logging.getLogger("bertserve")
+
+# Kernels differ from CPU to CPU, int8 ones most: largest difference of a score from the stored one.
+CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="bert-serve",
+        description="Serve bundles made by bert-export. Every flag is also a BERT_SERVE_* variable.",
+        epilog="`bert-serve serve --help` lists all settings; `check` takes the same.",
+    )
+    parser.add_argument("--version", action="version", version=f"bert-serve {__version__}")
+    parser.add_argument(
+        "command", choices=("serve", "check"), help="serve the models over HTTP, or check each model's stored example and exit"
+    )
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="settings")
+    args = parser.parse_args(argv)
+    try:
+        settings = read_settings(args.flags)
+        return _serve(settings) if args.command == "serve" else asyncio.run(_check(settings))
+    except StartError as error:
+        print(f"bert-serve: {error}", file=sys.stderr)
+        return 2 if isinstance(error, SettingsError) else 1
+
+
+def _serve(settings: Settings) -> int:
+    start = time.perf_counter()
+    # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
+    from service.api.app import build, create_app
+    from service.server import configure_logging, make_server
+
+    configure_logging(settings.log_format)
+    api_key = _api_key(settings.api_key_file)
+    if api_key is None and not _is_loopback(settings.host):
+        logger.warning(
+            "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
+            "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
+            settings.host,
+        )
+    service = build(settings)
+
+    def announce(address: str) -> None:
+        for model in service.registry.models.values():
+            print(f"  {model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}")
+        print(
+            f"bertserve {__version__} listens on {address}, ready after {time.perf_counter() - start:.2f} s; docs at {address}/docs",
+            flush=True,
+        )
+
+    app = create_app(service, api_key=api_key, access_log=settings.access_log)
+    server = make_server(
+        app,
+        scheduler=service.scheduler,
+        host=settings.host,
+        port=settings.port,
+        grace_s=settings.grace_s,
+        keep_alive_s=settings.keep_alive_s,
+        on_listen=announce,
+    )
+    server.run()
+    return 0 if server.started else 1
+
+
+async def _check(settings: Settings) -> int:
+    """Runs the stored example of each model; returns 1 if one answers differently."""
+    from service.api import schemas
+    from service.api.app import build
+
+    service = build(settings)
+    service.scheduler.start()
+    failed = 0
+    for model in service.registry.models.values():
+        example = model.bundle.manifest.example
+        tolerance = CHECK_TOLERANCE[model.graph.precision]
+        try:
+            requests = schemas.BODIES[model.task].model_validate(example.request).requests()
+            prediction = await model.predict(requests, timeout_s=60)
+            reason = difference(example.result, prediction.results, tolerance)
+        except BertServeError as error:
+            reason = error.message
+        failed += reason is not None
+        print(
+            f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
+        )
+    await service.scheduler.stop(0)
+    return 1 if failed else 0
+
+
+def difference(expected: Any, actual: Any, tolerance: float) -> str | None:
+    """Returns why two results are not the same, or None. Numbers may differ by `tolerance`, all else must be equal."""
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        return next((why for pair in zip(expected, actual, strict=True) if (why := difference(*pair, tolerance))), None)
+    if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
+        return next((f"{key}: {why}" for key in expected if (why := difference(expected[key], actual[key], tolerance))), None)
+    if isinstance(expected, float) and isinstance(actual, float):
+        return (
+            None if abs(expected - actual) <= tolerance else f"{actual:.6f} differs from the stored {expected:.6f} by more than {tolerance}"
+        )
+    return None if expected == actual else f"{actual!r} is not the stored {expected!r}"
+
+
+def _api_key(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SettingsError(f"--api-key-file `{path}` cannot be read ({error.strerror}).") from error
+    if not key:
+        raise SettingsError(f"--api-key-file `{path}` is empty; put the key on its first line.")
+    return key
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""Every way in which serving can fail. Knows no HTTP: `service/api/errors.py` maps each class to a status.
+
+    BertServeError
+    ├── StartError                  the process must not start, or a command must not go on
+    │   ├── SettingsError           a flag or variable is wrong, or two of them contradict each other
+    │   ├── BundleError             a bundle is broken, incomplete or not what its manifest says
+    │   └── ProviderError           the asked-for execution provider or its package is missing
+    ├── CallerError                 the request cannot be answered as it stands
+    │   ├── MalformedRequestError   the body is not the JSON that the endpoint takes
+    │   ├── UnauthorizedError       no API key, or a wrong one
+    │   ├── NotFoundError           no such model or path
+    │   ├── MethodNotAllowedError   the path exists, the method does not
+    │   ├── TooLargeError           body, list, text or token count over a limit
+    │   ├── ContentEncodingError    a compressed body
+    │   ├── InvalidValueError       well-formed, but a value is not allowed
+    │   └── ClientGoneError         the caller hung up; nobody reads the answer
+    └── ServerError                 the request was fine
+        ├── RefusedError            no room now: the queue is full or the deadline cannot be kept
+        ├── ExpiredError            accepted, but its deadline passed before it could start
+        ├── UnavailableError        stopping, or not able to serve
+        └── EngineError             the graph failed or answered nonsense
+
+Messages say what was wrong, the value given, the value allowed and what to change, with names in backticks.
+"""
+
+from __future__ import annotations
+
+
+class BertServeError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        input_index: Which of the request's inputs is at fault, where one is.
+    """
+
+    input_index: int | None = None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def name_input(self, *, many: bool) -> None:
+        """Puts the input at fault before the message: `inputs[i]` of a list, else `inputs`."""
+        if self.input_index is not None:
+            self.message = f"inputs[{self.input_index}]: {self.message}" if many else f"inputs: {self.message}"
+            self.input_index = None
+
+
+class StartError(BertServeError):
+    """The process must not start, or a command must not go on."""
+
+
+class SettingsError(StartError):
+    """A flag or environment variable is wrong, or two of them contradict each other."""
+
+
+class BundleError(StartError):
+    """A bundle is broken, incomplete or not what its manifest says."""
+
+
+class ProviderError(StartError):
+    """The asked-for execution provider, or the package that holds it, is missing."""
+
+
+class CallerError(BertServeError):
+    """The request cannot be answered as it stands."""
+
+
+class MalformedRequestError(CallerError):
+    """The body is not the JSON that the endpoint takes."""
+
+
+class UnauthorizedError(CallerError):
+    """No API key was given, or a wrong one."""
+
+
+class NotFoundError(CallerError):
+    """No such model, or no such path."""
+
+
+class MethodNotAllowedError(CallerError):
+    """The path exists, but not with this method.
+
+    Attributes:
+        allowed: The methods that it has, comma-separated.
+    """
+
+    def __init__(self, message: str, *, allowed: str) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+class TooLargeError(CallerError):
+    """The body, the list, a text or the request's tokens are over a limit."""
+
+
+class ContentEncodingError(CallerError):
+    """The body is compressed, which this service does not read."""
+
+
+class InvalidValueError(CallerError):
+    """The body is well-formed, but a value in it is not allowed."""
+
+
+class ClientGoneError(CallerError):
+    """The caller hung up while it waited."""
+
+
+class ServerError(BertServeError):
+    """The request was fine; the service could not answer it."""
+
+
+class RefusedError(ServerError):
+    """No room now. `retry_after_s` is the predicted wait until there is room.
+
+    Attributes:
+        reason: `queue_full` or `deadline`, the label of the refusal metric.
+        retry_after_s: Predicted seconds until the same request would be admitted.
+    """
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+
+class ExpiredError(ServerError):
+    """The request was admitted, but its deadline passed before its last entry could start."""
+
+
+class UnavailableError(ServerError):
+    """The service is stopping, or a lane died and it cannot serve."""
+
+
+class EngineError(ServerError):
+    """The graph failed, returned a wrong number of rows or scores that are not finite."""

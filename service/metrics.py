@@ -1,0 +1,80 @@
+"""Every metric: its name, labels and buckets. Children are bound once per model, not looked up per request.
+
+Collectors are plain Counter, Gauge and Histogram, which prometheus_client's multiprocess mode knows.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+UNKNOWN = "unknown"
+
+
+class Metrics:
+    """The collectors of one process, on a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+            return Histogram(f"bertserve_{name}", text, ("task", "model"), buckets=buckets, registry=self._registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ("task", "model")) -> Counter:
+            return Counter(f"bertserve_{name}", text, labels, registry=self._registry)
+
+        self.requests = counter("requests_total", "Requests answered, by HTTP status.", ("task", "model", "status"))
+        self.request_seconds = histogram("request_seconds", "Seconds from the request's head to its answer.")
+        self.tokenize_seconds = histogram("tokenize_seconds", "Seconds to tokenize a request.")
+        self.queue_seconds = histogram("queue_seconds", "Seconds until the last entry of a request started.")
+        self.inference_seconds = histogram("inference_seconds", "Seconds of one run of the graph.")
+        self.decode_seconds = histogram("decode_seconds", "Seconds to decode a request's outputs.")
+        self.batch_rows = histogram("batch_rows", "Rows of one run of the graph.", ROWS)
+        self.tokens = counter(
+            "tokens_total", "Tokens run: those of texts (real), and those that only fill up (padded).", ("task", "model", "kind")
+        )
+        self.truncated = counter("truncated_total", "Inputs of which text was cut off.")
+        self.expired = counter("expired_total", "Requests whose deadline passed while they waited.")
+        self.cancelled = counter("cancelled_total", "Requests whose client hung up while they waited.")
+        self.refused = counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
+        self.queue_entries = Gauge("bertserve_queue_entries", "Entries that wait.", registry=self._registry, multiprocess_mode="livesum")
+        self.queue_tokens = Gauge(
+            "bertserve_queue_tokens", "Tokens admitted that wait.", registry=self._registry, multiprocess_mode="livesum"
+        )
+        self.model_info = Gauge(
+            "bertserve_model_info", "1 for each loaded model.", ("model", "version", "precision", "provider"), registry=self._registry
+        )
+        self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
+        self.model = cache(lambda task, model: ModelMetrics(self, task, model))
+
+    def observe_queue(self, entries: int, tokens: int) -> None:
+        """Sets the gauges of the queue."""
+        self.queue_entries.set(entries)
+        self.queue_tokens.set(tokens)
+
+    def page(self) -> bytes:
+        """Returns the metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class ModelMetrics:
+    """The children of one model."""
+
+    def __init__(self, metrics: Metrics, task: str, model: str) -> None:
+        labels = (task, model)
+        self.request_seconds = metrics.request_seconds.labels(*labels)
+        self.tokenize_seconds = metrics.tokenize_seconds.labels(*labels)
+        self.queue_seconds = metrics.queue_seconds.labels(*labels)
+        self.inference_seconds = metrics.inference_seconds.labels(*labels)
+        self.decode_seconds = metrics.decode_seconds.labels(*labels)
+        self.batch_rows = metrics.batch_rows.labels(*labels)
+        self.tokens_real = metrics.tokens.labels(*labels, "real")
+        self.tokens_padded = metrics.tokens.labels(*labels, "padded")
+        self.truncated = metrics.truncated.labels(*labels)
+        self.expired = metrics.expired.labels(*labels)
+        self.cancelled = metrics.cancelled.labels(*labels)
+        self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}

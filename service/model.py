@@ -1,0 +1,249 @@
+"""Model: a bundle with its tokenizer, engine and task behind one call. Knows the scheduler, not threads; no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from service.bundle import Bundle, GraphSpec
+from service.cost import CostModel
+from service.engine import Engine, Row
+from service.errors import BertServeError, ExpiredError, RefusedError
+from service.metrics import ModelMetrics
+from service.scheduler import Scheduler, Stage
+from service.tasks import classify
+from service.tokenization import Encoding, Tokenizer
+
+# Tokenizing takes about 0.3 us a character (measured, docs/tuning.md); up to here it stays under 0.2 ms, less than a
+# hop to a lane and back costs. Longer texts are tokenized on a lane.
+INLINE_CHARS = 600
+
+
+class TaskModule(Protocol):
+    """What `service/tasks/<task>.py` provides; each has its own Request."""
+
+    def estimate(self, request: Any, max_length: int) -> int:
+        """Returns a cheap guess of the request's tokens."""
+        ...
+
+    def encode(self, request: Any, tokenizer: Tokenizer) -> Any:
+        """Returns the request's encodings and whether text was cut off."""
+        ...
+
+    def decode(self, request: Any, rows: Any, labels: Any, activation: Any) -> Any:
+        """Returns the request's result."""
+        ...
+
+
+TASKS: dict[str, TaskModule] = {classify.TASK: classify}
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of the parts of one request."""
+
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The answer to a request.
+
+    Attributes:
+        results: One per input, in order.
+        truncated: Indices of inputs of which text was cut off.
+        timings: Where the time went.
+    """
+
+    results: list[Any]
+    truncated: list[int]
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The payload of a scheduler entry: one encoding of one input."""
+
+    encoding: Encoding
+    input_index: int
+
+    def __len__(self) -> int:
+        return len(self.encoding)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    results: list[Any]
+    truncated: list[int]
+    tokenize_s: float
+    decode_s: float
+
+
+class Model:
+    """A loaded model."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        graph: GraphSpec,
+        *,
+        tokenizer: Tokenizer,
+        engine: Engine,
+        cost: CostModel,
+        scheduler: Scheduler,
+        metrics: ModelMetrics,
+        batch_variant: bool = False,
+    ) -> None:
+        """Puts the parts together.
+
+        Args:
+            bundle: The verified bundle.
+            graph: The graph of it that the engine runs.
+            tokenizer: Its tokenizer.
+            engine: Runs the graph.
+            cost: Predicts the engine's runs.
+            scheduler: The lanes of the engine's device.
+            metrics: This model's metrics.
+            batch_variant: Batch texts even if the graph is not batch-invariant.
+        """
+        self.bundle = bundle
+        self.graph = graph
+        self._task = TASKS[bundle.manifest.task]
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self._cost = cost
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._key = self if graph.batch_invariant or batch_variant else None
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self.bundle.manifest.name
+
+    @property
+    def task(self) -> str:
+        """The Hugging Face name of its task."""
+        return self.bundle.manifest.task
+
+    @property
+    def ready(self) -> bool:
+        """Whether it answers."""
+        return self._scheduler.ready
+
+    async def predict(self, requests: Sequence[Any], *, timeout_s: float) -> Prediction:
+        """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
+
+        Args:
+            requests: `Request` objects of the model's task, one per input; may be empty.
+            timeout_s: Seconds until the last of them must have started.
+
+        Raises:
+            TooLargeError: Larger than the queue.
+            RefusedError: No room now.
+            ExpiredError: The deadline passed.
+            InvalidValueError: An input cannot be encoded; `input_index` says which.
+            EngineError: The graph failed on an input; `input_index` says which.
+            UnavailableError: The service is stopping, or broken.
+        """
+        if not requests:
+            return Prediction([], [], Timings())
+        try:
+            return await self._predict(requests, timeout_s)
+        except RefusedError as error:
+            self._metrics.refused[error.reason].inc()
+            raise
+        except ExpiredError:
+            self._metrics.expired.inc()
+            raise
+        except asyncio.CancelledError:
+            self._metrics.cancelled.inc()
+            raise
+
+    async def _predict(self, requests: Sequence[Any], timeout_s: float) -> Prediction:
+        tokens, seconds = self._estimate(requests)
+        job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s)
+        try:
+            if sum(request.chars for request in requests) <= INLINE_CHARS:
+                stage = self._encode(requests)
+            else:
+                stage = Stage(
+                    work=[(0, requests)],
+                    run=lambda payloads: [self._encode(payload) for payload in payloads],
+                    finish=lambda stages: stages[0],
+                    key=None,
+                    cost=lambda rows, length: 0.0,
+                    keep_estimate=True,
+                )
+        except BaseException:
+            self._scheduler.close(job)
+            raise
+        timed = await self._scheduler.run(job, stage)
+        decoded: _Decoded = timed.value
+        timings = Timings(decoded.tokenize_s, timed.queue_s, timed.run_s, decoded.decode_s)
+        self._metrics.tokenize_seconds.observe(timings.tokenize_s)
+        self._metrics.queue_seconds.observe(timings.queue_s)
+        self._metrics.decode_seconds.observe(timings.decode_s)
+        self._metrics.truncated.inc(len(decoded.truncated))
+        return Prediction(decoded.results, decoded.truncated, timings)
+
+    def _estimate(self, requests: Sequence[Any]) -> tuple[int, float]:
+        """Returns a cheap guess of the tokens and seconds that the requests cost; what is over one text comes in windows."""
+        longest = self._tokenizer.max_length
+        tokens = [self._task.estimate(request, longest) for request in requests]
+        seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
+        return sum(tokens), seconds
+
+    def _encode(self, requests: Sequence[Any]) -> Stage:
+        """Tokenizes all inputs; returns the stage that runs them."""
+        start = time.perf_counter()
+        encoded = []
+        for index, request in enumerate(requests):
+            try:
+                encoded.append(self._task.encode(request, self._tokenizer))
+            except BertServeError as error:
+                error.input_index = index
+                raise
+        tokenize_s = time.perf_counter() - start
+        work = [_Work(encoding, index) for index, item in enumerate(encoded) for encoding in item.encodings]
+        return Stage(
+            work=[(len(item), item) for item in work],
+            run=self._run,
+            finish=partial(self._decode, requests, encoded, tokenize_s),
+            key=self._key,
+            cost=self._cost.seconds,
+        )
+
+    def _run(self, works: Sequence[_Work]) -> list[Row]:
+        start = time.perf_counter()
+        try:
+            rows = self._engine.run([work.encoding for work in works])
+        except BertServeError as error:
+            if len(works) == 1:
+                error.input_index = works[0].input_index
+            raise
+        self._metrics.inference_seconds.observe(time.perf_counter() - start)
+        self._metrics.batch_rows.observe(len(works))
+        real = sum(map(len, works))
+        self._metrics.tokens_real.inc(real)
+        self._metrics.tokens_padded.inc(len(works) * max(map(len, works)) - real)
+        return rows
+
+    def _decode(self, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]) -> _Decoded:
+        start = time.perf_counter()
+        manifest = self.bundle.manifest
+        results = []
+        first = 0
+        for request, item in zip(requests, encoded, strict=True):
+            last = first + len(item.encodings)
+            results.append(self._task.decode(request, rows[first:last], manifest.labels, manifest.activation))
+            first = last
+        truncated = [index for index, item in enumerate(encoded) if item.truncated]
+        return _Decoded(results, truncated, tokenize_s, time.perf_counter() - start)

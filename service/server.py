@@ -1,0 +1,86 @@
+"""The process around the application: uvicorn with an orderly end, start-up lines, logging."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from fastapi import FastAPI
+from pythonjsonlogger.json import JsonFormatter
+
+from service.scheduler import Scheduler
+
+# After our own drain only bytes already produced remain to be sent.
+FLUSH_S = 5
+
+
+class Server(uvicorn.Server):
+    """uvicorn, but what was admitted is answered, or refused by us, before connections are closed."""
+
+    def __init__(self, config: uvicorn.Config, *, scheduler: Scheduler, grace_s: float, on_listen: Callable[[str], None]) -> None:
+        """Wraps uvicorn.
+
+        Args:
+            config: uvicorn's.
+            scheduler: What to drain.
+            grace_s: Seconds for the drain.
+            on_listen: Called with the address once the port is bound.
+        """
+        super().__init__(config)
+        self._scheduler = scheduler
+        self._grace_s = grace_s
+        self._on_listen = on_listen
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Binds the port and says so."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._on_listen(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            gc.collect()
+            gc.freeze()  # what was loaded stays; later collections need not walk it
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains, then closes listeners and connections.
+
+        uvicorn would close the listeners first and answer cancelled handlers in plain text; this way probes see
+        `/health/ready` turn red, and late requests get our 503, while the drain goes on.
+        """
+        await self._scheduler.stop(self._grace_s)
+        await asyncio.sleep(0)  # let the handlers that were just answered write their responses
+        await super().shutdown(sockets)
+
+
+def make_server(
+    app: FastAPI, *, scheduler: Scheduler, host: str, port: int, grace_s: float, keep_alive_s: int, on_listen: Callable[[str], None]
+) -> Server:
+    """Returns a server for an application; `run()` it."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=keep_alive_s,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+    return Server(config, scheduler=scheduler, grace_s=grace_s, on_listen=on_listen)
+
+
+def configure_logging(log_format: str) -> None:
+    """Sends all logs to stderr, as text or as a JSON object a line."""
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

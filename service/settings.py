@@ -1,0 +1,140 @@
+"""Settings of `bert-serve`, from flags over BERT_SERVE_* variables over defaults. Frozen; below the composition root only values go."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from service.bundle import Precision, Provider
+from service.errors import SettingsError
+
+PREFIX = "BERT_SERVE_"
+
+
+def _pairs(value: Any) -> Any:
+    """Reads `TASK=NAME,TASK=NAME`."""
+    if not isinstance(value, str):
+        return value
+    items = [item.partition("=") for item in value.split(",") if item]
+    if any(not (task and equals and name) for task, equals, name in items):
+        raise ValueError("must be TASK=NAME, several separated by commas")
+    return {task.strip(): name.strip() for task, _, name in items}
+
+
+Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
+
+
+class Settings(BaseSettings):
+    """Every knob of the service. Each is a flag `--like-this` and a variable `BERT_SERVE_LIKE_THIS`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        frozen=True,
+        extra="forbid",
+        cli_prog_name="bert-serve serve",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback should have an API key.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    models: Path = Field(Path("models"), description="Folder of bundles, one folder a model; all are loaded.")
+    provider: Literal["auto"] | Provider = Field(
+        "auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available."
+    )
+    precision: Literal["auto"] | Precision = Field("auto", description="Graph to take from each bundle; auto takes the provider's default.")
+    lanes: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Batches that run at once, one thread each; by default the cores the process may use, or 1 on a GPU.",
+    )
+    batch_variant_graphs: bool = Field(
+        False, description="Batch texts also on graphs whose scores then move with a text's neighbors (dynamic int8)."
+    )
+    max_batch_tokens: int = Field(8192, ge=16, description="Budget of a batch: rows times padded length.")
+    max_queue_tokens: int = Field(524288, ge=16, description="Tokens that may be admitted and unfinished; more are refused with 429.")
+    max_inputs: int = Field(512, ge=1, description="Inputs in one request.")
+    max_body_bytes: int = Field(8388608, ge=1024, description="Bytes of a request body.")
+    max_chars: int = Field(200000, ge=1, description="Characters of one text.")
+    timeout_ms: int = Field(30000, ge=1, description="Deadline of a request that names none, until its last text has started.")
+    max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline that `x-request-timeout-ms` may ask for.")
+    grace_s: float = Field(30, ge=0, description="Seconds that a stopping service goes on answering what it has admitted.")
+    keep_alive_s: int = Field(75, ge=1, description="Seconds an idle connection stays open; more than the load balancer's.")
+    default: Pairs = Field(
+        default_factory=dict, description="TASK=NAME: the model that a task's endpoint uses (comma list; default: the first by name)."
+    )
+    api_key_file: Path | None = Field(None, description="File with the API key that callers must send as a Bearer token.")
+    access_log: bool = Field(False, description="Log a line for each request.")
+    log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")
+
+    @model_validator(mode="after")
+    def _no_contradictions(self) -> Settings:
+        for less, more in (("max_batch_tokens", "max_queue_tokens"), ("timeout_ms", "max_timeout_ms"), ("max_chars", "max_body_bytes")):
+            if getattr(self, less) > getattr(self, more):
+                raise ValueError(
+                    f"{_flag(less)} is {getattr(self, less)}, over {_flag(more)}, which is {getattr(self, more)}; lower the one or raise the other"
+                )
+        return self
+
+
+def read_settings(flags: Sequence[str]) -> Settings:
+    """Reads the settings from flags and the environment.
+
+    Raises:
+        SettingsError: A value is wrong, two contradict each other, or a BERT_SERVE_* variable is no setting.
+        SystemExit: `--help`, or a flag that does not exist (code 2).
+    """
+    _refuse_unknown_variables()
+    try:
+        return Settings(_cli_parse_args=list(flags))  # type: ignore[call-arg]  # documented, but not in the stub
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if not first["loc"]:
+            raise SettingsError(f"{first['msg'].removeprefix('Value error, ')}.") from error
+        name = str(first["loc"][0])
+        raise SettingsError(
+            f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {first['msg'].removeprefix('Value error, ')}."
+        ) from error
+
+
+def usable_cores() -> int:
+    """Returns the cores that this process may really use: CPU affinity, and the cgroup's CPU quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = _cgroup_quota(Path("/sys/fs/cgroup"))
+    return max(1, min(cores, int(quota / period) if quota > 0 else cores))
+
+
+def _cgroup_quota(root: Path) -> tuple[int, int]:
+    """Returns quota and period in microseconds, of cgroup v2 or v1; a quota of -1 is none."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return (-1 if quota == "max" else int(quota)), int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        return int((root / "cpu/cpu.cfs_quota_us").read_text()), int((root / "cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return -1, 1
+
+
+def _refuse_unknown_variables() -> None:
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    for name in os.environ:
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise SettingsError(
+                f"the variable {name} is no setting" + (f"; did you mean {near[0]}?" if near else "; see `bert-serve serve --help`.")
+            )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

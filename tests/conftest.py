@@ -1,0 +1,69 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import tiny
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A BERT_SERVE_* variable of the caller's must not change a test."""
+    for name in list(os.environ):
+        if name.startswith("BERT_SERVE_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(name="models")
+def models_folder(tmp_path: Path) -> Path:
+    """A models folder with the tiny bundle `tiny`."""
+    folder = tmp_path / "models"
+    tiny.bundle(folder)
+    return folder
+
+
+class Served:
+    """A `bert-serve serve` process under test."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, log: Path) -> None:
+        self.process = process
+        self.url = url
+        self.log = log
+
+
+@contextmanager
+def running(models: Path, log: Path, *flags: str) -> Iterator[Served]:
+    """Runs the real command on a free port until the block ends."""
+    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", "0", *flags]
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if " listens on " in line:
+                    break
+            else:
+                raise AssertionError(f"the service did not start: {log.read_text()}")
+            yield Served(process, line.split(" listens on ")[1].split(",")[0], log)
+        finally:
+            process.terminate()
+            process.wait(20)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@pytest.fixture(name="serve")
+def serve_fixture(tmp_path: Path) -> Callable[..., object]:
+    """Returns `serve(models, *flags)`, a context manager that runs the service."""
+    return lambda models, *flags: running(models, tmp_path / f"serve-{time.monotonic_ns()}.log", *flags)

@@ -1,0 +1,156 @@
+"""Makes the golden answers of text classification with PyTorch and the Hugging Face pipeline.
+
+    python tests/golden/make_text_classification.py CHECKPOINT_DIR > tests/golden/text_classification.jsonl
+
+Each line is one case of `text_classification_cases.py` with
+
+- `logits`: for each input, for each window of it, the raw float32 logits of that window run alone, without padding;
+- `answer`: for each input the labels and scores, best first. From the pipeline, truncating the longest text of a pair
+  first; where `window` is set, which the pipeline does not know, from the windows of the tokenizer;
+- `reference`: which of the two made the answer.
+
+Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from text_classification_cases import cases
+
+Floats = NDArray[np.float32]
+Item = str | dict[str, str]
+
+MAX_LENGTH = 512
+DEFAULT_STRIDE = 128
+TOLERANCE = 1e-6
+# JSON may hold these as they are, but str.splitlines() ends a line at them.
+LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
+
+
+class Reference:
+    """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Loads model and tokenizer."""
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            checkpoint, dtype=torch.float32, attn_implementation="eager"
+        )
+        self.model = model.eval()
+        self.labels = [model.config.id2label[i] for i in range(model.config.num_labels)]
+        if model.config.problem_type != "single_label_classification":
+            raise SystemExit("The checkpoint is no single-label classifier, whose default activation is softmax.")
+        self.pipeline = transformers.pipeline("text-classification", model=model, tokenizer=self.tokenizer, device="cpu")
+
+    def encode(self, item: Item) -> list[dict[str, list[int]]]:
+        """Returns the one encoding of a text or pair, truncated as the pipeline does."""
+        text, text_pair = _texts(item)
+        encoding = self.tokenizer(text, text_pair, truncation="longest_first", max_length=MAX_LENGTH)
+        return [dict(encoding)]
+
+    def encode_windows(self, item: Item, stride: int) -> list[dict[str, list[int]]]:
+        """Returns the encodings of all windows over a text, or over the second text of a pair."""
+        text, text_pair = _texts(item)
+        truncation = "only_second" if text_pair else True  # like the pipeline, this tokenizer drops an empty second text
+        encoding = self.tokenizer(
+            text, text_pair, truncation=truncation, max_length=MAX_LENGTH, stride=stride, return_overflowing_tokens=True
+        )
+        return [
+            {"input_ids": ids, "token_type_ids": self._type_ids(ids), "attention_mask": [1] * len(ids)} for ids in encoding["input_ids"]
+        ]
+
+    def _type_ids(self, ids: list[int]) -> list[int]:
+        """Returns 0 up to the first separator and 1 after it; tokenizers had these wrong in later windows of a pair."""
+        first = ids.index(self.tokenizer.sep_token_id) + 1
+        return [0] * first + [1] * (len(ids) - first)
+
+    @torch.inference_mode()
+    def logits(self, encoding: dict[str, list[int]]) -> Floats:
+        """Returns the logits of one encoding, run alone."""
+        batch = {name: torch.tensor([values]) for name, values in encoding.items()}
+        logits: Floats = self.model(**batch).logits[0].numpy()
+        return logits
+
+    def piped(self, item: Item, top_k: int | None, function: str | None) -> list[dict[str, Any]]:
+        """Returns the pipeline's answer to one text or pair."""
+        answer: list[dict[str, Any]] = self.pipeline(
+            item, top_k=top_k, function_to_apply=function, truncation="longest_first", max_length=MAX_LENGTH, batch_size=1
+        )
+        return answer
+
+
+def activate(logits: Floats, function: str | None) -> Floats:
+    """Returns the scores of logits [..., labels]; softmax where no function is given."""
+    scores: Floats = logits
+    if function == "sigmoid":
+        one = np.float32(1)
+        scores = one / (one + np.exp(-logits))
+    elif function != "none":
+        exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        scores = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def ranked(scores: Floats, labels: list[str], top_k: int | None) -> list[dict[str, Any]]:
+    """Returns labels and scores, best first, equal scores by label id."""
+    best_first = np.argsort(-scores, kind="stable")[:top_k]
+    return [{"label": labels[i], "score": float(scores[i])} for i in best_first]
+
+
+def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
+    """Returns the golden line of a case."""
+    inputs, parameters = case["request"]["inputs"], case["request"].get("parameters", {})
+    items = inputs if isinstance(inputs, list) else [inputs]
+    window, stride = parameters.get("window"), parameters.get("stride", DEFAULT_STRIDE)
+    top_k, function = parameters.get("top_k"), parameters.get("function_to_apply")
+    all_logits, answers = [], []
+    for item in items:
+        encodings = reference.encode_windows(item, stride) if window else reference.encode(item)
+        logits = np.stack([reference.logits(encoding) for encoding in encodings])
+        scores = activate(logits, function)
+        combined = scores.max(axis=0) if window == "max" else scores.mean(axis=0)
+        answer = ranked(combined, reference.labels, top_k)
+        if not window:
+            computed, answer = answer, reference.piped(item, top_k, function)
+            _check_equal(case["id"], computed, answer)
+        all_logits.append(logits.tolist())
+        answers.append(answer)
+    source = "brute force over transformers {} windows" if window else "transformers {} pipeline"
+    return {**case, "logits": all_logits, "answer": answers, "reference": source.format(transformers.__version__)}
+
+
+def _texts(item: Item) -> tuple[str, str | None]:
+    return (item, None) if isinstance(item, str) else (item["text"], item["text_pair"])
+
+
+def _check_equal(case_id: str, computed: list[dict[str, Any]], piped: list[dict[str, Any]]) -> None:
+    """Stops the script if the stored logits do not give the pipeline's labels and scores."""
+    same = [entry["label"] for entry in computed] == [entry["label"] for entry in piped] and all(
+        abs(ours["score"] - theirs["score"]) <= TOLERANCE for ours, theirs in zip(computed, piped, strict=True)
+    )
+    if not same:
+        raise SystemExit(f"{case_id}: the logits give {computed}, the pipeline {piped}.")
+
+
+def main() -> None:
+    """Writes the golden lines to standard output."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned classifier")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    reference = Reference(arguments.checkpoint)
+    lines = [json.dumps(golden(case, reference), ensure_ascii=False).translate(LINE_ENDS) for case in cases()]
+    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,412 @@
+"""What the backlog must keep, whatever the lanes do. Pure: time is passed in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.backlog import Backlog, Entry, Job
+from service.errors import InvalidValueError, RefusedError, TooLargeError
+
+KEY = "model"
+
+
+def expensive_start(rows: int, length: int) -> float:
+    """Predicts runs whose fixed cost outweighs their rows, as on a GPU: everything that fits is batched."""
+    return 1.0 + rows * length * 1e-6
+
+
+def no_fixed_cost(rows: int, length: int) -> float:
+    """Predicts runs where a batch saves nothing, as long texts on a CPU."""
+    return rows * length * 1e-3
+
+
+def backlog(**options: Any) -> Backlog:
+    """Returns a backlog with a small budget."""
+    return Backlog(**{"max_batch_tokens": 64, "max_queue_tokens": 1000} | options)
+
+
+def add(
+    queue: Backlog,
+    *tokens: int,
+    now: float = 0.0,
+    deadline: float = 100.0,
+    key: Any = KEY,
+    cost: Callable[[int, int], float] = expensive_start,
+) -> Job:
+    """Admits and puts a job with an entry per number of tokens, their payloads numbered."""
+    job = queue.admit(tokens=sum(tokens), seconds=0.0, deadline=deadline, now=now)
+    queue.put(job, key, [(n, i) for i, n in enumerate(tokens)], cost, now)
+    return job
+
+
+def drain(queue: Backlog, now: float = 0.0) -> list[list[Entry]]:
+    """Takes batches until nothing waits."""
+    batches = []
+    while batch := queue.take(now):
+        batches.append(batch)
+    return batches
+
+
+def test_an_empty_backlog_gives_nothing() -> None:
+    """There is no batch where nothing waits."""
+    assert [] == backlog().take(0.0)
+
+
+def test_a_lone_entry_is_taken_at_once() -> None:
+    """No minimum and no timer holds a lone request back."""
+    queue = backlog()
+    job = add(queue, 8)
+
+    assert [job] == [entry.job for entry in queue.take(0.0)]
+
+
+def test_likes_share_a_batch() -> None:
+    """Entries of one key run together, nearest lengths first."""
+    queue = backlog()
+    add(queue, 16)
+    add(queue, 4)
+    add(queue, 15)
+
+    assert [16, 15] == [entry.tokens for entry in queue.take(0.0)][:2]
+
+
+@pytest.mark.parametrize("key", [None, "other"])
+def test_only_equal_keys_share_a_batch(key: str | None) -> None:
+    """An entry of another key, or of none, never joins."""
+    queue = backlog()
+    add(queue, 8, key=key)
+    add(queue, 8, key=KEY)
+    add(queue, 8, key=key)
+
+    assert [1, 1, 1] if key is None else [2, 1] == [len(batch) for batch in drain(queue)]
+
+
+def test_without_a_fixed_cost_nothing_is_batched() -> None:
+    """Where a batch saves nothing, each text runs alone and none waits for another's row."""
+    queue = backlog()
+    for _ in range(4):
+        add(queue, 8, cost=no_fixed_cost)
+
+    assert [1, 1, 1, 1] == [len(batch) for batch in drain(queue)]
+
+
+def test_padding_that_costs_more_than_a_run_is_not_taken() -> None:
+    """A short text does not join a long one when its padding would cost more than a run of its own."""
+
+    def cost(rows: int, length: int) -> float:
+        return 0.010 + rows * length * 1e-3
+
+    queue = backlog(max_batch_tokens=4096, max_queue_tokens=10_000)
+    add(queue, 8, cost=cost)
+    add(queue, 64, cost=cost)
+    for _ in range(9):
+        add(queue, 8, cost=cost)
+
+    batches = [[entry.tokens for entry in batch] for batch in drain(queue)]
+    assert [64] in batches
+    assert len(batches[0]) > 1
+
+
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=40), st.integers(1, 16))
+def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) -> None:
+    """Rows times padded length stays within the budget, for any lengths and any padding rule."""
+
+    def padded(n: int) -> int:
+        return min(64, -(-n // multiple) * multiple)
+
+    queue = backlog(max_queue_tokens=10_000, padded=padded)
+    for length in lengths:
+        add(queue, length)
+    batches = drain(queue)
+
+    assert sorted(lengths) == sorted(entry.tokens for batch in batches for entry in batch)
+    assert all(len(batch) * max(padded(entry.tokens) for entry in batch) <= 64 for batch in batches)
+
+
+def test_an_entry_over_the_budget_is_refused_before_it_queues() -> None:
+    """What no batch can hold is refused, and leaves nothing behind."""
+    queue = backlog()
+    job = queue.admit(tokens=65, seconds=0.0, deadline=1.0, now=0.0)
+
+    with pytest.raises(InvalidValueError, match=r"65 tokens .* 64 tokens .* --max-batch-tokens"):
+        queue.put(job, KEY, [(1, None), (65, None)], expensive_start, 0.0)
+
+    queue.close(job)
+    assert (0, 0, []) == (queue.queue_entries, queue.queue_tokens, queue.take(0.0))
+
+
+def test_admission_is_all_or_none() -> None:
+    """A request that does not fit whole takes no place at all."""
+    queue = backlog(max_queue_tokens=100)
+    add(queue, 60)
+
+    with pytest.raises(RefusedError) as refused:
+        queue.admit(tokens=41, seconds=0.0, deadline=100.0, now=0.0)
+
+    assert "queue_full" == refused.value.reason
+    assert 60 == queue.queue_tokens
+
+
+def test_what_was_refused_is_admitted_when_there_is_room_again() -> None:
+    """A start frees the tokens that it takes with it."""
+    queue = backlog(max_queue_tokens=100)
+    add(queue, 60)
+    queue.take(0.0)
+
+    assert queue.admit(tokens=100, seconds=0.0, deadline=100.0, now=0.0).open
+
+
+def test_a_request_larger_than_the_queue_is_too_large() -> None:
+    """What could never be admitted is an error of its own, not a refusal to be tried again."""
+    with pytest.raises(TooLargeError, match=r"1001 tokens .* 1000"):
+        backlog().admit(tokens=1001, seconds=0.0, deadline=1.0, now=0.0)
+
+
+def test_a_deadline_that_cannot_be_kept_is_refused() -> None:
+    """Admission predicts the wait from what is queued, over all lanes, and says how long to stay away."""
+    queue = backlog(lanes=2)
+    add(queue, 10, key=None, cost=lambda rows, length: 6.0)
+
+    with pytest.raises(RefusedError) as refused:
+        queue.admit(tokens=10, seconds=1.0, deadline=2.0, now=0.0)
+
+    assert ("deadline", 1.0) == (refused.value.reason, refused.value.retry_after_s)
+    assert queue.admit(tokens=10, seconds=1.0, deadline=4.0, now=0.0).open
+
+
+def test_the_predicted_wait_counts_on_batches() -> None:
+    """Entries that may share a batch are predicted to: the fixed cost of a run is counted once a batch."""
+    queue = backlog()
+    add(queue, *[8] * 16, cost=lambda rows, length: 1.0)
+
+    assert 2.0 == queue.queue_seconds
+
+
+def test_retry_after_is_the_time_until_the_excess_has_drained() -> None:
+    """A full queue predicts when there will be room, from the seconds that it holds."""
+    queue = backlog(max_queue_tokens=100)
+    add(queue, 50, 50, key=None, cost=lambda rows, length: 4.0)
+
+    with pytest.raises(RefusedError) as refused:
+        queue.admit(tokens=50, seconds=1.0, deadline=100.0, now=0.0)
+
+    assert 4.0 == refused.value.retry_after_s
+
+
+def test_the_estimate_is_replaced_by_the_real_cost() -> None:
+    """After tokenizing, a job holds what its entries really are."""
+    queue = backlog()
+    job = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
+    queue.put(job, KEY, [(10, None), (20, None)], expensive_start, 0.0)
+
+    assert (30, 2) == (queue.queue_tokens, queue.queue_entries)
+
+
+def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
+    """A job that is still being tokenized holds what it was admitted with."""
+    queue = backlog()
+    job = queue.admit(tokens=500, seconds=9.0, deadline=1.0, now=0.0)
+    queue.put(job, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
+    (entry,) = queue.take(0.0)
+
+    assert (500, 9.0) == (queue.queue_tokens, queue.queue_seconds)
+    assert queue.finish(entry, None, 0.1)
+    queue.put(job, KEY, [(10, None)], expensive_start, 0.0)
+    assert 10 == queue.queue_tokens
+
+
+def test_short_texts_slip_between_the_windows_of_a_long_document() -> None:
+    """A job's later entries rank as if they had arrived after its earlier ones had run."""
+    queue = backlog(max_queue_tokens=10_000)
+    document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
+    text = add(queue, 5, now=2.5, cost=lambda rows, length: 0.1, key=None)
+
+    order = [batch[0].job for batch in drain(queue)]
+    assert [document] * 3 + [text] + [document] * 7 == order
+
+
+def test_no_entry_starves() -> None:
+    """An odd length is served in its turn, however many batches of other lengths keep coming."""
+    queue = backlog(max_queue_tokens=10**6)
+    odd = add(queue, 64, now=0.0)
+    for step in range(1, 40):
+        add(queue, *[4] * 16, now=step * 1e-3)
+    taken = next(i for i, batch in enumerate(drain(queue)) if any(entry.job is odd for entry in batch))
+
+    assert 0 == taken
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(0, 5)), min_size=1, max_size=30))
+def test_the_first_in_rank_leads_every_batch(texts: list[tuple[int, int]]) -> None:
+    """The head of a batch is always the oldest entry that waits, so nothing starves."""
+    queue = backlog(max_queue_tokens=10_000)
+    for tokens, now in sorted(texts, key=lambda text: text[1]):
+        add(queue, tokens, now=float(now))
+    waiting = len(texts)
+    last = -1.0
+    while batch := queue.take(10.0):
+        assert last <= batch[0].rank
+        last = batch[0].rank
+        waiting -= len(batch)
+
+    assert 0 == waiting
+
+
+def test_cancelled_while_queued_takes_no_slot() -> None:
+    """Entries of a closed job are skipped, as heads and as companions, and hold no tokens."""
+    queue = backlog()
+    first, cancelled, last = add(queue, 8), add(queue, 8, 8), add(queue, 8)
+    assert queue.close(cancelled)
+
+    assert (2, 16) == (queue.queue_entries, queue.queue_tokens)
+    assert [[first, last]] == [[entry.job for entry in batch] for batch in drain(queue)]
+
+
+def test_a_closed_head_is_skipped() -> None:
+    """A closed job at the front does not lead a batch."""
+    queue = backlog()
+    cancelled, living = add(queue, 8), add(queue, 8)
+    queue.close(cancelled)
+
+    assert [living] == [entry.job for entry in queue.take(0.0)]
+
+
+def test_a_job_closes_once() -> None:
+    """Whoever closes a job first ends it; a second answer is refused."""
+    queue = backlog()
+    job = add(queue, 8)
+
+    assert [True, False] == [queue.close(job), queue.close(job)]
+
+
+def test_results_come_in_order_and_the_last_one_finishes() -> None:
+    """Results are kept by their entry's place, whatever order the entries finish in."""
+    queue = backlog()
+    job = add(queue, 4, 8, 6)
+    entries = {entry.index: entry for batch in drain(queue) for entry in batch}
+
+    assert [False, False, True] == [queue.finish(entries[i], f"r{i}", 0.5 * i) for i in (2, 0, 1)]
+    assert (["r0", "r1", "r2"], 1.0) == (job.results, job.run_s)
+
+
+def test_a_result_for_a_closed_job_is_dropped() -> None:
+    """An entry that was in flight when its job ended finishes nothing."""
+    queue = backlog()
+    job = add(queue, 8)
+    (entry,) = queue.take(0.0)
+    queue.close(job)
+
+    assert not queue.finish(entry, "late", 0.1)
+
+
+def test_expiry_closes_what_still_waits() -> None:
+    """A deadline that passes while an entry waits ends the job."""
+    queue = backlog()
+    late, soon = add(queue, 8, deadline=1.0), add(queue, 8, deadline=3.0)
+
+    assert [[], [late], [], [soon]] == [queue.expire(now) for now in (0.5, 1.0, 2.0, 3.0)]
+    assert (0, 0) == (queue.queue_entries, queue.queue_tokens)
+
+
+def test_the_deadline_applies_until_the_last_entry_has_started() -> None:
+    """A job all of whose entries run is past its deadline's reach; one with an entry waiting is not."""
+    queue = backlog()
+    started = add(queue, 8, deadline=1.0)
+    queue.take(0.0)
+    half = add(queue, 60, 60, deadline=1.0)
+    queue.take(0.0)
+
+    assert [half] == queue.expire(2.0)
+    assert started.open
+
+
+def test_waiting_time_is_that_of_the_last_entry() -> None:
+    """`queued_s` runs from the put to the start of the job's last entry."""
+    queue = backlog()
+    job = add(queue, 60, 60, now=1.0)
+    queue.take(2.0)
+    queue.take(5.0)
+
+    assert 4.0 == job.queued_s
+
+
+class Comparisons(float):
+    """A rank that counts how often it is compared."""
+
+    count = 0
+
+    def __add__(self, other: float) -> Comparisons:
+        return Comparisons(float(self) + other)
+
+    def __lt__(self, other: object) -> bool:
+        Comparisons.count += 1
+        return float(self) < float(other)  # type: ignore[arg-type]
+
+    def __eq__(self, other: object) -> bool:
+        Comparisons.count += 1
+        return float(self) == float(other)  # type: ignore[arg-type]
+
+    __hash__ = float.__hash__
+
+
+def operations(call: Callable[[], Any]) -> int:
+    """Returns the lines of Python that a call runs plus the ranks that its heaps compare."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    Comparisons.count = 0
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(previous)
+    return lines + Comparisons.count
+
+
+def test_every_operation_is_logarithmic() -> None:
+    """With 10,000 entries waiting no operation takes more than twice the steps that it takes with 100."""
+
+    def steps(waiting: int) -> dict[str, int]:
+        queue = Backlog(max_batch_tokens=64, max_queue_tokens=10**9)
+        jobs = [add(queue, 1 + i * 7 % 60, now=Comparisons(i), deadline=10.0**6 + i, cost=no_fixed_cost) for i in range(waiting)]
+        now = Comparisons(waiting)
+        admitted: list[Job] = []
+        return {
+            "admit": operations(lambda: admitted.append(queue.admit(tokens=5, seconds=0.1, deadline=9e9, now=now))),
+            "put": operations(lambda: queue.put(admitted[0], KEY, [(5, None)], no_fixed_cost, now)),
+            "take": operations(lambda: queue.take(now)),
+            "close": operations(lambda: queue.close(jobs[waiting // 2])),
+            "take past a closed job": operations(lambda: queue.take(now)),
+            "expire": operations(lambda: queue.expire(10.0**6 + 1)),
+        }
+
+    few, many = steps(100), steps(10_000)
+
+    assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
+
+
+def test_nothing_is_kept_of_what_has_ended() -> None:
+    """After many jobs of many lengths the backlog's own structures are as small as what waits."""
+    queue = backlog(max_queue_tokens=10_000)
+    for i in range(2000):
+        job = add(queue, 1 + i % 64, 1 + i * 3 % 64, now=float(i), deadline=1e9)
+        if i % 3:
+            drain(queue, float(i))
+        queue.close(job)
+    drain(queue)
+
+    assert (0, 0, 0.0) == (queue.queue_entries, queue.queue_tokens, queue.queue_seconds)
+    assert ([], {}) == (queue._ranked, queue._groups)
+    assert len(queue._deadlines) < 100

@@ -1,0 +1,108 @@
+"""What makes a bundle, and the errors of those that are not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from service import bundle
+from service.errors import BundleError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_bundle_is_loaded_and_verified(models: Path) -> None:
+    """A whole bundle gives its manifest and a version that follows its content."""
+    loaded = bundle.load(models / "tiny")
+
+    assert ("tiny", "text-classification") == (loaded.manifest.name, loaded.manifest.task)
+    assert re.fullmatch(r"[0-9a-f]{12}", loaded.version)
+
+
+def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Returns a function that edits a bundle's manifest."""
+
+    def apply(path: Path) -> None:
+        manifest = json.loads((path / "manifest.json").read_text())
+        change(manifest)
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: (path / "manifest.json").unlink(), r"is not a bundle: manifest\.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("{"), r"manifest\.json` is not a version 1 manifest"),
+        (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json` cannot be read"),
+        (lambda path: (path / "model.cpu.fp32.onnx").unlink(), r"model\.cpu\.fp32\.onnx` cannot be read"),
+        (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
+        (edit(lambda m: m.update(format_version=2)), r"format_version"),
+        (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs"),
+        (edit(lambda m: m.update(task="poetry")), r"task: Input should be"),
+        (edit(lambda m: m["tokenizer"].update(max_length="32")), r"tokenizer\.max_length"),
+        (edit(lambda m: m.update(name="other")), r"calls itself `other`"),
+        (edit(lambda m: m["graphs"][0].update(default=False)), r"exactly one graph with `default: true`"),
+    ],
+)
+def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[[Path], Any], message: str) -> None:
+    """Every fault is one clear error."""
+    damage(models / "tiny")
+
+    with pytest.raises(BundleError, match=message):
+        bundle.load(models / "tiny")
+
+
+def test_a_missing_graph_lists_what_there_is(models: Path) -> None:
+    """Asking for a precision that was not exported says which were."""
+    with pytest.raises(BundleError, match=r"no graph for provider `cpu` and precision `int8`; it has cpu/fp32"):
+        bundle.load(models / "tiny").graph("cpu", "int8")
+
+
+def test_the_default_graph_is_the_one_marked(models: Path) -> None:
+    """`auto` takes the provider's default graph."""
+    loaded = bundle.load(models / "tiny")
+
+    assert loaded.manifest.graphs[0] == loaded.graph("cpu") == loaded.graph("cpu", "fp32")
+
+
+def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
+    """Hidden folders, such as an export under way, and files are left alone."""
+    for name in ("b", "a", ".a.tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "README.md").write_text("")
+
+    assert ["a", "b"] == [path.name for path in bundle.discover(tmp_path)]
+
+
+@pytest.mark.parametrize(("name", "message"), [(None, "holds no bundle"), ("not a name", "names must match")])
+def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str | None, message: str) -> None:
+    """An empty folder, or one with an impossible name, refuses to start."""
+    if name:
+        (tmp_path / name).mkdir()
+
+    with pytest.raises(BundleError, match=message):
+        bundle.discover(tmp_path)
+
+
+def test_the_format_is_specified_field_by_field() -> None:
+    """models/README.md names every field of every record of the manifest."""
+    text = (ROOT / "models/README.md").read_text(encoding="utf-8")
+    records = [record for record in vars(bundle).values() if isinstance(record, type) and issubclass(record, bundle.Record)]
+    fields = {field for record in records for field in record.model_fields}
+
+    assert set() == {field for field in fields if f"`{field}`" not in text}
+
+
+def test_two_bundles_differ_in_version(tmp_path: Path) -> None:
+    """The version follows the content of the bundle."""
+    versions = {bundle.load(tiny.bundle(tmp_path / str(seed), seed=seed)).version for seed in range(2)}
+
+    assert 2 == len(versions)

@@ -1,0 +1,154 @@
+"""Decoding and encoding of text classification on plain numbers, against brute force."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service import bundle
+from service.errors import InvalidValueError
+from service.tasks import classify
+from service.tasks.scores import activate, best_first
+from service.tokenization import Tokenizer
+
+FLOATS = st.floats(-1e4, 1e4, width=32)
+WINDOWS = st.integers(1, 6).flatmap(lambda labels: st.lists(st.lists(FLOATS, min_size=labels, max_size=labels), min_size=1, max_size=5))
+
+
+@pytest.fixture(name="tokenizer")
+def tiny_tokenizer(models: Path) -> Tokenizer:
+    """The tokenizer of the tiny bundle: room for 30 tokens of a text, 29 of a pair."""
+    loaded = bundle.load(models / "tiny")
+    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+def brute_force(logits: list[float], activation: str) -> list[float]:
+    """Returns scores by the textbook formulas, in double precision."""
+    if activation == "none":
+        return logits
+    if activation == "sigmoid":
+        return [1 / (1 + math.exp(-x)) if x > -700 else 0.0 for x in logits]
+    powers = [math.exp(x - max(logits)) for x in logits]
+    return [power / sum(powers) for power in powers]
+
+
+@given(WINDOWS, st.sampled_from(["softmax", "sigmoid", "none"]), st.sampled_from(["mean", "max"]), st.sampled_from([None, 1, 2, 9]))
+def test_decode_equals_brute_force(logits: list[list[float]], activation: str, window: str, top_k: int | None) -> None:
+    """Scores, their combination over windows, order and cut are those of a plain computation, for any logits."""
+    labels = [f"label-{i}" for i in range(len(logits[0]))]
+    scores = [brute_force(row, activation) for row in logits]
+    combine = max if window == "max" else lambda column: sum(column) / len(column)
+    expected = [combine(column) for column in zip(*scores, strict=True)]
+    request = classify.Request("", window=window, function_to_apply=activation, top_k=top_k)  # type: ignore[arg-type]
+    rows = [{"logits": np.array(row, dtype=np.float32)} for row in logits]
+    actual = classify.decode(request, rows, labels, "softmax")
+
+    assert min(len(labels), top_k or len(labels)) == len(actual)
+    assert all(math.isfinite(item["score"]) for item in actual)
+    assert sorted((item["score"] for item in actual), reverse=True) == [item["score"] for item in actual]
+    tolerance = 1e-6 if activation != "none" else 1e-2
+    assert [pytest.approx(expected[labels.index(item["label"])], rel=1e-5, abs=tolerance) for item in actual] == [
+        i["score"] for i in actual
+    ]
+    assert pytest.approx(sorted(expected, reverse=True)[: len(actual)], rel=1e-5, abs=tolerance) == [item["score"] for item in actual]
+
+
+def test_equal_scores_keep_the_order_of_the_labels() -> None:
+    """Ties are broken by label id."""
+    rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
+
+    assert list("bdac") == [item["label"] for item in classify.decode(classify.Request(""), rows, list("abcd"), "softmax")]
+
+
+def test_the_models_own_activation_is_the_default() -> None:
+    """Without `function_to_apply` a multi-label model is scored label by label."""
+    rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
+
+    assert [0.5, 0.5] == [item["score"] for item in classify.decode(classify.Request(""), rows, ["a", "b"], "sigmoid")]
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=8), st.sampled_from(["softmax", "sigmoid"])
+)
+def test_scores_are_finite_for_every_logit(logits: list[float], activation: str) -> None:
+    """The true maximum is subtracted and no exponential overflows: scores are probabilities, whatever the logits."""
+    with np.errstate(over="ignore"):
+        scores = activate(np.array(logits, dtype=np.float32), activation)  # type: ignore[arg-type]
+
+    assert np.float32 == scores.dtype
+    assert ((scores >= 0) & (scores <= 1)).all()
+
+
+def test_best_first_cuts() -> None:
+    """`top_k` over the number of labels is all of them."""
+    scores = np.array([0.1, 0.7, 0.2], dtype=np.float32)
+
+    assert [[1], [1, 2], [1, 2, 0], [1, 2, 0]] == [best_first(scores, k) for k in (1, 2, 5, None)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "kept", "truncated"),
+    [
+        (classify.Request("good " * 30), 32, False),
+        (classify.Request("good " * 31), 32, True),
+        (classify.Request("good " * 20, "bad " * 9), 32, False),
+        (classify.Request("good " * 20, "bad " * 10), 32, True),
+        (classify.Request("good " * 5, ""), 7, False),
+        (classify.Request("", "bad"), 4, False),
+    ],
+)
+def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: classify.Request, kept: int, truncated: bool) -> None:
+    """Exactly what does not fit is cut; an empty second text is none."""
+    encoded = classify.encode(request_, tokenizer)
+
+    assert ([kept], truncated) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
+
+
+def test_without_truncation_a_long_text_is_an_error(tokenizer: Tokenizer) -> None:
+    """The message has both numbers and both ways out."""
+    with pytest.raises(InvalidValueError, match=r"31 tokens .* takes 30; .*`truncation`.*`window`"):
+        classify.encode(classify.Request("good " * 31, truncation=False), tokenizer)
+
+
+def test_windows_cover_the_text(tokenizer: Tokenizer) -> None:
+    """Each window is a whole input of its own; neighbors overlap by the stride."""
+    encoded = classify.encode(classify.Request("good " * 50, window="mean", stride=10), tokenizer)
+
+    assert ([32, 32], False) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
+
+
+def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
+    """The first text stands whole in every window."""
+    encoded = classify.encode(classify.Request("film " * 9, "bad " * 30, window="max", stride=10), tokenizer)
+
+    film = tokenizer.tokenize(["film"])[0][0]
+    assert [(32, 9), (32, 9)] == [(len(encoding), encoding.ids.tolist().count(film)) for encoding in encoded.encodings]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (classify.Request("good " * 40, window="mean", stride=30), r"windows of 30 tokens have no room for a `stride` of 30;"),
+        (
+            classify.Request("film " * 25, "bad " * 30, window="mean", stride=4),
+            r"windows of 4 tokens .* `stride` of 4 beside a first text of 25",
+        ),
+        (classify.Request("film " * 40, "bad", window="mean", stride=0), r"windows of 0 tokens"),
+    ],
+)
+def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.Request, message: str) -> None:
+    """A stride that leaves no room to move on is refused with the numbers."""
+    with pytest.raises(InvalidValueError, match=message):
+        classify.encode(request_, tokenizer)
+
+
+def test_the_estimate_is_bounded_where_text_is_cut() -> None:
+    """Admission does not charge for tokens that will be cut off."""
+    text = "word " * 1000
+
+    assert (32, 1251) == (classify.estimate(classify.Request(text), 32), classify.estimate(classify.Request(text, window="max"), 32) - 1)

@@ -1,0 +1,129 @@
+"""The engine on a real tiny graph: padding, rows, errors; and the cost model that its warm-up runs are fitted to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tiny
+from service import bundle
+from service.bundle import Flops
+from service.cost import CostModel
+from service.engine import OnnxEngine
+from service.errors import EngineError, ProviderError
+from service.tokenization import Encoding
+
+
+def engine(path: Path, **changes: Any) -> OnnxEngine:
+    """Returns an engine on a tiny bundle's graph."""
+    loaded = bundle.load(path)
+    graph = loaded.manifest.graphs[0].model_copy(update=changes.pop("graph", {}))
+    return OnnxEngine(path / graph.file, graph, **{"pad_id": 0, "padding_side": "right"} | changes)
+
+
+def encoding(*ids: int) -> Encoding:
+    """Returns an encoding of these ids, all of the first segment."""
+    return Encoding(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=np.int64))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_row_in_a_batch_equals_the_row_alone(models: Path, side: str) -> None:
+    """Padding and neighbors change no score, on either side."""
+    made = engine(models / "tiny", padding_side=side)
+    texts = [encoding(2, 5, 3), encoding(2, *range(5, 30), 3), encoding(2, 3), encoding(2, 7, 7, 7, 3)]
+
+    together = made.run(texts)
+
+    for text, row in zip(texts, together, strict=True):
+        assert np.abs(made.run([text])[0]["logits"] - row["logits"]).max() <= 1e-5
+
+
+def test_rows_that_are_not_finite_are_an_error(models: Path) -> None:
+    """No NaN or infinity leaves the engine."""
+    path = models / "tiny"
+    file = path / "model.cpu.fp32.onnx"
+    model = onnx.load(str(file))
+    words = next(tensor for tensor in model.graph.initializer if tensor.name == "words")
+    values = onnx.numpy_helper.to_array(words).copy()
+    values[9] = np.inf
+    words.CopyFrom(onnx.numpy_helper.from_array(values, "words"))
+    made = engine(path)
+    onnx.save(model, str(file))
+    made = OnnxEngine(
+        file, bundle.Manifest.model_validate_json((path / "manifest.json").read_text()).graphs[0], pad_id=0, padding_side="right"
+    )
+
+    assert np.isfinite(made.run([encoding(2, 8, 3)])[0]["logits"]).all()
+    with pytest.raises(EngineError, match="`logits` is not finite"):
+        made.run([encoding(2, 9, 3)])
+
+
+def test_a_failing_graph_is_an_engine_error_without_its_text(models: Path) -> None:
+    """What onnxruntime raises is translated; ids of a caller's text do not leak into the message."""
+    with pytest.raises(EngineError, match=r"^the graph failed with \w+\.$"):
+        engine(models / "tiny").run([encoding(2, 99999, 3)])
+
+
+def test_a_wrong_number_of_rows_is_an_error(models: Path) -> None:
+    """A graph that does not answer row by row is refused, not zipped."""
+    file = models / "tiny" / "model.cpu.fp32.onnx"
+    model = onnx.load(str(file))
+    model.graph.node.append(onnx.helper.make_node("ReduceMean", ["logits"], ["pooled"], axes=[0], keepdims=1))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("pooled", onnx.TensorProto.FLOAT, [1, 3]))
+    graph = bundle.load(models / "tiny").manifest.graphs[0]
+    onnx.save(model, str(file))
+    wrong = graph.model_copy(update={"outputs": (bundle.OutputSpec(name="pooled", kind="per_text"),)})
+
+    with pytest.raises(EngineError, match=r"`pooled` has 1 rows for 2 texts\. This is a bug"):
+        OnnxEngine(file, wrong, pad_id=0, padding_side="right").run([encoding(2, 3), encoding(2, 3)])
+
+
+def test_a_missing_provider_is_named(models: Path) -> None:
+    """Asking for what this onnxruntime lacks is an error that says what it has."""
+    with pytest.raises(ProviderError, match=r"needs CUDAExecutionProvider.*CPUExecutionProvider"):
+        engine(models / "tiny", graph={"provider": "cuda"})
+
+
+def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
+    """What onnxruntime cannot load is an error at start."""
+    graph = bundle.load(tiny.bundle(tmp_path)).manifest.graphs[0]
+    (tmp_path / "broken.onnx").write_bytes(b"nonsense")
+
+    with pytest.raises(ProviderError, match=r"cannot load .*broken\.onnx"):
+        OnnxEngine(tmp_path / "broken.onnx", graph, pad_id=0, padding_side="right")
+
+
+def test_warm_up_runs_are_timed(models: Path) -> None:
+    """Each shape gives a positive time."""
+    timed = engine(models / "tiny").time_runs([(1, 8), (2, 16)], repeats=2)
+
+    assert [(1, 8), (2, 16)] == [(rows, length) for rows, length, _ in timed]
+    assert all(seconds > 0 for _, _, seconds in timed)
+
+
+@given(st.floats(1e-6, 1e-1), st.floats(1e6, 1e13))
+def test_the_fit_finds_both_numbers(fixed_s: float, rate: float) -> None:
+    """Runs that follow the model give back its fixed cost and its rate."""
+    flops = Flops(linear=2e7, quadratic=9e3)
+    true = CostModel(flops, fixed_s=fixed_s, rate=rate)
+    fitted = CostModel(flops)
+    fitted.fit([(rows, length, true.seconds(rows, length)) for rows, length in ((1, 8), (1, 32), (1, 128))])
+
+    for rows, length in ((1, 8), (1, 512), (32, 128)):
+        assert pytest.approx(true.seconds(rows, length), rel=1e-3) == fitted.seconds(rows, length)
+
+
+@pytest.mark.parametrize("seconds", [(3e-3, 2e-3, 1e-3), (1e-3, 1e-3, 1e-3), (1e-9, 1e-3, 1.0)])
+def test_noise_never_gives_a_nonsensical_cost(seconds: tuple[float, ...]) -> None:
+    """Neither number falls below zero, and a longer run never costs less."""
+    cost = CostModel(Flops(linear=2e7, quadratic=9e3))
+    cost.fit(zip((1, 1, 1), (8, 32, 128), seconds, strict=True))
+
+    assert cost.fixed_s >= 0
+    assert 0 < cost.seconds(1, 8) <= cost.seconds(1, 128) <= cost.seconds(2, 128)

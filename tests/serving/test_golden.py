@@ -1,0 +1,90 @@
+"""Answers equal the reference's: stored logits decode to what the transformers pipeline gave, and the embedded bundle agrees.
+
+`tests/golden/make_text_classification.py` made the file; no checkpoint is needed to run this.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service import bundle
+from service.api import schemas
+from service.engine import OnnxEngine
+from service.tasks import classify
+from service.tasks.scores import activate
+from service.tokenization import Tokenizer
+
+ROOT = Path(__file__).parents[2]
+CASES = [json.loads(line) for line in (ROOT / "tests/golden/text_classification.jsonl").read_text(encoding="utf-8").split("\n") if line]
+LABELS = ("negative", "positive")
+LIMITS = schemas.Limits(max_inputs=512, max_chars=200_000)
+NEAR_TIE = 0.1
+FLOOR = 0.98
+
+
+def requests_of(case: dict[str, Any]) -> list[classify.Request]:
+    """Returns the task requests of a case, read from JSON as the service reads them."""
+    return schemas.read(classify.TASK, json.dumps(case["request"]).encode(), LIMITS).requests()
+
+
+def test_there_are_enough_cases() -> None:
+    """At least 200 requests, each with its own id and all from the reference that its kind has."""
+    assert len(CASES) >= 200
+    assert len(CASES) == len({case["id"] for case in CASES})
+    assert {True: "brute", False: "trans"} == {
+        bool((c["request"].get("parameters") or {}).get("window")): c["reference"][:5] for c in CASES
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> None:
+    """Labels and their order exactly, scores to 1e-6."""
+    requests = requests_of(case)
+    answers = [
+        classify.decode(request, [{"logits": np.array(row, dtype=np.float32)} for row in windows], LABELS, "softmax")
+        for request, windows in zip(requests, case["logits"], strict=True)
+    ]
+
+    assert [[item["label"] for item in answer] for answer in case["answer"]] == [[item["label"] for item in answer] for answer in answers]
+    for expected, actual in zip(case["answer"], answers, strict=True):
+        assert [pytest.approx(item["score"], abs=1e-6) for item in expected] == [item["score"] for item in actual]
+
+
+def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
+    """The embedded tokenizer and our index arithmetic give the windows that transformers gives."""
+    loaded = bundle.load(ROOT / "models/sentiment")
+    tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+    for case in CASES:
+        counts = [len(classify.encode(request, tokenizer).encodings) for request in requests_of(case)]
+        assert [len(windows) for windows in case["logits"]] == counts, case["id"]
+
+
+def test_the_embedded_bundle_agrees_with_the_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where float32 is no near tie, the served graph gives the same best label in 98 % of the cases at least."""
+    loaded = bundle.load(ROOT / "models/sentiment")
+    graph = loaded.graph("cpu")
+    tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+    engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=loaded.manifest.tokenizer.pad_id, padding_side="right")
+    clear = agreed = ties = 0
+    for case in CASES:
+        for request, windows in zip(requests_of(case), case["logits"], strict=True):
+            best = classify.Request(request.text, request.text_pair, window=request.window, stride=request.stride)
+            rows = [engine.run([encoding])[0] for encoding in classify.encode(best, tokenizer).encodings]
+            expected = [{"logits": np.array(row, dtype=np.float32)} for row in windows]
+            probabilities = np.sort(activate(np.array(windows, dtype=np.float32), "softmax").mean(axis=0))
+            same = (
+                classify.decode(best, rows, LABELS, "softmax")[0]["label"] == classify.decode(best, expected, LABELS, "softmax")[0]["label"]
+            )
+            if probabilities[-1] - probabilities[-2] >= NEAR_TIE:
+                clear, agreed = clear + 1, agreed + same
+            else:
+                ties += 1
+    with capsys.disabled():
+        print(f"\nembedded sentiment bundle ({graph.precision}): {agreed} of {clear} labels agree with fp32; {ties} near ties left out")
+
+    assert agreed / clear >= FLOOR

@@ -1,0 +1,229 @@
+"""A model between requests and lanes: batching by graph, errors that name their input, metrics that add up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from fakes import FakeEngine
+from service import bundle
+from service.backlog import Backlog
+from service.cost import CostModel
+from service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
+from service.metrics import Metrics
+from service.model import INLINE_CHARS, Model
+from service.registry import LoadOptions, Registry, choose_provider, load
+from service.scheduler import Scheduler
+from service.tasks.classify import Request
+from service.tokenization import Tokenizer
+
+
+class Bench:
+    """A model on a fake engine."""
+
+    def __init__(self, folder: Path, *, batch_variant: bool = False, guilty_token: int | None = None, **changes: Any) -> None:
+        loaded = bundle.load(tiny.bundle(folder, "m", **changes))
+        self.metrics = Metrics()
+        self.backlog = Backlog(max_batch_tokens=4096, max_queue_tokens=4096)
+        self.scheduler = Scheduler(self.backlog, lanes=1, observe=self.metrics.observe_queue)
+        self.engine = FakeEngine(guilty_token=guilty_token)
+        self.tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+        self.model = Model(
+            loaded,
+            loaded.manifest.graphs[0],
+            tokenizer=self.tokenizer,
+            engine=self.engine,
+            cost=CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12),
+            scheduler=self.scheduler,
+            metrics=self.metrics.model("text-classification", "m"),
+            batch_variant=batch_variant,
+        )
+
+    def count(self, name: str, **labels: str) -> float:
+        """Returns a sample of the metrics page."""
+        wanted = {f'{key}="{value}"' for key, value in ({"task": "text-classification", "model": "m"} | labels).items()}
+        for line in self.metrics.page().decode().splitlines():
+            head, _, value = line.rpartition(" ")
+            if head.startswith(f"bertserve_{name}{{") and wanted <= set(head[head.index("{") + 1 : -1].split(",")):
+                return float(value)
+        return 0.0
+
+
+def play(bench: Bench, check: Callable[[], Awaitable[Any]]) -> None:
+    """Runs a check with the lanes started."""
+
+    async def run() -> None:
+        bench.scheduler.start()
+        try:
+            await asyncio.wait_for(check(), 20)
+        finally:
+            bench.engine.gate.set()
+            await bench.scheduler.stop(5)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("invariant", "batch_variant", "batches"), [(True, False, [1, 4]), (False, False, [1, 1, 1, 1, 1]), (False, True, [1, 4])]
+)
+def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool, batch_variant: bool, batches: list[int]) -> None:
+    """A graph whose scores move with a text's neighbors runs one text at a time, unless the operator opts in."""
+    bench = Bench(tmp_path, batch_invariant=invariant, batch_variant=batch_variant)
+
+    async def check() -> None:
+        bench.engine.gate.clear()
+        first = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=10))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(bench.engine.entered.acquire)
+        rest = asyncio.ensure_future(bench.model.predict([Request("bad")] * 4, timeout_s=10))
+        await asyncio.sleep(0)
+        bench.engine.gate.set()
+        await asyncio.gather(first, rest)
+
+    play(bench, check)
+    assert batches == bench.engine.batches
+
+
+@pytest.mark.parametrize("padding", ["", " " * INLINE_CHARS], ids=["inline", "on a lane"])
+def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) -> None:
+    """The error carries the index, wherever the text is tokenized; nothing of the request runs."""
+    bench = Bench(tmp_path)
+
+    async def check() -> None:
+        with pytest.raises(InvalidValueError, match="60 tokens") as caught:
+            await bench.model.predict([Request("good" + padding), Request("good " * 60, truncation=False)], timeout_s=10)
+        assert 1 == caught.value.input_index
+
+    play(bench, check)
+    assert [] == bench.engine.batches
+    assert (0, 0) == (bench.backlog.queue_entries, bench.backlog.queue_tokens)
+
+
+def test_an_input_that_the_graph_fails_on_is_named(tmp_path: Path) -> None:
+    """Of a shared batch only the guilty input fails, and its request says which it was."""
+    guilty = tiny.VOCABULARY.index("bad")
+    bench = Bench(tmp_path, guilty_token=guilty)
+
+    async def check() -> None:
+        with pytest.raises(EngineError) as caught:
+            await bench.model.predict([Request("good"), Request("fine"), Request("bad")], timeout_s=10)
+        assert 2 == caught.value.input_index
+        assert 1 == len((await bench.model.predict([Request("good")], timeout_s=10)).results)
+
+    play(bench, check)
+
+
+def test_windows_of_a_text_become_one_result(tmp_path: Path) -> None:
+    """Texts and windowed texts of one request each give one result, in order; only cut texts count as truncated."""
+    bench = Bench(tmp_path)
+    requests = [Request("good"), Request("bad " * 70, window="mean", stride=4), Request("fine " * 70), Request("dull")]
+
+    async def check() -> None:
+        prediction = await bench.model.predict(requests, timeout_s=10)
+        singles = [await bench.model.predict([request], timeout_s=10) for request in requests]
+        assert [single.results[0] for single in singles] == prediction.results
+        assert [2] == prediction.truncated
+
+    play(bench, check)
+
+
+def test_metrics_add_up(tmp_path: Path) -> None:
+    """Rows, real tokens, padding, truncations and timings are counted once each."""
+    bench = Bench(tmp_path)
+
+    async def check() -> None:
+        await bench.model.predict([Request("good"), Request("good bad fine"), Request("good " * 40)], timeout_s=10)
+
+    play(bench, check)
+    assert [3] == bench.engine.batches
+    assert [40, 3 * 32 - 40] == [bench.count("tokens_total", kind=kind) for kind in ("real", "padded")]
+    assert [1, 3, 1] == [bench.count(name) for name in ("batch_rows_count", "batch_rows_sum", "inference_seconds_count")]
+    assert [1, 1, 1, 1] == [
+        bench.count(name) for name in ("truncated_total", "tokenize_seconds_count", "queue_seconds_count", "decode_seconds_count")
+    ]
+
+
+def test_refusal_expiry_and_cancellation_are_counted(tmp_path: Path) -> None:
+    """Each way to end unanswered has its counter."""
+    bench = Bench(tmp_path)
+
+    async def check() -> None:
+        bench.engine.gate.clear()
+        first = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=10))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(bench.engine.entered.acquire)
+        with pytest.raises(ExpiredError):
+            await bench.model.predict([Request("late")], timeout_s=0.02)
+        leaver = asyncio.ensure_future(bench.model.predict([Request("good")], timeout_s=10))
+        await asyncio.sleep(0)
+        leaver.cancel()
+        await asyncio.gather(leaver, return_exceptions=True)
+        filler = asyncio.ensure_future(bench.model.predict([Request("good " * 40)] * 100, timeout_s=1000))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError):
+            await bench.model.predict([Request("good " * 40)] * 100, timeout_s=1000)
+        filler.cancel()
+        bench.engine.gate.set()
+        await first
+
+    play(bench, check)
+    assert [1, 1] == [bench.count("expired_total"), bench.count("refused_total", reason="queue_full")]
+    assert 2 == bench.count("cancelled_total")
+
+
+def test_an_empty_list_needs_no_lane(tmp_path: Path) -> None:
+    """No inputs give no results, even while nothing runs."""
+    bench = Bench(tmp_path)
+
+    assert [] == asyncio.run(bench.model.predict([], timeout_s=1)).results
+
+
+def registry(folder: Path, *names: str, **defaults: str) -> Registry:
+    """Returns a registry of tiny bundles."""
+    bundles = [bundle.load(tiny.bundle(folder, name, seed=i)) for i, name in enumerate(names)]
+    options = LoadOptions(provider=choose_provider(bundles, "auto"))
+    scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
+    return Registry(
+        load(bundles, options=options, scheduler=scheduler, metrics=Metrics()), {k.replace("_", "-"): v for k, v in defaults.items()}
+    )
+
+
+def test_models_are_found_by_name_and_task(tmp_path: Path) -> None:
+    """A task's endpoint uses the first by name, or the one that --default says."""
+    assert "a" == registry(tmp_path / "1", "b", "a").for_task("text-classification").name
+    assert "b" == registry(tmp_path / "2", "b", "a", text_classification="b").for_task("text-classification").name
+    assert "a" == registry(tmp_path / "3", "b", "a", text_classification="b").for_task("text-classification", "a").name
+
+
+def test_unknown_names_are_not_found(tmp_path: Path) -> None:
+    """The message names the nearest model, or all."""
+    found = registry(tmp_path, "sentiment", "topics")
+
+    with pytest.raises(NotFoundError, match="did you mean `sentiment`"):
+        found.get("sentment")
+    with pytest.raises(NotFoundError, match="there is sentiment, topics"):
+        found.get("x")
+    with pytest.raises(NotFoundError, match=r"no model for fill-mask is loaded; there is sentiment \(text-classification\)"):
+        found.for_task("fill-mask")
+    with pytest.raises(InvalidValueError, match="`topics` is for text-classification, this endpoint is for fill-mask"):
+        found.for_task("fill-mask", "topics")
+
+
+def test_a_default_must_be_loaded(tmp_path: Path) -> None:
+    """A default that names no model of its task refuses to start."""
+    with pytest.raises(SettingsError, match=r"text-classification=c names no loaded model"):
+        registry(tmp_path, "a", text_classification="c")
+
+
+def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
+    """A model whose longest text no batch could hold is a contradiction of settings."""
+    loaded = bundle.load(tiny.bundle(tmp_path, max_length=65))
+    scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
+
+    with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` may have \(65\)"):
+        load([loaded], options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())

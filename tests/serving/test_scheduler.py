@@ -1,0 +1,397 @@
+"""What the scheduler must keep: real lanes and a real loop around the backlog, the work a fake that blocks and fails."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from service.backlog import Backlog, Job
+from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
+from service.scheduler import Scheduler, Stage, Timed
+
+
+class Work:
+    """A run function that echoes, and can block, fail on a payload, or return too few results."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.started = threading.Semaphore(0)
+        self.batches: list[list[Any]] = []
+        self.guilty: set[Any] = set()
+        self.short = False
+
+    def __call__(self, payloads: Sequence[Any]) -> list[Any]:
+        self.started.release()
+        assert self.gate.wait(20), "the test never opened the gate"
+        self.batches.append(list(payloads))
+        if self.guilty & set(payloads):
+            raise EngineError(f"guilty: {sorted(self.guilty & set(payloads))}")
+        return list(payloads)[1 if self.short else 0 :]
+
+
+def batched(rows: int, length: int) -> float:
+    """Predicts runs that are worth batching."""
+    return 1e-3 + rows * length * 1e-9
+
+
+class Bench:
+    """A scheduler under test with its work."""
+
+    def __init__(self, *, lanes: int = 1, **options: Any) -> None:
+        self.work = Work()
+        self.backlog = Backlog(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "lanes": lanes} | options)
+        self.scheduler = Scheduler(self.backlog, lanes=lanes)
+
+    def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> Job:
+        """Admits a job."""
+        return self.scheduler.admit(tokens=tokens, seconds=0.0, timeout_s=timeout_s)
+
+    def stage(self, *payloads: Any, tokens: int = 8, key: Any = "model", **changes: Any) -> Stage:
+        """Returns a stage with an entry per payload that finishes with the list of results."""
+        fields = {"run": self.work, "finish": list, "key": key, "cost": batched} | changes
+        return Stage(work=[(tokens, payload) for payload in payloads], **fields)
+
+    def submit(self, *payloads: Any, timeout_s: float = 20.0, **options: Any) -> asyncio.Task[Timed]:
+        """Starts a job in a task of its own."""
+        return asyncio.ensure_future(self.scheduler.run(self.admit(8 * len(payloads), timeout_s), self.stage(*payloads, **options)))
+
+    async def blocked(self) -> asyncio.Task[Timed]:
+        """Occupies one lane until the gate is opened; returns the job that does."""
+        self.work.gate.clear()
+        task = self.submit("blocker", key=None)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(self.work.started.acquire)
+        return task
+
+
+def scenario(check: Callable[[Bench], Awaitable[None]], **options: Any) -> None:
+    """Runs a check against a started scheduler within 20 seconds and stops it."""
+
+    async def play() -> None:
+        bench = Bench(**options)
+        bench.scheduler.start()
+        try:
+            await asyncio.wait_for(check(bench), 20)
+        finally:
+            bench.work.gate.set()
+            await bench.scheduler.stop(5)
+        assert (0, 0) == (bench.backlog.queue_entries, bench.backlog.queue_tokens)
+
+    asyncio.run(play())
+
+
+def test_each_caller_gets_its_own_results_in_order() -> None:
+    """Hundreds of jobs over several lanes and shared batches: no result is swapped or lost."""
+
+    async def check(bench: Bench) -> None:
+        jobs = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
+        answers = await asyncio.gather(*(bench.submit(*job, tokens=1 + i % 9) for i, job in enumerate(jobs)))
+        assert jobs == [answer.value for answer in answers]
+        assert max(map(len, bench.work.batches)) > 1
+
+    scenario(check, lanes=3, max_queue_tokens=100_000)
+
+
+def test_a_lone_request_is_not_delayed() -> None:
+    """An idle lane starts at once: the wait is far below any batching timer."""
+
+    async def check(bench: Bench) -> None:
+        waits = [(await bench.submit("x")).queue_s for _ in range(20)]
+        assert sorted(waits)[10] < 0.05
+
+    scenario(check)
+
+
+def test_what_gathers_behind_a_run_shares_the_next_one() -> None:
+    """While a lane is busy the next batch collects."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        others = [bench.submit(i) for i in range(8)]
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        await asyncio.gather(blocker, *others)
+        assert [["blocker"], list(range(8))] == bench.work.batches
+
+    scenario(check)
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    """What does not fit is refused without waiting, and what was admitted is answered."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        waiting = bench.submit(*range(10))
+        await asyncio.sleep(0)
+        with pytest.raises(RefusedError, match="queue is full"):
+            bench.admit(24)
+        bench.work.gate.set()
+        assert list(range(10)) == (await waiting).value
+        await blocker
+
+    scenario(check, max_queue_tokens=100)
+
+
+def test_an_entry_over_the_budget_fails_only_its_job() -> None:
+    """A text that no batch can hold is an error of its request, and frees its place."""
+
+    async def check(bench: Bench) -> None:
+        with pytest.raises(InvalidValueError, match="65 tokens"):
+            await bench.submit("x", tokens=65)
+        assert ["y"] == (await bench.submit("y")).value
+
+    scenario(check)
+
+
+def test_a_failing_batch_fails_only_the_guilty_entry() -> None:
+    """A batch of several that failed runs again one by one; the lane lives on."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        bench.work.guilty = {"bad"}
+        tasks = [bench.submit(payload) for payload in ("good", "bad", "fine")]
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        good, bad, fine = await asyncio.gather(*tasks, return_exceptions=True)
+        assert ["good"] == good.value  # type: ignore[union-attr]
+        assert ["fine"] == fine.value  # type: ignore[union-attr]
+        assert "guilty: ['bad']" == str(bad)
+        assert ["after"] == (await bench.submit("after")).value
+        await blocker
+
+    scenario(check)
+
+
+def test_the_first_failure_ends_the_whole_job() -> None:
+    """A job with a guilty entry fails once, and its other entries do not keep the queue busy."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.guilty = {"bad"}
+        with pytest.raises(EngineError, match="guilty"):
+            await bench.submit("a", "bad", "c", tokens=60)
+        assert 0 == bench.backlog.queue_entries
+
+    scenario(check)
+
+
+def test_a_wrong_number_of_results_is_an_error() -> None:
+    """Results are never paired with the wrong texts: too few of them fail their batch."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.short = True
+        with pytest.raises(EngineError, match=r"1 gave 0 results\. This is a bug"):
+            await bench.submit("x")
+        bench.work.short = False
+        assert ["y"] == (await bench.submit("y")).value
+
+    scenario(check)
+
+
+def test_cancelled_while_queued_takes_no_slot() -> None:
+    """A caller that leaves before its turn is never run."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        leaver, stayer = bench.submit("leaver"), bench.submit("stayer")
+        await asyncio.sleep(0)
+        leaver.cancel()
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        assert ["stayer"] == (await stayer).value
+        await blocker
+        assert leaver.cancelled()
+        assert [["blocker"], ["stayer"]] == bench.work.batches
+
+    scenario(check)
+
+
+def test_cancelled_in_flight_does_not_kill_the_lane() -> None:
+    """A caller that leaves during its run loses its result; the next one is served by the same lane."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        blocker.cancel()
+        bench.work.gate.set()
+        assert ["next"] == (await bench.submit("next")).value
+        assert blocker.cancelled()
+        assert bench.scheduler.ready
+
+    scenario(check)
+
+
+def test_a_deadline_ends_what_waits_while_every_lane_is_busy() -> None:
+    """Expiry does not need a free lane: the caller hears of it on time."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        with pytest.raises(ExpiredError, match="deadline passed"):
+            await bench.submit("late", timeout_s=0.05)
+        bench.work.gate.set()
+        await blocker
+        assert [["blocker"]] == bench.work.batches
+
+    scenario(check)
+
+
+def test_a_job_that_has_started_outlives_its_deadline() -> None:
+    """The deadline applies until the last entry has started."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.gate.clear()
+        task = bench.submit("x", timeout_s=0.05)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(bench.work.started.acquire)
+        await asyncio.sleep(0.1)
+        bench.work.gate.set()
+        assert ["x"] == (await task).value
+
+    scenario(check)
+
+
+def test_stop_answers_what_was_admitted_and_refuses_the_rest() -> None:
+    """Within the grace period queued jobs are drained; new ones are refused from the first moment."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        waiting = bench.submit("waiting")
+        await asyncio.sleep(0)
+        stopping = asyncio.ensure_future(bench.scheduler.stop(10))
+        await asyncio.sleep(0)
+        assert not bench.scheduler.ready
+        with pytest.raises(UnavailableError, match="stopping"):
+            bench.admit()
+        bench.work.gate.set()
+        assert [["blocker"], ["waiting"]] == [(await task).value for task in (blocker, waiting)]
+        await stopping
+
+    scenario(check)
+
+
+def test_stop_leaves_nothing_pending_after_its_grace() -> None:
+    """What did not make it in time fails with a clear error, in flight or queued."""
+
+    async def check(bench: Bench) -> None:
+        tasks = [await bench.blocked(), bench.submit("waiting")]
+        await asyncio.sleep(0)
+        await bench.scheduler.stop(0.05)
+        failed = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [UnavailableError, UnavailableError] == [type(error) for error in failed]
+
+    scenario(check)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_lane_turns_readiness_red_and_fails_what_waits() -> None:
+    """If a lane dies of something that is no error of a batch, nobody is left hanging."""
+
+    async def check(bench: Bench) -> None:
+        def die(payloads: Sequence[Any]) -> list[Any]:
+            raise SystemExit("not an Exception")
+
+        with pytest.raises(UnavailableError, match="a lane died"):
+            await bench.submit("x", run=die)
+        assert not bench.scheduler.ready
+        with pytest.raises(UnavailableError, match="a lane died"):
+            bench.admit()
+
+    scenario(check)
+
+
+def test_the_loop_keeps_ticking_while_the_engine_blocks() -> None:
+    """Runs happen on lanes: the event loop is free meanwhile."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        ticks = 0
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+            ticks += 1
+        assert not blocker.done()
+        assert 50 == ticks
+        bench.work.gate.set()
+        await blocker
+
+    scenario(check)
+
+
+def test_stages_follow_each_other() -> None:
+    """A stage whose finish returns another stage goes on with it, on the same job."""
+
+    async def check(bench: Bench) -> None:
+        second = bench.stage("b", "c", finish=lambda results: ["second", *results])
+        timed = await bench.submit("a", key=None, finish=lambda results: second, keep_estimate=True)
+        assert ["second", "b", "c"] == timed.value
+
+    scenario(check)
+
+
+def test_what_finish_raises_is_the_jobs_error() -> None:
+    """An error in decoding fails its own job and nothing else."""
+
+    async def check(bench: Bench) -> None:
+        def fail(results: Sequence[Any]) -> None:
+            raise InvalidValueError("nonsense")
+
+        with pytest.raises(InvalidValueError, match="nonsense"):
+            await bench.submit("x", finish=fail)
+        assert ["y"] == (await bench.submit("y")).value
+
+    scenario(check)
+
+
+def test_a_result_is_never_set_twice() -> None:
+    """Cancellation, expiry, failure and completion race for the same jobs; each ends exactly once and the lanes live."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.guilty = {i for i in range(400) if i % 7 == 0}
+        tasks = [bench.submit(i, i + 1000, tokens=1 + i % 60, timeout_s=0.002 if i % 5 == 0 else 20) for i in range(400)]
+
+        async def leave() -> None:
+            for task in tasks[::3]:
+                task.cancel()
+                await asyncio.sleep(0)
+
+        results = await asyncio.gather(leave(), *tasks, return_exceptions=True)
+        kinds = {type(result) for result in results[1:]}
+        assert kinds <= {Timed, asyncio.CancelledError, ExpiredError, EngineError}
+        answered = [(i, result.value) for i, result in enumerate(results[1:]) if isinstance(result, Timed)]
+        assert [(i, [i, i + 1000]) for i, _ in answered] == answered
+        assert bench.scheduler.ready
+
+    scenario(check, lanes=2, max_queue_tokens=100_000)
+
+
+def test_the_queue_is_observed() -> None:
+    """Whoever watches the queue sees it fill and empty."""
+    seen: list[tuple[int, int]] = []
+
+    async def play() -> None:
+        work = Work()
+        scheduler = Scheduler(
+            Backlog(max_batch_tokens=64, max_queue_tokens=100), lanes=1, observe=lambda entries, tokens: seen.append((entries, tokens))
+        )
+        scheduler.start()
+        job = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
+        await scheduler.run(job, Stage(work=[(9, "x")], run=work, finish=list, key=None, cost=batched))
+        await scheduler.stop(1)
+
+    asyncio.run(play())
+
+    assert [(0, 10), (1, 9), (0, 0)] == seen[:3]
+
+
+def test_a_coroutine_that_never_ran_leaves_nothing() -> None:
+    """Closing an admitted job gives its tokens back."""
+
+    async def check(bench: Bench) -> None:
+        job = bench.admit(100)
+        assert bench.scheduler.close(job)
+        coroutine: Coroutine[Any, Any, Timed] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
+        assert ["x"] == (await coroutine).value
+
+    scenario(check)

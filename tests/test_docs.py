@@ -1,0 +1,117 @@
+"""Documents stay true: settings, endpoints, metrics, errors and flags are all documented, and README's commands run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from conftest import Served
+from service.api import errors
+from service.api.app import build, create_app
+from service.cli import difference
+from service.metrics import Metrics
+from service.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+Serve = Callable[..., AbstractContextManager[Served]]
+
+
+def document(name: str) -> str:
+    """Returns a document's text."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    """docs/tuning.md has a row for each flag, and its default where that is a plain value."""
+    text = document("docs/tuning.md")
+    for name, field in Settings.model_fields.items():
+        flag = f"`--{name.replace('_', '-')}`"
+        assert flag in text
+        if isinstance(field.default, int) and not isinstance(field.default, bool) and name != "port":
+            row = next(line for line in text.splitlines() if line.startswith(f"| {flag}"))
+            assert f"| {field.default} |" in row
+
+
+def test_no_setting_is_documented_that_does_not_exist() -> None:
+    """Flags of bert-serve that a document names are real."""
+    known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
+    rows = re.findall(r"^\| `(--[a-z-]+)`", document("docs/tuning.md"), re.MULTILINE)
+
+    assert set() == set(rows) - known
+
+
+def test_every_endpoint_is_documented(models: Path) -> None:
+    """docs/api.md names each path of the OpenAPI schema."""
+    schema = create_app(build(Settings(models=models))).openapi()
+    text = document("docs/api.md")
+
+    assert [] == [path for path in schema["paths"] if path not in text]
+
+
+def test_every_metric_is_documented() -> None:
+    """docs/operations.md names each metric."""
+    text = document("docs/operations.md")
+    names = {family.name.removeprefix("bertserve_") for family in text_string_to_metric_families(Metrics().page().decode())}
+
+    assert set() == {name for name in names if f"`{name}`" not in text and f"`{name}_total`" not in text}
+
+
+def test_every_error_is_documented() -> None:
+    """docs/api.md has a row for each status and error type."""
+    text = document("docs/api.md")
+
+    assert [] == [row for row in {*errors.TABLE.values(), errors.INTERNAL} if f"| {row[0]} | `{row[1]}` |" not in text]
+
+
+def test_every_export_flag_is_documented() -> None:
+    """docs/export.md names each flag of bert-export."""
+    usage = subprocess.run([Path(sys.executable).with_name("bert-export"), "--help"], capture_output=True, text=True, check=True).stdout
+    flags = set(re.findall(r"--[a-z]+", usage)) - {"--help"}
+
+    assert set() == {flag for flag in flags if f"`{flag}`" not in document("docs/export.md")}
+
+
+def test_readme_requests_give_the_answers_that_it_shows(serve: Serve) -> None:
+    """Each curl line of README, sent to the embedded models, gives the JSON below it (scores within int8's tolerance)."""
+    shown = re.findall(r"```bash\ncurl -s localhost:8000(\S+) -d '(.+?)'\n```\n\n```json\n(.+?)\n```", document("README.md"), re.DOTALL)
+    assert shown
+
+    with serve(ROOT / "models") as served:
+        for path, body, answer in shown:
+            with urllib.request.urlopen(served.url + path, body.encode(), timeout=20) as response:
+                assert difference(json.loads(answer), json.load(response), 0.05) is None
+
+
+def test_readme_names_make_targets_and_files_that_exist() -> None:
+    """Commands and paths of README, CONTRIBUTING and docs are real."""
+    makefile = document("Makefile")
+    for name in ("README.md", "CONTRIBUTING.md", "docs/export.md"):
+        text = document(name)
+        for target in re.findall(r"\bmake ([a-z]+)\b(?! it)", text):
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
+        for path in re.findall(r"`((?:service|export|models|docs|tests)/[\w./]+)`|\]\(([\w./-]+)\)", text):
+            file = next(filter(None, path))
+            assert (ROOT / file).exists() or (ROOT / name).parent.joinpath(file).exists(), f"{name}: {file}"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/export.md", "docs/operations.md", "models/README.md", "Dockerfile"])
+def test_no_document_names_this_machine(name: str) -> None:
+    """Paths of a developer's machine have no place here."""
+    assert not re.search(r"/work/|/root/|/tmp/", document(name))
+
+
+def test_check_passes_on_the_embedded_models() -> None:
+    """`bert-serve check`, as documented, accepts what is embedded."""
+    command = [Path(sys.executable).with_name("bert-serve"), "check", "--models", str(ROOT / "models")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (0, "sentiment: text-classification, cpu/int8: ok\n") == (result.returncode, result.stdout)

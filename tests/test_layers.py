@@ -1,0 +1,153 @@
+"""The house's rules: who may import whom, which library has which home, and what the serving install holds."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in ("service", "export")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+# The arrows of docs/architecture.md: module -> modules of ours that it may import. `bundle`, `errors` and the package's
+# own version are open to all.
+ALLOWED = {
+    "service": set(),
+    "service.errors": set(),
+    "service.bundle": set(),
+    "service.settings": set(),
+    "service.cost": set(),
+    "service.backlog": set(),
+    "service.mailbox": set(),
+    "service.metrics": set(),
+    "service.tokenization": set(),
+    "service.engine": {"service.tokenization"},
+    "service.scheduler": {"service.backlog", "service.mailbox"},
+    "service.tasks": set(),
+    "service.tasks.scores": set(),
+    "service.tasks.classify": {"service.tasks.scores", "service.tokenization"},
+    "service.model": {"service.cost", "service.engine", "service.metrics", "service.scheduler", "service.tasks", "service.tokenization"},
+    "service.registry": {
+        "service.cost",
+        "service.engine",
+        "service.metrics",
+        "service.model",
+        "service.scheduler",
+        "service.tokenization",
+    },
+    "service.api": set(),
+    "service.api.errors": set(),
+    "service.api.disconnect": set(),
+    "service.api.edge": {"service.api", "service.metrics"},
+    "service.api.schemas": {"service.tasks"},
+    "service.api.routes": {
+        "service.api",
+        "service.metrics",
+        "service.model",
+        "service.registry",
+        "service.scheduler",
+        "service.tasks",
+    },
+    "service.api.app": {"service.api", "service.backlog", "service.metrics", "service.registry", "service.scheduler", "service.settings"},
+    "service.server": {"service.scheduler"},
+    "service.cli": {"service.api", "service.server", "service.settings"},
+    "export": set(),
+    "export.errors": set(),
+    "export.checkpoint": {"export.errors"},
+    "export.trace": {"export.checkpoint", "export.errors"},
+    "export.optimize": {"export.checkpoint", "export.errors"},
+    "export.quantize": {"export.errors"},
+    "export.samples": {"service.tasks"},
+    "export.parity": {"export.checkpoint", "export.errors", "service.engine", "service.tasks", "service.tokenization"},
+    "export.package": {"export.errors"},
+    "export.pipeline": {"export", "service.engine", "service.tasks", "service.tokenization"},
+    "export.cli": {"export.errors", "export.pipeline"},
+}
+OPEN_TO_ALL = {"service", "service.bundle", "service.errors"}
+HOMES = {
+    "fastapi": {"service.api", "service.server"},
+    "starlette": {"service.api"},
+    "uvicorn": {"service.server"},
+    "pydantic": {"service.bundle", "service.settings", "service.api"},
+    "pydantic_settings": {"service.settings"},
+    "tokenizers": {"service.tokenization"},
+    "onnxruntime": {"service.engine", "export"},
+    "prometheus_client": {"service.metrics"},
+    "asyncio": {"service.api", "service.model", "service.scheduler", "service.mailbox", "service.server", "service.cli"},
+    "threading": {"service.scheduler", "service.mailbox"},
+    "torch": {"export"},
+    "transformers": {"export"},
+    "huggingface_hub": {"export"},
+    "onnx": {"export"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Returns the modules that a file imports; `from a import b` is `a.b` where that is a module of ours."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {module if module in FILES else node.module for module in modules}
+    return found
+
+
+def within(module: str, homes: set[str]) -> bool:
+    """Returns whether a module is one of these or below one of them."""
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+def test_every_module_has_its_arrows() -> None:
+    """A new room is drawn before it is built."""
+    assert set(ALLOWED) == set(FILES)
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_imports_follow_the_architecture(module: str) -> None:
+    """A module imports only what docs/architecture.md lets it."""
+    ours = {name for name in imports(FILES[module]) if name.split(".")[0] in ("service", "export")}
+
+    assert set() == {name for name in ours if name not in OPEN_TO_ALL and not within(name, ALLOWED[module])}
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_libraries_stay_in_their_homes(module: str) -> None:
+    """Each library is imported where it lives and nowhere else."""
+    outside = {name.split(".")[0] for name in imports(FILES[module])} & set(HOMES)
+
+    assert set() == {library for library in outside if not within(module, HOMES[library])}
+
+
+def test_no_file_is_a_drawer() -> None:
+    """No `utils`, `helpers`, `common`, `base` or `manager`."""
+    assert [] == [name for name in FILES if re.search(r"util|helper|common|base$|manager", name)]
+
+
+def test_the_serving_install_has_no_torch() -> None:
+    """What `make serve` installs can serve, cannot export, and holds neither torch nor transformers."""
+    python = ROOT / ".venv/bin/python"
+    assert python.exists(), "run `make unit`, which installs .venv first"
+    code = "import importlib.util as u; print([m for m in ('torch', 'transformers', 'onnx') if u.find_spec(m)])"
+
+    assert "[]" == subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    export = subprocess.run([python.with_name("bert-export"), "x", "--output", "y"], capture_output=True, text=True, check=False)
+    assert 3 == export.returncode
+    assert "pip install 'bertserve[export,cpu]'" in export.stderr
+    assert 0 == subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, check=False).returncode
+
+
+def test_importing_the_service_imports_no_torch() -> None:
+    """Also where torch is installed, serving does not load it."""
+    code = "import sys, service.api.app, service.cli; print([m for m in ('torch', 'transformers', 'export') if m in sys.modules])"
+
+    assert "[]" == subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
