@@ -61,6 +61,8 @@ class OnnxEngine:
                 f"`{path}` needs {wanted}, which this onnxruntime {VERSION} lacks (it has "
                 f"{', '.join(ort.get_available_providers())}); install 'bertserve[gpu]', or choose another --provider."
             )
+        if graph.provider != "cpu":
+            ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
         try:
             self._session = ort.InferenceSession(str(path), _session_options(threads), providers=[wanted])
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception

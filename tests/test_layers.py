@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in ("service", "export")
+    for package in ("service", "export", "bench")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
@@ -70,6 +70,8 @@ ALLOWED = {
     "export.package": {"export.errors"},
     "export.pipeline": {"export", "service.engine", "service.tasks", "service.tokenization"},
     "export.cli": {"export.errors", "export.pipeline"},
+    "bench": set(),
+    "bench.throughput": {"service.engine", "service.tokenization"},
 }
 OPEN_TO_ALL = {"service", "service.bundle", "service.errors"}
 HOMES = {
@@ -81,8 +83,8 @@ HOMES = {
     "tokenizers": {"service.tokenization"},
     "onnxruntime": {"service.engine", "export"},
     "prometheus_client": {"service.metrics"},
-    "asyncio": {"service.api", "service.model", "service.scheduler", "service.mailbox", "service.server", "service.cli"},
-    "threading": {"service.scheduler", "service.mailbox"},
+    "asyncio": {"service.api", "service.model", "service.scheduler", "service.mailbox", "service.server", "service.cli", "bench"},
+    "threading": {"service.scheduler", "service.mailbox", "bench"},
     "torch": {"export"},
     "transformers": {"export"},
     "huggingface_hub": {"export"},
@@ -115,7 +117,7 @@ def test_every_module_has_its_arrows() -> None:
 @pytest.mark.parametrize("module", FILES)
 def test_imports_follow_the_architecture(module: str) -> None:
     """A module imports only what docs/architecture.md lets it."""
-    ours = {name for name in imports(FILES[module]) if name.split(".")[0] in ("service", "export")}
+    ours = {name for name in imports(FILES[module]) if name.split(".")[0] in ("service", "export", "bench")}
 
     assert set() == {name for name in ours if name not in OPEN_TO_ALL and not within(name, ALLOWED[module])}
 

@@ -73,7 +73,8 @@ _One = Annotated[
     Discriminator(_kind, custom_error_type="input", custom_error_message="must be a text or {text, text_pair}"),
 ]
 _OneOrList = Annotated[
-    _Text | _Pair | Annotated[list[_One], Tag(_LIST)],
+    # without fail_fast a body of a million wrong items would make a million errors
+    _Text | _Pair | Annotated[list[_One], Field(fail_fast=True), Tag(_LIST)],
     Discriminator(_kind, custom_error_type="input", custom_error_message="must be a text, {text, text_pair}, or a list of these"),
 ]
 
