@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
+import json
 import logging
 import sys
 import time
@@ -51,7 +52,7 @@ def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
     from service.api.app import build, create_app
-    from service.server import configure_logging, make_server
+    from service.server import bind, configure_logging, make_server
 
     configure_logging(settings.log_format)
     api_key = _api_key(settings.api_key_file)
@@ -61,7 +62,6 @@ def _serve(settings: Settings) -> int:
             "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
             settings.host,
         )
-    service = build(settings)
 
     def announce(address: str) -> None:
         for model in service.registry.models.values():
@@ -71,18 +71,18 @@ def _serve(settings: Settings) -> int:
             flush=True,
         )
 
-    app = create_app(service, api_key=api_key, access_log=settings.access_log)
-    server = make_server(
-        app,
-        scheduler=service.scheduler,
-        host=settings.host,
-        port=settings.port,
-        grace_s=settings.grace_s,
-        keep_alive_s=settings.keep_alive_s,
-        on_listen=announce,
-    )
-    server.run()
-    return 0 if server.started else 1
+    # bound before the models are loaded, so that a port in use is said at once
+    with bind(settings.host, settings.port) as listener:
+        service = build(settings)
+        server = make_server(
+            create_app(service, api_key=api_key, access_log=settings.access_log),
+            scheduler=service.scheduler,
+            grace_s=settings.grace_s,
+            keep_alive_s=settings.keep_alive_s,
+            on_listen=announce,
+        )
+        server.run([listener])
+    return 0
 
 
 async def _check(settings: Settings) -> int:
@@ -97,8 +97,8 @@ async def _check(settings: Settings) -> int:
         example = model.bundle.manifest.example
         tolerance = CHECK_TOLERANCE[model.graph.precision]
         try:
-            requests = schemas.BODIES[model.task].model_validate(example.request).requests()
-            prediction = await model.predict(requests, timeout_s=60)
+            body = schemas.read(model.task, json.dumps(example.request).encode(), service.limits)
+            prediction = await model.predict(body.requests(), timeout_s=60)
             reason = difference(example.result, prediction.results, tolerance)
         except BertServeError as error:
             reason = error.message
@@ -128,8 +128,8 @@ def _api_key(path: Path | None) -> str | None:
         return None
     try:
         key = path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise SettingsError(f"--api-key-file `{path}` cannot be read ({error.strerror}).") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--api-key-file `{path}` cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}.") from error
     if not key:
         raise SettingsError(f"--api-key-file `{path}` is empty; put the key on its first line.")
     return key

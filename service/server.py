@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import signal
 import socket
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from pythonjsonlogger.json import JsonFormatter
 
+from service.errors import StartError
 from service.scheduler import Scheduler
 
 # After our own drain only bytes already produced remain to be sent.
@@ -35,6 +37,13 @@ class Server(uvicorn.Server):
         self._grace_s = grace_s
         self._on_listen = on_listen
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves until SIGINT or SIGTERM, and returns after an orderly end."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # uvicorn raises the signal again once it is done, for whoever handled it before: here nobody has to
+            signal.signal(number, lambda *_: None)
+        super().run(sockets)
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Binds the port and says so."""
         await super().startup(sockets)
@@ -55,14 +64,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def make_server(
-    app: FastAPI, *, scheduler: Scheduler, host: str, port: int, grace_s: float, keep_alive_s: int, on_listen: Callable[[str], None]
-) -> Server:
-    """Returns a server for an application; `run()` it."""
+def make_server(app: FastAPI, *, scheduler: Scheduler, grace_s: float, keep_alive_s: int, on_listen: Callable[[str], None]) -> Server:
+    """Returns a server for an application; `run` it with a bound socket."""
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -73,6 +78,25 @@ def make_server(
         timeout_graceful_shutdown=FLUSH_S,
     )
     return Server(config, scheduler=scheduler, grace_s=grace_s, on_listen=on_listen)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Returns a socket bound to an address; it does not listen yet.
+
+    Raises:
+        StartError: The address cannot be had.
+    """
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise StartError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port.") from error
+    return listener
 
 
 def configure_logging(log_format: str) -> None:

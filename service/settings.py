@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from service.bundle import Precision, Provider
 from service.errors import SettingsError
 
 PREFIX = "BERT_SERVE_"
@@ -47,10 +46,12 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback should have an API key.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
     models: Path = Field(Path("models"), description="Folder of bundles, one folder a model; all are loaded.")
-    provider: Literal["auto"] | Provider = Field(
+    provider: Literal["auto", "cpu", "cuda", "tensorrt"] = Field(
         "auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available."
     )
-    precision: Literal["auto"] | Precision = Field("auto", description="Graph to take from each bundle; auto takes the provider's default.")
+    precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
+        "auto", description="Graph to take from each bundle; auto takes the provider's default."
+    )
     lanes: int | None = Field(
         None,
         ge=1,
@@ -127,12 +128,13 @@ def _cgroup_quota(root: Path) -> tuple[int, int]:
 
 
 def _refuse_unknown_variables() -> None:
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    known = [name.upper() for name in Settings.model_fields]
     for name in os.environ:
-        if name.startswith(PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        if name.startswith(PREFIX) and (given := name.removeprefix(PREFIX)) not in known:
+            near = difflib.get_close_matches(given, known, n=1)
             raise SettingsError(
-                f"the variable {name} is no setting" + (f"; did you mean {near[0]}?" if near else "; see `bert-serve serve --help`.")
+                f"the variable {name} is no setting"
+                + (f"; did you mean {PREFIX}{near[0]}?" if near else "; see `bert-serve serve --help`.")
             )
 
 

@@ -12,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
 from service import __version__, bundle, registry
@@ -89,11 +90,25 @@ def _defaults(given: dict[str, str]) -> dict[str, str]:
     return {tasks[task]: name for task, name in given.items()}
 
 
+def _drop_fastapi_errors(schema: dict[str, Any]) -> None:
+    """Removes the 422 that FastAPI documents for path parameters: ours are texts, which are always valid."""
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(name, None)
+
+
 async def _translate(request: Request, error: Exception) -> Response:
     """Turns the router's own errors into ours; the Edge answers them."""
     assert isinstance(error, HTTPException)
     if error.status_code == _METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
+        # a path may have several routes, and the router names the methods of the first one only
+        methods = [
+            m for m in ("GET", "POST") if any(r.matches({**request.scope, "method": m})[0] is Match.FULL for r in request.app.routes)
+        ]
+        allowed = ", ".join(methods)
         raise MethodNotAllowedError(f"`{request.url.path[:64]}` takes {allowed}, not {request.method}; see /docs.", allowed=allowed)
     raise NotFoundError(f"there is no path `{request.url.path[:64]}`; see /docs.")
 
@@ -118,6 +133,7 @@ def _add_docs(app: FastAPI) -> None:
             modes = [(body, "validation") for body in BODIES.values()]
             _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             schema["components"]["schemas"].update(bodies["$defs"])
+            _drop_fastapi_errors(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 

@@ -41,7 +41,7 @@ class Edge:
         """
         self._app = app
         self._metrics = metrics
-        self._authorization = None if api_key is None else f"Bearer {api_key}".encode()
+        self._api_key = None if api_key is None else api_key.encode()
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,8 +76,10 @@ class Edge:
     def _authorize(self, path: str, given: bytes) -> None:
         """Asks for the key, except for what probes and scrapers read."""
         open_to_all = path == "/metrics" or path.startswith("/health") or path.endswith("/health")
-        if self._authorization is not None and not open_to_all and not hmac.compare_digest(given, self._authorization):
-            raise UnauthorizedError("this service needs its API key: send the header `Authorization: Bearer <key>`.")
+        scheme, _, key = given.partition(b" ")
+        if self._api_key is None or open_to_all or (scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._api_key)):
+            return
+        raise UnauthorizedError("this service needs its API key: send the header `Authorization: Bearer <key>`.")
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         task, model = scope.get(LABELS, (None, None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -196,7 +197,7 @@ def _timeout_ms(service: Service, request: Request) -> int:
     given = request.headers.get(TIMEOUT_HEADER)
     if given is None:
         return service.timeout_ms
-    if not (given.isascii() and given.isdigit() and 1 <= int(given[:12]) <= service.max_timeout_ms):
+    if not (re.fullmatch("[0-9]{1,9}", given) and 1 <= int(given) <= service.max_timeout_ms):
         raise InvalidValueError(
             f"the header `{TIMEOUT_HEADER}` is `{given[:32]}`; it must be a whole number from 1 to {service.max_timeout_ms}."
         )

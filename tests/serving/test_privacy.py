@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def test_the_runtime_keeps_no_device_id(models: Path, tmp_path: Path) -> None:
-    """onnxruntime's telemetry writes an identifier into the user's cache folder; with us it is off before it starts."""
+    """Onnxruntime's telemetry writes an identifier into the user's cache folder; with us it is off before it starts."""
     home = tmp_path / "home"
     home.mkdir()
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "CI", "XDG_"))}

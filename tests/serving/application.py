@@ -1,0 +1,114 @@
+"""The application in process, for tests of its HTTP surface: built as `bert-serve` builds it, or around a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from fakes import FakeEngine
+from service import bundle
+from service.api.app import build, create_app
+from service.api.routes import Service
+from service.api.schemas import Limits
+from service.backlog import Backlog
+from service.cost import CostModel
+from service.metrics import Metrics
+from service.model import Model
+from service.registry import Registry
+from service.scheduler import Scheduler
+from service.settings import Settings
+from service.tokenization import Tokenizer
+
+T = TypeVar("T")
+Check = Callable[[httpx.AsyncClient], Awaitable[T]]
+LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice what a tiny bundle takes
+
+
+def play(service: Service, check: Check[T], **options: Any) -> T:
+    """Runs a check with a client of the started application, within 20 seconds; returns what it returns."""
+
+    async def run() -> T:
+        app = create_app(service, **options)
+        async with app.router.lifespan_context(app):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
+                return await asyncio.wait_for(check(client), 20)
+
+    return asyncio.run(run())
+
+
+def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
+    """Returns the answer to one request of a service with the bundles of `models`."""
+    return play(build(Settings(models=models, **(settings or {}))), lambda client: client.request(method, path, **request))
+
+
+def classify(models: Path, body: Any, *, path: str = "/classify", **options: Any) -> httpx.Response:
+    """Returns the answer to one POST of a body: bytes as they are, anything else as JSON."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return call(models, "POST", path, content=content, **options)
+
+
+def results(models: Path, inputs: Any, **parameters: Any) -> Any:
+    """Returns the result of a classification that must succeed."""
+    response = classify(models, {"inputs": inputs, "parameters": parameters})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def rejected(response: httpx.Response, status: int, error_type: str) -> str:
+    """Returns the message of an error after checking its status and its exact shape."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert sorted(body) == ["error", "error_type", "request_id"]
+    assert body["error_type"] == error_type
+    assert body["request_id"] == response.headers["x-request-id"]
+    assert isinstance(body["error"], str)
+    return str(body["error"])
+
+
+def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> Service:
+    """Returns a service of one lane with the bundle `tiny` on a fake engine."""
+    loaded = bundle.load(models / "tiny")
+    metrics = Metrics()
+    scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, lanes=1), lanes=1, observe=metrics.observe_queue)
+    model = Model(
+        loaded,
+        loaded.manifest.graphs[0],
+        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
+        engine=engine,
+        cost=CostModel(loaded.manifest.flops),
+        scheduler=scheduler,
+        metrics=metrics.model(loaded.manifest.task, loaded.manifest.name),
+    )
+    return Service(
+        registry=Registry([model], {}),
+        scheduler=scheduler,
+        metrics=metrics,
+        limits=Limits(max_inputs=64, max_chars=4096),
+        max_body_bytes=65536,
+        timeout_ms=10_000,
+        max_timeout_ms=20_000,
+        info={},
+    )
+
+
+def blocked(service: Service, engine: FakeEngine, check: Check[T]) -> T:
+    """Runs a check while the only lane is busy with a request that waits at the engine's gate; it must then be answered."""
+
+    async def run(client: httpx.AsyncClient) -> T:
+        engine.gate.clear()
+        first = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}))
+        await asyncio.to_thread(engine.entered.acquire)
+        try:
+            return await check(client)
+        finally:
+            engine.gate.set()
+            assert (await first).status_code == 200
+
+    return play(service, run)

@@ -1,0 +1,225 @@
+"""The wire of /classify: result shapes, parameters, what is read and what is refused, and which model answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import tiny
+from application import classify, rejected, results
+from service.bundle import MANIFEST_FILE, Manifest, digest
+
+HUGE_NUMBER = b"9" * 5000
+
+
+def labels(result: list[dict[str, Any]]) -> list[str]:
+    """Returns the labels of one result in their order."""
+    return [item["label"] for item in result]
+
+
+def replace_graph(path: Path, graph: onnx.ModelProto) -> None:
+    """Puts another graph into a bundle and its digest into the manifest."""
+    manifest = Manifest.model_validate_json((path / MANIFEST_FILE).read_bytes())
+    file = path / manifest.graphs[0].file
+    onnx.save(graph, str(file))
+    graphs = (manifest.graphs[0].model_copy(update={"sha256": digest(file)}),)
+    (path / MANIFEST_FILE).write_text(manifest.model_copy(update={"graphs": graphs}).model_dump_json())
+
+
+def test_a_text_is_answered_with_a_list_of_one_result(models: Path) -> None:
+    """One text gives a list with one list of all labels, each an object of label and score."""
+    [result] = results(models, "a good film")
+    assert sorted(tiny.LABELS) == sorted(labels(result))
+    assert all(sorted(item) == ["label", "score"] for item in result)
+
+
+def test_a_pair_is_scored_as_one_input(models: Path) -> None:
+    """A pair is one input, and its second text counts."""
+    [pair] = results(models, {"text": "good", "text_pair": "bad"})
+    [alone] = results(models, {"text": "good"})
+    assert pair != alone
+    assert results(models, "good") == [alone]
+
+
+def test_a_list_is_answered_in_its_order(models: Path) -> None:
+    """A list gives a result for each item, in order."""
+    texts = ["good", "a very poor book", "film", "bad"]
+    expected = [score for text in texts for score in results(models, text)[0]]
+    assert [item["label"] for item in expected] == [item["label"] for result in results(models, texts) for item in result]
+    assert [item["score"] for item in expected] == pytest.approx([item["score"] for result in results(models, texts) for item in result])
+
+
+@pytest.mark.parametrize(("inputs", "count"), [(["good"], 1), ([], 0), ([{"text": "good", "text_pair": "bad"}, "good", ""], 3)])
+def test_a_list_in_is_a_list_out(models: Path, inputs: list[Any], count: int) -> None:
+    """A list of one, of none and of mixed kinds each give a list as long."""
+    assert len(results(models, inputs)) == count
+
+
+def test_an_empty_text_is_scored(models: Path) -> None:
+    """An empty text has scores as any other."""
+    [result] = results(models, "")
+    assert sum(item["score"] for item in result) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_best_label_is_first(models: Path) -> None:
+    """Labels come by falling score, and softmax scores add up to 1."""
+    [result] = results(models, "a great film")
+    scores = [item["score"] for item in result]
+    assert scores == sorted(scores, reverse=True)
+    assert sum(scores) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(("top_k", "count"), [(1, 1), (2, 2), (99, 3), (None, 3)])
+def test_top_k_limits_the_labels(models: Path, top_k: int | None, count: int) -> None:
+    """The `top_k` best labels are returned, all of them where it is null or more than there are."""
+    [everything] = results(models, "a good film")
+    assert results(models, "a good film", top_k=top_k) == [everything[:count]]
+
+
+@pytest.mark.parametrize("name", ["softmax", "SoftMax", "SOFTMAX", None])
+def test_the_activation_is_read_in_any_case(models: Path, name: str | None) -> None:
+    """`function_to_apply` in any case, and null, mean what the default of this model is."""
+    assert results(models, "good", function_to_apply=name) == results(models, "good")
+
+
+def test_sigmoid_and_none_replace_the_activation(models: Path) -> None:
+    """`none` gives the logits and `sigmoid` squeezes each of them alone."""
+    logits = {item["label"]: item["score"] for item in results(models, "good", function_to_apply="None")[0]}
+    for item in results(models, "good", function_to_apply="sigmoid")[0]:
+        assert item["score"] == pytest.approx(1 / (1 + np.exp(-logits[item["label"]])), abs=1e-6)
+
+
+def test_equal_scores_keep_the_order_of_the_labels(models: Path) -> None:
+    """Labels with equal scores come by label id, also when cut by `top_k`."""
+    graph = tiny.graph()
+    for tensor in graph.graph.initializer:
+        if tensor.name in ("dense", "bias"):
+            tensor.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(tensor)), tensor.name))
+    replace_graph(models / "tiny", graph)
+    assert labels(results(models, "good")[0]) == list(tiny.LABELS)
+    assert labels(results(models, "good", top_k=2)[0]) == list(tiny.LABELS[:2])
+
+
+def test_special_tokens_in_a_text_are_text(models: Path) -> None:
+    """A text that spells `[SEP]` is read letter by letter, as are the words that it consists of."""
+    assert results(models, "good [SEP] bad") == results(models, "good [ sep ] bad")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/json; charset=utf-8", ""])
+def test_the_content_type_does_not_matter(models: Path, content_type: str) -> None:
+    """JSON is read whatever the content type says, as `curl -d` says a form."""
+    response = classify(models, {"inputs": "good"}, headers={"content-type": content_type})
+    assert response.json() == results(models, "good")
+
+
+@pytest.mark.parametrize(
+    "more", [{"options": {"wait_for_model": True}}, {"parameters": None}, {"parameters": {}}, {"model": None, "x": []}]
+)
+def test_keys_that_say_nothing_are_allowed(models: Path, more: dict[str, Any]) -> None:
+    """Unknown keys beside `inputs` are ignored, and null parameters are none."""
+    assert classify(models, {"inputs": "good", **more}).json() == results(models, "good")
+
+
+@pytest.mark.parametrize(("name", "near"), [("topk", "top_k"), ("function_to_aply", "function_to_apply"), ("truncate", "truncation")])
+def test_an_unknown_parameter_is_an_error_that_names_the_nearest(models: Path, name: str, near: str) -> None:
+    """A misspelled parameter is refused, because it would silently do nothing."""
+    message = rejected(classify(models, {"inputs": "good", "parameters": {name: 1}}), 422, "invalid_value")
+    assert f"no `{name}`; did you mean `{near}`?" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({}, "inputs"),
+        ({"inputs": None}, "inputs"),
+        ({"inputs": 5}, "inputs"),
+        ({"inputs": ["good", 5]}, "inputs[1]"),
+        ({"inputs": ["good", ["bad"]]}, "inputs[1]"),
+        ({"inputs": {"text": 1}}, "inputs.text"),
+        ({"inputs": {"text_pair": "good"}}, "inputs.text"),
+        ({"inputs": ["good", {"text": "bad", "text_pair": []}]}, "inputs[1].text_pair"),
+        ({"inputs": "good", "parameters": []}, "parameters"),
+        ({"inputs": "good", "parameters": {"top_k": "2"}}, "parameters.top_k"),
+        ({"inputs": "good", "parameters": {"top_k": 0}}, "parameters.top_k"),
+        ({"inputs": "good", "parameters": {"top_k": 1.5}}, "parameters.top_k"),
+        ({"inputs": "good", "parameters": {"top_k": True}}, "parameters.top_k"),
+        ({"inputs": "good", "parameters": {"function_to_apply": "relu"}}, "parameters.function_to_apply"),
+        ({"inputs": "good", "parameters": {"truncation": "yes"}}, "parameters.truncation"),
+        ({"inputs": "good", "parameters": {"window": "median"}}, "parameters.window"),
+        ({"inputs": "good", "parameters": {"stride": -1}}, "parameters.stride"),
+        ({"inputs": "good", "model": 5}, "model"),
+        ([], "the body"),
+        ("good", "the body"),
+    ],
+)
+def test_a_wrong_value_is_named_by_its_path(models: Path, body: Any, path: str) -> None:
+    """A value of a wrong type or out of range is 422 and named by where it stands."""
+    assert rejected(classify(models, body), 422, "invalid_value").startswith(f"`{path}` is wrong: ")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"good", id="no JSON"),
+        pytest.param(b'{"inputs": "good"', id="cut off"),
+        pytest.param(b'{"inputs": "good"} {}', id="more after the end"),
+        pytest.param(b'{"inputs": "\xff\xfe"}', id="not UTF-8"),
+        pytest.param(b'{"inputs": "good", "options": "\xff"}', id="not UTF-8 where nobody looks"),
+        pytest.param(b'{"inputs": "\\ud800"}', id="leading surrogate alone"),
+        pytest.param(b'{"inputs": "\\udc00 good"}', id="trailing surrogate alone"),
+        pytest.param(b'{"inputs": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", id="nested without end"),
+        pytest.param(b'{"inputs": "good", "parameters": {"top_k": ' + HUGE_NUMBER + b"}}", id="number without end"),
+    ],
+)
+def test_what_is_not_json_is_malformed(models: Path, raw: bytes) -> None:
+    """A body that is not JSON is 400, whatever is wrong with it."""
+    rejected(classify(models, raw), 400, "malformed")
+
+
+def test_unicode_is_read_as_it_is(models: Path) -> None:
+    """Texts beyond ASCII are scored the same, raw and escaped, with a surrogate pair for one character."""
+    raw = '{"inputs": "good 😀 日本 é"}'.encode()
+    escaped = b'{"inputs": "good \\ud83d\\ude00 \\u65e5\\u672c \\u00e9"}'
+    assert classify(models, raw).json() == classify(models, escaped).json()
+
+
+def test_the_first_model_by_name_is_the_default(tmp_path: Path) -> None:
+    """A task's endpoint answers with its first model by name, until `--default` names another."""
+    tiny.bundle(tmp_path, "zebra", seed=1)
+    tiny.bundle(tmp_path, "ant", seed=2)
+    body = {"inputs": "good"}
+    assert classify(tmp_path, body).headers["x-model"] == "ant"
+    for task in ("classify", "text-classification"):
+        assert classify(tmp_path, body, settings={"default": {task: "zebra"}}).headers["x-model"] == "zebra"
+
+
+@pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "b"}), ("/models/b", {}), ("/models/b", {"model": "b"})])
+def test_a_model_is_chosen_by_body_or_path(tmp_path: Path, path: str, named: dict[str, str]) -> None:
+    """`model` beside `inputs` and `/models/{name}` choose the same model."""
+    tiny.bundle(tmp_path, "a", seed=1)
+    tiny.bundle(tmp_path, "b", seed=2)
+    response = classify(tmp_path, {"inputs": "good", **named}, path=path)
+    assert response.headers["x-model"] == "b"
+    assert response.json() != results(tmp_path, "good")
+
+
+@pytest.mark.parametrize(("path", "named"), [("/classify", {"model": "tinny"}), ("/models/tinny", {})])
+def test_an_unknown_model_is_not_found_and_the_nearest_named(models: Path, path: str, named: dict[str, str]) -> None:
+    """A model that is not loaded is 404 with the name that was probably meant."""
+    message = rejected(classify(models, {"inputs": "good", **named}, path=path), 404, "not_found")
+    assert message == "no model `tinny` is loaded; did you mean `tiny`?"
+
+
+def test_a_model_that_contradicts_the_path_is_refused(tmp_path: Path) -> None:
+    """`model` and path that name different models are 422."""
+    tiny.bundle(tmp_path, "a")
+    tiny.bundle(tmp_path, "b")
+    message = rejected(classify(tmp_path, {"inputs": "good", "model": "a"}, path="/models/b"), 422, "invalid_value")
+    assert "`a`" in message
+    assert "`b`" in message

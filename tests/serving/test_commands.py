@@ -1,0 +1,220 @@
+"""The commands `bert-serve serve` and `bert-serve check`: what they refuse, with which words and exit codes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from application import results
+from service import __version__, server
+from service.cli import difference, main
+
+REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "parameters": {"top_k": 2}}
+
+
+@pytest.fixture(autouse=True)
+def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command must not replace the log handlers of the test run."""
+    monkeypatch.setattr(server, "configure_logging", lambda _: None)
+
+
+def failure(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
+    """Runs a command that must fail with a code and one line; returns that line."""
+    assert main(list(argv)) == code
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("bert-serve: ")
+    return lines[0]
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Replaces fields of a bundle's manifest."""
+    file = path / "manifest.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("command", ["serve", "check"])
+@pytest.mark.parametrize("name", ["model.cpu.fp32.onnx", "tokenizer.json"])
+def test_an_altered_file_stops_the_start(models: Path, command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not as exported is named, with what to do."""
+    with (models / "tiny" / name).open("ab") as file:
+        file.write(b" ")
+    assert f"`{models}/tiny/{name}` was altered" in failure(capsys, 1, command, "--models", str(models))
+
+
+@pytest.mark.parametrize("name", ["model.cpu.fp32.onnx", "tokenizer.json", "manifest.json"])
+def test_a_missing_file_stops_the_start(models: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not there is named."""
+    (models / "tiny" / name).unlink()
+    message = failure(capsys, 1, "serve", "--models", str(models))
+    assert name in message
+    assert "tiny" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"format_version": 2}, "format_version"),
+        ({"labels": []}, "labels"),
+        ({"surprise": 1}, "surprise"),
+        ({"name": "other"}, "`other`"),
+        ({"task": "translation"}, "task"),
+    ],
+)
+def test_a_bad_manifest_stops_the_start(models: Path, changes: dict[str, Any], word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest that is not what it should be is named with the field at fault."""
+    edit(models / "tiny", **changes)
+    message = failure(capsys, 1, "serve", "--models", str(models))
+    assert f"{models}/tiny" in message
+    assert word in message
+
+
+def test_a_manifest_that_is_no_json_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest that cannot be parsed is named."""
+    (models / "tiny/manifest.json").write_text("{")
+    assert "manifest.json" in failure(capsys, 1, "serve", "--models", str(models))
+
+
+def test_one_broken_bundle_among_good_ones_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A service does not start with less than all of its models."""
+    (tiny.bundle(models, "other") / "tokenizer.json").unlink()
+    assert f"{models}/other/tokenizer.json" in failure(capsys, 1, "serve", "--models", str(models))
+
+
+def test_an_empty_folder_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder without bundles is named, with the command that makes one."""
+    message = failure(capsys, 1, "serve", "--models", str(tmp_path))
+    assert f"`{tmp_path}` holds no bundle" in message
+    assert "bert-export" in message
+
+
+def test_a_missing_folder_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that does not exist is named, with the flag to give another."""
+    message = failure(capsys, 1, "serve", "--models", str(tmp_path / "none"))
+    assert f"`{tmp_path}/none` does not exist" in message
+    assert "--models" in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "http"], ["--port (or BERT_SERVE_PORT) is `http`", "integer"]),
+        (["--default", "classify=other"], ["other", "text-classification=tiny"]),
+        (["--default", "translate=tiny"], ["`translate`", "classify"]),
+        (["--default", "tiny"], ["--default", "TASK=NAME"]),
+        (["--max-batch-tokens", "16"], ["--max-batch-tokens is 16", "`tiny`", "32"]),
+        (["--api-key-file", "/nowhere/key"], ["--api-key-file `/nowhere/key` cannot be read"]),
+    ],
+)
+def test_wrong_settings_are_wrong_usage(models: Path, flags: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong setting ends with code 2 and says the flag, the value and what is allowed."""
+    message = failure(capsys, 2, "serve", "--models", str(models), *flags)
+    assert [word for word in words if word not in message] == []
+
+
+def test_a_precision_that_a_bundle_lacks_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A graph that the bundle does not have is refused with those that it has."""
+    assert "cpu/fp32" in failure(capsys, 1, "serve", "--models", str(models), "--precision", "int8")
+
+
+def test_a_provider_that_is_not_installed_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Asking for a GPU that the bundles have no graph for is refused and named."""
+    assert "`cuda`" in failure(capsys, 1, "serve", "--models", str(models), "--provider", "cuda")
+
+
+@pytest.mark.parametrize("key", ["", " \n\t\n"])
+def test_an_empty_key_is_refused(models: Path, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key file without a key must not open the service to everyone."""
+    (tmp_path / "key").write_text(key)
+    assert "is empty" in failure(capsys, 2, "serve", "--models", str(models), "--api-key-file", str(tmp_path / "key"))
+
+
+def test_a_key_file_that_is_no_text_is_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key file that is not UTF-8 is a message, not a traceback."""
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+    assert "--api-key-file" in failure(capsys, 2, "serve", "--models", str(models), "--api-key-file", str(tmp_path / "key"))
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"), [("0.0.0.0", True), ("::", True), ("192.0.2.1", True), ("127.0.0.1", False), ("::1", False), ("localhost", False)]
+)
+def test_an_open_address_without_a_key_is_a_loud_warning(tmp_path: Path, host: str, warned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Listening beyond loopback without an API key is warned of in capitals."""
+    main(["serve", "--models", str(tmp_path), "--host", host])
+    assert (f"LISTENING ON {host} WITHOUT AN API KEY" in caplog.text) == warned
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+
+
+def test_an_open_address_with_a_key_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With an API key the warning is not needed."""
+    (tmp_path / "key").write_text("swordfish\n")
+    main(["serve", "--models", str(tmp_path / "none"), "--host", "0.0.0.0", "--api-key-file", str(tmp_path / "key")])
+    assert caplog.text == ""
+
+
+def test_check_passes_what_answers_as_stored(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bundle that answers its example as stored, within the tolerance, is ok."""
+    stored = results(models, REQUEST["inputs"], top_k=2)
+    stored[0][0]["score"] += 9e-5
+    tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
+    assert main(["check", "--models", str(tmp_path / "checked")]) == 0
+    assert capsys.readouterr().out == "a: text-classification, cpu/fp32: ok\n"
+
+
+def test_check_fails_what_answers_differently(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A bundle whose scores have moved fails the check with the numbers, and the others are still checked."""
+    stored = results(models, REQUEST["inputs"], top_k=2)
+    tiny.bundle(tmp_path / "checked", "b", example={"request": REQUEST, "result": stored})
+    stored[0][0]["score"] += 2e-4
+    tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
+    assert main(["check", "--models", str(tmp_path / "checked")]) == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a: text-classification, cpu/fp32: FAILED: score: ")
+    assert second == "b: text-classification, cpu/fp32: ok"
+
+
+@pytest.mark.parametrize("example", [{"request": {}, "result": []}, {"request": {"inputs": "good", "parameters": {"x": 1}}, "result": []}])
+def test_check_fails_an_example_that_is_no_request(tmp_path: Path, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stored example that cannot even be asked fails the check with a reason, not a traceback."""
+    tiny.bundle(tmp_path, "a", example=example)
+    assert main(["check", "--models", str(tmp_path)]) == 1
+    captured = capsys.readouterr()
+    assert "a" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "same"),
+    [
+        ([{"label": "a", "score": 0.5}], [{"label": "a", "score": 0.5001}], True),
+        ([{"label": "a", "score": 0.5}], [{"label": "a", "score": 0.52}], False),
+        ([{"label": "a", "score": 0.5}], [{"label": "b", "score": 0.5}], False),
+        ([{"label": "a", "score": 0.5}], [], False),
+        ([{"label": "a", "score": 1}], [{"label": "a", "score": 1.0}], True),
+        (None, [], False),
+        ([{"score": 0.5}], [{"score": float("nan")}], False),
+    ],
+)
+def test_results_differ_in_labels_or_by_more_than_the_tolerance(expected: Any, actual: Any, same: bool) -> None:
+    """Scores may differ a little, labels, order and lengths not at all."""
+    assert (difference(expected, actual, 1e-3) is None) == same
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` prints name and version."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"bert-serve {__version__}\n")
+
+
+@pytest.mark.parametrize("argv", [[], ["sevre"]])
+def test_an_unknown_command_is_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a known command the exit code is 2 and the commands are named."""
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    assert stopped.value.code == 2
+    assert "check" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""One table maps every error to a status, and every error that reaches the application leaves in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from application import call, rejected
+from service import errors
+from service.api.errors import INTERNAL, TABLE, classify, response
+from service.api.schemas import ErrorBody
+from service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
+
+
+def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:
+    """Yields the classes under one that have none under themselves."""
+    for child in kind.__subclasses__():
+        yield from leaves(child) if child.__subclasses__() else [child]
+
+
+def made(kind: type[BertServeError]) -> BertServeError:
+    """Returns an error of a class."""
+    if kind is RefusedError:
+        return RefusedError("what was wrong", reason="queue_full", retry_after_s=1.2)
+    if kind is MethodNotAllowedError:
+        return MethodNotAllowedError("what was wrong", allowed="GET, POST")
+    return kind("what was wrong")
+
+
+def test_every_error_of_a_request_is_in_the_table() -> None:
+    """Each leaf under CallerError and ServerError has a status of its own, and nothing else stands in the table."""
+    assert set(TABLE) == {*leaves(CallerError), *leaves(ServerError)}
+
+
+def test_errors_of_the_start_have_no_status() -> None:
+    """What stops the process from starting is nothing to answer a request with."""
+    assert not any(issubclass(kind, StartError) for kind in TABLE)
+    assert {classify(made(kind)) for kind in leaves(StartError)} == {INTERNAL}
+
+
+def test_statuses_say_whose_fault_it_was() -> None:
+    """A caller's errors are 4xx; the service's are 5xx, but for the 429 that asks the caller to wait."""
+    for kind in leaves(CallerError):
+        assert 400 <= TABLE[kind][0] < 500
+    for kind in leaves(ServerError):
+        assert 500 <= TABLE[kind][0] < 600 or (kind is RefusedError and TABLE[kind][0] == 429)
+
+
+def test_every_kind_has_a_name_of_its_own() -> None:
+    """No two kinds share an `error_type`, so that it can be told from the answer."""
+    names = [name for _, name in TABLE.values()]
+    assert len({*names, INTERNAL[1]}) == len(names) + 1
+
+
+def test_the_tree_is_drawn_as_it_is() -> None:
+    """Every class of the tree stands in the drawing at the top of its module."""
+    kinds = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, BertServeError)]
+    assert [kind.__name__ for kind in kinds if kind.__name__ not in (errors.__doc__ or "")] == []
+
+
+@pytest.mark.parametrize("kind", sorted(TABLE, key=lambda kind: kind.__name__))
+def test_every_error_has_the_one_shape(kind: type[BertServeError]) -> None:
+    """The body of each error has exactly the three documented strings."""
+    answer = response(made(kind), "r-1")
+    body = ErrorBody.model_validate_json(answer.body)
+    assert body.model_dump() == {"error": "what was wrong", "error_type": TABLE[kind][1], "request_id": "r-1"}
+    assert answer.status_code == TABLE[kind][0]
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    """`Retry-After` is whole seconds, rounded up and at least one."""
+    waits = {seconds: RefusedError("full", reason="queue_full", retry_after_s=seconds) for seconds in (0.0, 0.3, 1.2, 60.0)}
+    assert [response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
+
+
+def test_an_unforeseen_error_keeps_its_message_inside() -> None:
+    """The message of an exception that is not ours never leaves the service."""
+    answer = response(RuntimeError("the password is swordfish"), "r-1")
+    assert answer.status_code == 500
+    assert b"swordfish" not in answer.body
+    assert ErrorBody.model_validate_json(answer.body).error_type == "internal"
+
+
+@pytest.mark.parametrize("path", ["/clasify", "/models/tiny/labels", "/health/deep", "/docs/static/none.js", "/v1/%F0%9F%98%80"])
+def test_an_unknown_path_is_not_found(models: Path, path: str) -> None:
+    """A path that does not exist is 404 in the one shape, and the message leads to the docs."""
+    assert "/docs" in rejected(call(models, "GET", path), 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/classify", {"POST"}),
+        ("PUT", "/classify", {"POST"}),
+        ("POST", "/models", {"GET"}),
+        ("POST", "/health", {"GET"}),
+        ("POST", "/metrics", {"GET"}),
+        ("DELETE", "/models/tiny", {"GET", "POST"}),
+    ],
+)
+def test_a_wrong_method_names_those_that_are_allowed(models: Path, method: str, path: str, allowed: set[str]) -> None:
+    """A method that a path does not have is 405, and `Allow` lists all that it has."""
+    answer = call(models, method, path)
+    rejected(answer, 405, "method_not_allowed")
+    assert set(answer.headers["allow"].split(", ")) - {"HEAD"} == allowed
+
+
+@pytest.mark.parametrize("request_to", [{"path": "/clasify"}, {"path": "/models"}, {"path": "/classify", "content": b"{"}])
+def test_errors_carry_the_callers_request_id(models: Path, request_to: dict[str, Any]) -> None:
+    """The id that a caller gave stands in the error's body and header."""
+    answer = call(models, "POST", headers={"x-request-id": "my-request.7"}, **request_to)
+    assert answer.headers.get_list("x-request-id") == ["my-request.7"]
+    assert answer.json()["request_id"] == "my-request.7"

@@ -1,0 +1,128 @@
+"""Long texts over HTTP: cut and said so, refused, or scored window by window against a computation by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import tiny
+from application import LONG, classify, rejected, results
+
+ROOM = 30  # text tokens that a tiny bundle takes; 29 of a pair
+
+
+def words(count: int) -> str:
+    """Returns a text of as many tokens."""
+    return " ".join((LONG.split() * 5)[:count])
+
+
+def scores_of(models: Path, sequences: list[list[str]]) -> list[dict[str, float]]:
+    """Returns softmax scores by label of each sequence of tokens, special ones included, computed without the service."""
+    session = onnxruntime.InferenceSession(str(models / "tiny/model.cpu.fp32.onnx"))
+    scores = []
+    for sequence in sequences:
+        ids = np.array([[tiny.VOCABULARY.index(token) for token in sequence]])
+        types = np.zeros_like(ids)
+        first_end = sequence.index("[SEP]")
+        types[0, first_end + 1 :] = 1
+        [logits] = session.run(["logits"], {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": types})[0]
+        powers = np.exp(logits.astype(np.float64))
+        scores.append(dict(zip(tiny.LABELS, powers / powers.sum(), strict=True)))
+    return scores
+
+
+def by_label(result: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns a result as a mapping."""
+    return {item["label"]: item["score"] for item in result}
+
+
+def test_a_long_text_is_cut_and_the_cut_is_said(models: Path) -> None:
+    """By default a long text is scored by its beginning, and both headers say so."""
+    response = classify(models, {"inputs": LONG})
+    assert response.json() == results(models, words(ROOM))
+    assert response.headers["x-truncated"] == "1"
+    assert response.headers["x-hf-warning"] == "truncation; 1 of 1 inputs cut to the model's 32 tokens: inputs[0]"
+
+
+def test_the_cut_inputs_of_a_list_are_counted_and_named(models: Path) -> None:
+    """Of a list the headers say how many inputs were cut and which."""
+    response = classify(models, {"inputs": ["good", LONG, words(ROOM), {"text": "good", "text_pair": LONG}]})
+    assert response.headers["x-truncated"] == "2"
+    assert response.headers["x-hf-warning"].endswith("2 of 4 inputs cut to the model's 32 tokens: inputs[1], inputs[3]")
+
+
+def test_many_cut_inputs_keep_the_warning_short(models: Path) -> None:
+    """The warning names ten inputs at most; the count is of all."""
+    response = classify(models, {"inputs": [LONG] * 40})
+    assert response.headers["x-truncated"] == "40"
+    assert response.headers["x-hf-warning"].endswith("inputs[8], inputs[9], ...")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
+def test_a_text_that_just_fits_is_not_cut(models: Path, parameters: dict[str, Any]) -> None:
+    """A text of exactly the model's length is scored whole, without a warning."""
+    response = classify(models, {"inputs": words(ROOM), "parameters": parameters})
+    assert response.status_code == 200
+    assert "x-truncated" not in response.headers
+    assert "x-hf-warning" not in response.headers
+
+
+def test_a_long_pair_is_cut_at_its_longer_text(models: Path) -> None:
+    """The longer text of a pair is cut first, down to the length of the other."""
+    short, long = words(5).split(), words(50).split()
+    response = classify(models, {"inputs": {"text": words(5), "text_pair": words(50)}})
+    [expected] = scores_of(models, [["[CLS]", *short, "[SEP]", *long[: ROOM - 1 - 5], "[SEP]"]])
+    assert by_label(response.json()[0]) == pytest.approx(expected, abs=1e-5)
+    assert response.headers["x-truncated"] == "1"
+
+
+@pytest.mark.parametrize(("inputs", "name"), [(LONG, "inputs"), ([LONG], "inputs[0]"), (["good", "bad", LONG], "inputs[2]")])
+def test_without_truncation_a_long_text_is_an_error(models: Path, inputs: Any, name: str) -> None:
+    """`truncation: false` refuses the request and names the input at fault."""
+    message = rejected(classify(models, {"inputs": inputs, "parameters": {"truncation": False}}), 422, "invalid_value")
+    assert message.startswith(f"{name}: the text has 60 tokens and the model takes 30")
+
+
+@pytest.mark.parametrize("combine", ["mean", "max"])
+def test_windows_cover_the_whole_text(models: Path, combine: str) -> None:
+    """`window` combines the scores of overlapping windows: their plain mean, or the maximum of each label."""
+    text, stride = words(100).split(), 10
+    cuts = [text[start : start + ROOM] for start in range(0, len(text) - stride, ROOM - stride)]
+    windows = scores_of(models, [["[CLS]", *cut, "[SEP]"] for cut in cuts])
+    function = max if combine == "max" else np.mean
+    expected = {label: float(function([window[label] for window in windows])) for label in tiny.LABELS}
+    response = classify(models, {"inputs": " ".join(text), "parameters": {"window": combine, "stride": stride}})
+    assert by_label(response.json()[0]) == pytest.approx(expected, abs=1e-5)
+    assert "x-truncated" not in response.headers
+
+
+def test_windows_of_a_pair_cut_the_second_text(models: Path) -> None:
+    """A pair's windows each have the whole first text beside a part of the second."""
+    first, second, stride = words(4).split(), words(60).split(), 3
+    room = ROOM - 1 - len(first)
+    cuts = [second[start : start + room] for start in range(0, len(second) - stride, room - stride)]
+    windows = scores_of(models, [["[CLS]", *first, "[SEP]", *cut, "[SEP]"] for cut in cuts])
+    expected = {label: float(np.mean([window[label] for window in windows])) for label in tiny.LABELS}
+    [result] = results(models, {"text": " ".join(first), "text_pair": " ".join(second)}, window="mean", stride=stride)
+    assert by_label(result) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("stride", [None, ROOM])
+def test_a_stride_that_leaves_no_room_is_an_error(models: Path, stride: int | None) -> None:
+    """A stride of a window's length or more (the default of 128 too, here) is refused and the numbers named."""
+    parameters = {"window": "max"} | ({} if stride is None else {"stride": stride})
+    message = rejected(classify(models, {"inputs": ["good", LONG], "parameters": parameters}), 422, "invalid_value")
+    assert message.startswith(f"inputs[1]: windows of 30 tokens have no room for a `stride` of {stride or 128}")
+
+
+def test_windows_of_one_text_do_not_change_the_answers_of_others(models: Path) -> None:
+    """Texts of one window and of several in one list each get what they get alone."""
+    parameters = {"window": "mean", "stride": 5}
+    texts = ["good", words(100), "bad", words(45)]
+    together = results(models, texts, **parameters)
+    for text, result in zip(texts, together, strict=True):
+        assert by_label(result) == pytest.approx(by_label(results(models, text, **parameters)[0]), abs=1e-5)

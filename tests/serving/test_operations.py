@@ -1,0 +1,223 @@
+"""What operators and clients read beside the answers: models, health, info, docs, headers, and the API key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny
+from application import call, classify, faked, play, rejected
+from fakes import FakeEngine
+from service import __version__
+from service.api.app import build
+from service.settings import Settings
+
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/metrics")
+KEYED_PATHS = ("/", "/docs", "/openapi.json", "/docs/static/swagger-ui.css", "/info", "/models", "/models/tiny", "/models/tiny/info")
+
+
+@pytest.mark.parametrize("path", ["/models/tiny", "/models/tiny/info", "/classify/info"])
+def test_a_model_is_described(models: Path, path: str) -> None:
+    """A model's page has its task, labels, limits, precision, provider and evidence, at each base's info too."""
+    page = call(models, "GET", path).json()
+    assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
+    assert (page["provider"], page["precision"]) == ("cpu", "fp32")
+    assert page["limits"]["max_tokens"] == 32
+    assert page["evidence"]["label_agreement"] == 1.0
+
+
+def test_all_models_are_listed(tmp_path: Path) -> None:
+    """`/models` has each model's page, by name."""
+    tiny.bundle(tmp_path, "b")
+    tiny.bundle(tmp_path, "a")
+    pages = call(tmp_path, "GET", "/models").json()
+    assert pages == [call(tmp_path, "GET", f"/models/{name}").json() for name in ("a", "b")]
+
+
+@pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info", "/models/tinny/health"])
+def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> None:
+    """Pages of a model that is not loaded are 404 with the nearest name."""
+    assert "`tiny`" in rejected(call(models, "GET", path), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", [path for path in OPEN_PATHS if "health" in path])
+def test_health_is_green_while_requests_are_answered(models: Path, path: str) -> None:
+    """Each health path is 200 and JSON once the lanes run."""
+    response = call(models, "GET", path)
+    assert response.status_code == 200
+    assert response.json()["live"] is True
+
+
+def test_info_has_the_limits(models: Path) -> None:
+    """`/info` has version, models and every limit as it is set."""
+    limits = {
+        "max_inputs": 7,
+        "max_chars": 1000,
+        "max_body_bytes": 4096,
+        "timeout_ms": 5,
+        "max_timeout_ms": 6,
+        "max_batch_tokens": 64,
+        "max_queue_tokens": 128,
+        "lanes": 3,
+    }
+    page = call(models, "GET", "/info", settings=limits).json()
+    assert page["limits"] == limits
+    assert page["version"] == __version__
+    assert page["models"] == {"tiny": "text-classification"}
+
+
+def test_the_root_leads_to_the_docs(models: Path) -> None:
+    """`/` redirects to `/docs`."""
+    response = call(models, "GET", "/", follow_redirects=True)
+    assert [str(step.url.path) for step in [*response.history, response]] == ["/", "/docs"]
+    assert response.status_code == 200
+
+
+def test_the_docs_work_offline(models: Path) -> None:
+    """Every file that `/docs` refers to is served by the service itself."""
+
+    async def check(client: httpx.AsyncClient) -> dict[str, int]:
+        page = (await client.get("/docs")).text
+        files = re.findall(r"""(?:src|href|url)\s*[=:]\s*["']([^"']+)["']""", page)
+        return {file: (await client.get(httpx.URL("http://test/docs").join(file))).status_code for file in files}
+
+    files = play(build(Settings(models=models)), check)
+    assert len(files) == 4
+    assert set(files.values()) == {200}
+    assert not any(file.startswith(("http:", "https:", "//", "/")) for file in files)
+
+
+def references(node: Any) -> list[str]:
+    """Returns every `$ref` within a JSON value."""
+    if isinstance(node, list):
+        return [found for item in node for found in references(item)]
+    if isinstance(node, dict):
+        own = [node["$ref"]] if "$ref" in node else []
+        return own + [found for item in node.values() for found in references(item)]
+    return []
+
+
+def test_openapi_has_every_route(models: Path) -> None:
+    """The OpenAPI document has every path of the service with its methods."""
+    paths = call(models, "GET", "/openapi.json").json()["paths"]
+    get = {*OPEN_PATHS, "/info", "/models", "/models/{name}", "/classify/info", "/models/{name}/info", "/models/{name}/health"}
+    expected = {path: {"get"} for path in get - {"/models/tiny/health"}} | {"/classify": {"post"}, "/models/{name}": {"get", "post"}}
+    assert {path: set(methods) for path, methods in paths.items()} == expected
+
+
+def test_openapi_is_complete(models: Path) -> None:
+    """Every reference resolves, no operation id is used twice, and each variable of a path is a declared parameter."""
+    document = call(models, "GET", "/openapi.json").json()
+    for reference in references(document):
+        node = document
+        for part in reference.removeprefix("#/").split("/"):
+            assert part in node, reference
+            node = node[part]
+    operations = [(path, operation) for path, methods in document["paths"].items() for operation in methods.values()]
+    assert len({operation["operationId"] for _, operation in operations}) == len(operations)
+    for path, operation in operations:
+        declared = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "path"}
+        assert declared == set(re.findall(r"{(\w+)}", path))
+
+
+def test_openapi_documents_the_errors_that_are_sent(models: Path) -> None:
+    """Every documented error has the one shape, none the framework's own."""
+    document = call(models, "GET", "/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for status, response in operation["responses"].items():
+                if status != "200":
+                    assert references(response) == ["#/components/schemas/ErrorBody"], f"{path} {status}"
+
+
+def test_openapi_describes_the_body(models: Path) -> None:
+    """The body of an inference route is documented with every parameter described, and its example is answered."""
+    document = call(models, "GET", "/openapi.json").json()
+    reference = document["paths"]["/classify"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    body = document["components"]["schemas"][reference.rpartition("/")[2]]
+    parameters = document["components"]["schemas"]["ClassifyParameters"]["properties"]
+    assert set(parameters) == {"top_k", "function_to_apply", "truncation", "window", "stride"}
+    assert all(parameter["description"] for parameter in parameters.values())
+    assert classify(models, body["examples"][0]).status_code == 200
+
+
+@pytest.mark.parametrize("given", ["a", "A-1._z", "x" * 128])
+def test_a_request_id_is_echoed(models: Path, given: str) -> None:
+    """A caller's id that is well-formed comes back, once."""
+    response = classify(models, {"inputs": "good"}, headers={"x-request-id": given})
+    assert response.headers.get_list("x-request-id") == [given]
+
+
+@pytest.mark.parametrize("given", [None, "", "x" * 129, "a b", "é", "a\tb", "<script>"])
+def test_a_missing_or_odd_request_id_is_replaced(models: Path, given: str | None) -> None:
+    """Without a well-formed id the service makes one of its own."""
+    headers = {} if given is None else {"x-request-id": given.encode()}
+    response = classify(models, {"inputs": "good"}, headers=headers)
+    assert re.fullmatch(r"[0-9a-f]{32}", response.headers["x-request-id"])
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/info", "/metrics", "/health", "/nowhere", "/docs/static/swagger-ui.css"])
+def test_every_answer_has_a_request_id(models: Path, path: str) -> None:
+    """Whatever is asked for, the answer has one id."""
+    assert call(models, "GET", path, headers={"x-request-id": "r-1"}).headers.get_list("x-request-id") == ["r-1"]
+
+
+@pytest.mark.parametrize("inputs", ["good", ["good", "bad"], []])
+def test_answers_say_model_and_times(models: Path, inputs: Any) -> None:
+    """Each answer names its model and its four times in milliseconds, in the format of Server-Timing."""
+    headers = classify(models, {"inputs": inputs}).headers
+    assert headers["x-model"] == "tiny"
+    time = r"dur=\d+(\.\d+)?"
+    assert re.fullmatch(rf"tokenize;{time}, queue;{time}, inference;{time}, decode;{time}", headers["server-timing"])
+
+
+def test_an_empty_list_does_not_need_room(models: Path) -> None:
+    """`[]` is answered without the engine."""
+    engine = FakeEngine()
+    response = play(faked(models, engine), lambda client: client.post("/classify", json={"inputs": []}))
+    assert (response.status_code, response.json(), engine.batches) == (200, [], [])
+
+
+@pytest.mark.parametrize("path", OPEN_PATHS)
+def test_probes_and_scrapers_need_no_key(models: Path, path: str) -> None:
+    """Health and metrics are open also where there is a key."""
+    assert play(build(Settings(models=models)), lambda client: client.get(path), api_key="swordfish").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "authorization", [None, "Bearer wrong", "Bearer ", "swordfish", "Basic swordfish", "Bearer swordfish2", "Bearer \xe9"]
+)
+def test_without_the_key_nothing_is_answered(models: Path, authorization: str | None) -> None:
+    """A missing or wrong key is 401 in the one shape, with the scheme to use."""
+    headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
+
+    async def check(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post("/classify", json={"inputs": "good"}, headers=headers)
+
+    response = play(build(Settings(models=models)), check, api_key="swordfish")
+    assert "swordfish" not in rejected(response, 401, "unauthorized")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", [*KEYED_PATHS, "/nowhere", "/healthy/../info", "//info"])
+def test_everything_else_needs_the_key(models: Path, path: str) -> None:
+    """Every page but health and metrics asks for the key, whether it exists or not."""
+    rejected(play(build(Settings(models=models)), lambda client: client.get(path), api_key="swordfish"), 401, "unauthorized")
+
+
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_with_the_key_everything_is_answered(models: Path, scheme: str) -> None:
+    """The key opens every page; the name of the scheme is read in any case, as HTTP says."""
+    headers = {"authorization": f"{scheme} swordfish"}
+
+    async def check(client: httpx.AsyncClient) -> dict[str, int]:
+        statuses = {path: (await client.get(path, headers=headers)).status_code for path in KEYED_PATHS}
+        return statuses | {"post": (await client.post("/classify", json={"inputs": "good"}, headers=headers)).status_code}
+
+    statuses = play(build(Settings(models=models)), check, api_key="swordfish")
+    assert statuses.pop("/") == 307
+    assert set(statuses.values()) == {200}

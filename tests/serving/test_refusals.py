@@ -1,0 +1,241 @@
+"""What /classify refuses, and when: sizes, encodings, deadlines, a full queue, a stopping service, a failing engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny
+from application import LONG, blocked, call, classify, faked, play, rejected
+from fakes import FakeEngine
+from service.api import schemas
+
+SECRET = "hunter2secret"
+
+
+async def chunks(count: int) -> AsyncIterator[bytes]:
+    """A body sent in pieces, so that its length is not declared."""
+    for _ in range(count):
+        yield b" " * 512
+
+
+def sample(page: str, start: str) -> float:
+    """Returns the value of the metrics line that starts like this."""
+    [line] = [line for line in page.splitlines() if line.startswith(start)]
+    return float(line.rpartition(" ")[2])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings", "start"),
+    [
+        (["good"] * 4, {"max_inputs": 3}, "`inputs` has 4 items and 3 are allowed"),
+        ("good" * 3, {"max_chars": 11}, "inputs: the text has 12 characters and 11 are allowed"),
+        (["good", "é" * 12], {"max_chars": 11}, "inputs[1]: the text has 12 characters and 11 are allowed"),
+        ([{"text": "good", "text_pair": "good" * 3}], {"max_chars": 11}, "inputs[0]: the text has 12 characters and 11 are allowed"),
+        ([LONG] * 40, {"max_batch_tokens": 64, "max_queue_tokens": 64}, "the request has about "),
+    ],
+)
+def test_what_is_too_large_is_refused(models: Path, inputs: Any, settings: dict[str, int], start: str) -> None:
+    """Too many inputs, too long a text, and more than the queue ever holds, are 413 with both numbers."""
+    assert rejected(classify(models, {"inputs": inputs}, settings=settings), 413, "too_large").startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "settings"), [(["good"] * 3, {"max_inputs": 3}), ("good" * 3, {"max_chars": 12}), ("é" * 12, {"max_chars": 12})]
+)
+def test_what_is_just_not_too_large_is_answered(models: Path, inputs: Any, settings: dict[str, int]) -> None:
+    """Limits are what is still allowed; texts are counted in characters, not bytes."""
+    assert classify(models, {"inputs": inputs}, settings=settings).status_code == 200
+
+
+@pytest.mark.parametrize("body", [b" " * 2048, pytest.param(chunks(4), id="undeclared")])
+def test_a_large_body_is_refused(models: Path, body: Any) -> None:
+    """A body over the limit is 413, whether its length was declared or not."""
+    response = call(models, "POST", "/classify", content=body, settings={"max_body_bytes": 1024, "max_chars": 1000})
+    assert "1024 are allowed" in rejected(response, 413, "too_large")
+
+
+def test_a_body_of_the_limit_is_read(models: Path) -> None:
+    """A body of exactly the limit is answered."""
+    raw = json.dumps({"inputs": "good"}).encode().ljust(1024)
+    assert classify(models, raw, settings={"max_body_bytes": 1024, "max_chars": 1000}).status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "GZIP"])
+def test_a_compressed_body_is_refused(models: Path, encoding: str) -> None:
+    """A content encoding is 415 and named."""
+    response = classify(models, b"\x1f\x8b", headers={"content-encoding": encoding})
+    assert f"`{encoding}`" in rejected(response, 415, "content_encoding")
+
+
+@pytest.mark.parametrize("encoding", ["identity", "Identity"])
+def test_a_body_that_says_it_is_not_compressed_is_read(models: Path, encoding: str) -> None:
+    """The content encoding `identity` is none."""
+    assert classify(models, {"inputs": "good"}, headers={"content-encoding": encoding}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "given", ["0", "-1", "1.5", "soon", "", "1e3", "120001", "9" * 30, "000000000001" + "9" * 8, "000000000001" + "9" * 5000]
+)
+def test_a_wrong_deadline_is_refused(models: Path, given: str) -> None:
+    """`x-request-timeout-ms` is a whole number from 1 to the longest that is allowed, else 422."""
+    message = rejected(classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}), 422, "invalid_value")
+    assert message.startswith("the header `x-request-timeout-ms` is ")
+    assert message.endswith("must be a whole number from 1 to 120000.")
+
+
+@pytest.mark.parametrize("given", ["1000", "120000", "0001000"])
+def test_a_deadline_in_bounds_is_taken(models: Path, given: str) -> None:
+    """Deadlines up to the longest are accepted."""
+    assert classify(models, {"inputs": "good"}, headers={"x-request-timeout-ms": given}).status_code == 200
+
+
+def test_a_request_that_waits_too_long_expires(models: Path) -> None:
+    """What has not started by its deadline is 504, soon after the deadline, and counted."""
+    engine = FakeEngine()
+
+    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, float, str]:
+        start = time.monotonic()
+        response = await client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"})
+        return response, time.monotonic() - start, (await client.get("/metrics")).text
+
+    response, seconds, page = blocked(faked(models, engine), engine, check)
+    rejected(response, 504, "expired")
+    assert 0.05 <= seconds < 1
+    assert sample(page, "bertserve_expired_total{") == 1
+
+
+def test_a_deadline_ends_when_the_last_text_has_started(models: Path) -> None:
+    """A request that has started before its deadline is answered, however long its run takes."""
+    engine = FakeEngine()
+
+    async def check(client: httpx.AsyncClient) -> httpx.Response:
+        engine.gate.clear()
+        task = asyncio.ensure_future(client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"}))
+        await asyncio.to_thread(engine.entered.acquire)
+        await asyncio.sleep(0.2)
+        engine.gate.set()
+        return await task
+
+    assert play(faked(models, engine), check).status_code == 200
+
+
+def test_a_full_queue_refuses_at_once(models: Path) -> None:
+    """What does not fit the queue now is 429 with a Retry-After of whole seconds, and counted by reason."""
+    engine = FakeEngine()
+
+    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, float, str]:
+        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 20}))  # 60 tokens
+        await asyncio.sleep(0.05)
+        start = time.monotonic()
+        response = await client.post("/classify", json={"inputs": ["bad"] * 10})
+        seconds = time.monotonic() - start
+        page = (await client.get("/metrics")).text
+        engine.gate.set()
+        assert (await waiting).status_code == 200
+        return response, seconds, page
+
+    response, seconds, page = blocked(faked(models, engine, max_queue_tokens=64), engine, check)
+    assert "the queue is full" in rejected(response, 429, "overloaded")
+    assert int(response.headers["retry-after"]) >= 1
+    assert seconds < 0.5
+    assert sample(page, 'bertserve_refused_total{model="tiny",reason="queue_full"') == 1
+
+
+def test_a_stopping_service_refuses_and_turns_red(models: Path) -> None:
+    """After the stop began, new requests and readiness are 503, and the process still says that it lives."""
+    service = faked(models, FakeEngine())
+
+    async def check(client: httpx.AsyncClient) -> dict[str, httpx.Response]:
+        await service.scheduler.stop(0)
+        probes = ("/health", "/health/ready", "/classify/health", "/models/tiny/health", "/health/live")
+        answers = {path: await client.get(path) for path in probes}
+        return answers | {"post": await client.post("/classify", json={"inputs": "good"})}
+
+    answers = play(service, check)
+    assert answers.pop("/health/live").status_code == 200
+    for response in answers.values():
+        rejected(response, 503, "unavailable")
+
+
+@pytest.mark.parametrize(("inputs", "name"), [("poor", "inputs"), (["good", "bad", "poor"], "inputs[2]")])
+def test_an_engine_failure_names_its_input(models: Path, inputs: Any, name: str) -> None:
+    """A graph that fails on a text is 500 `engine`, and the error names the input."""
+    service = faked(models, FakeEngine(guilty_token=tiny.VOCABULARY.index("poor")))
+    response = play(service, lambda client: client.post("/classify", json={"inputs": inputs}))
+    assert rejected(response, 500, "engine") == f"{name}: the graph failed with GuiltyToken."
+
+
+def test_a_failing_request_does_not_harm_others(models: Path) -> None:
+    """Requests that share a batch with one on which the graph fails are answered."""
+    engine = FakeEngine(guilty_token=tiny.VOCABULARY.index("poor"))
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        texts = ("good", "poor", "bad")
+        posts = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in texts]
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        return [(await post).status_code for post in posts]
+
+    assert blocked(faked(models, engine), engine, check) == [200, 500, 200]
+
+
+def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What is not ours is 500 `internal` without its message; the log has its kind and places under the request id."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(f"while reading {SECRET}")
+
+    monkeypatch.setattr(schemas, "read", fail)
+    response = classify(models, {"inputs": SECRET}, headers={"x-request-id": "r-1"})
+    assert SECRET not in rejected(response, 500, "internal")
+    assert SECRET not in caplog.text
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "RuntimeError r-1: fail (test_refusals.py:" in record.getMessage()
+
+
+def test_an_unforeseen_error_on_a_lane_is_internal(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of a kind of its own inside the run is 500 `internal`, tells nothing, and the lane lives."""
+    engine = FakeEngine()
+    service = faked(models, engine)
+
+    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, httpx.Response]:
+        engine.row = None  # type: ignore[method-assign,assignment]
+        failed = await client.post("/classify", json={"inputs": SECRET})
+        del engine.row
+        return failed, await client.post("/classify", json={"inputs": SECRET})
+
+    failed, fine = play(service, check)
+    assert "NoneType" not in rejected(failed, 500, "internal")
+    assert "TypeError" in caplog.text
+    assert SECRET not in caplog.text
+    assert fine.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": [SECRET, 5]},
+        {"inputs": {"text": SECRET, "text_pair": 1}},
+        {"inputs": "good", "parameters": {SECRET: 1}},
+        {"inputs": "good", "parameters": {"window": SECRET}},
+        {"inputs": "good", "model": SECRET},
+        {"inputs": f"{SECRET} {LONG}", "parameters": {"truncation": False}},
+    ],
+)
+def test_the_log_has_no_text_of_a_caller(models: Path, body: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A refused request is logged by its kind and id, never with anything that the caller wrote."""
+    caplog.set_level(logging.DEBUG)
+    response = classify(models, body)
+    assert response.status_code in (404, 422)
+    ours = [record for record in caplog.records if record.name.startswith("bertserve")]
+    assert any(response.headers["x-request-id"] in record.getMessage() for record in ours)
+    assert SECRET not in caplog.text

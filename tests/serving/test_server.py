@@ -1,0 +1,255 @@
+"""The real process on a real port: clients side by side, one that hangs up, signals, and what it prints and logs."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import slow
+import tiny
+from application import rejected
+
+Serve = Callable[..., Any]
+TEXTS = ["good", "", "bad " * 3, "a great film", "dull " * 10, "fine film " * 12, "poor " * 30, "good bad " * 40]
+
+
+@pytest.fixture(name="slow_models")
+def slow_folder(tmp_path: Path) -> Path:
+    """A models folder whose model takes tens of milliseconds a text."""
+    slow.bundle(tmp_path / "slow")
+    return tmp_path / "slow"
+
+
+@contextmanager
+def client_of(served: Any, **headers: str) -> Iterator[httpx.Client]:
+    """Opens a client with a connection of its own to the service."""
+    with httpx.Client(base_url=served.url, timeout=30, headers=headers, trust_env=False) as client:
+        yield client
+
+
+def sample(client: httpx.Client, name: str) -> float:
+    """Returns the value of the only sample of a metric."""
+    [line] = [line for line in client.get("/metrics").text.splitlines() if re.match(rf"bertserve_{name}(\{{|\s)", line)]
+    return float(line.rpartition(" ")[2])
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 5) -> None:
+    """Waits until something holds, and fails when it does not in time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
+def hang_up_on(served: Any, body: Any) -> socket.socket:
+    """Sends a request over a plain socket, which is returned, and reads nothing."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    raw = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
+    return connection
+
+
+def test_the_start_says_models_address_and_time(models: Path) -> None:
+    """The service prints each model, where it listens and how long it took, then runs until it is told to stop."""
+    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", "0"]
+    tiny.bundle(models, "other")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stderr.read() == ""
+    assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32\n"]
+    assert re.fullmatch(
+        r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s; docs at \1/docs\n",
+        lines[2],
+    )
+
+
+def test_clients_side_by_side_get_their_own_answers(models: Path, serve: Serve) -> None:
+    """32 clients with texts of mixed lengths each get what the text gets alone."""
+    with serve(models, "--lanes", "2") as served:
+        with client_of(served) as client:
+            expected = {text: client.post("/classify", json={"inputs": text}).json()[0] for text in TEXTS}
+        start = threading.Barrier(32)
+
+        def ask(number: int) -> None:
+            with client_of(served, **{"x-request-id": f"client-{number}"}) as client:
+                start.wait(20)
+                for turn in range(8):
+                    texts = [TEXTS[(number + turn * step) % len(TEXTS)] for step in range(1, 2 + number % 4)]
+                    response = client.post("/classify", json={"inputs": texts})
+                    assert response.headers["x-request-id"] == f"client-{number}"
+                    for text, result in zip(texts, response.json(), strict=True):
+                        assert [item["label"] for item in result] == [item["label"] for item in expected[text]]
+                        scores = [item["score"] for item in result]
+                        assert scores == pytest.approx([item["score"] for item in expected[text]], abs=1e-5)
+
+        with ThreadPoolExecutor(32) as pool:
+            list(pool.map(ask, range(32)))
+
+
+def test_a_client_that_hangs_up_frees_its_place(slow_models: Path, serve: Serve) -> None:
+    """The texts of a client that left do not run, and the next client does not wait for them."""
+    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client:
+        connection = hang_up_on(served, {"inputs": ["good"] * 400})
+        wait_until(lambda: sample(client, "queue_entries") > 100)
+        time.sleep(0.2)
+        connection.close()
+        wait_until(lambda: sample(client, "cancelled_total") == 1, 2)
+        assert (sample(client, "queue_entries"), sample(client, "queue_tokens")) == (0, 0)
+        start = time.monotonic()
+        assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+        assert time.monotonic() - start < 2
+
+
+def test_a_client_that_hangs_up_at_once_frees_its_place(slow_models: Path, serve: Serve) -> None:
+    """It does not matter that the client left before anyone looked."""
+    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client:
+        hang_up_on(served, {"inputs": ["good"] * 400}).close()
+        wait_until(lambda: sample(client, "cancelled_total") == 1, 3)
+        assert (sample(client, "queue_entries"), sample(client, "queue_tokens")) == (0, 0)
+
+
+def test_a_client_that_hangs_up_while_it_sends_is_gone(models: Path, serve: Serve) -> None:
+    """A body that never ends because its client left is counted as that, and is no error of the service."""
+    with serve(models) as served, client_of(served) as client:
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{")
+            time.sleep(0.1)
+        wait_until(lambda: 'status="499"' in client.get("/metrics").text)
+        assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+    assert "ERROR" not in served.log.read_text()
+
+
+def test_a_large_body_is_refused_while_it_is_sent(models: Path, serve: Serve) -> None:
+    """A client that sends far too much gets its 413, and its connection goes on to work."""
+    with serve(models) as served, client_of(served) as client:
+        rejected(client.post("/classify", content=b" " * 20_000_000), 413, "too_large")
+        assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+
+
+def test_the_service_answers_others_while_a_large_request_runs(slow_models: Path, serve: Serve) -> None:
+    """Probes are answered in milliseconds while the lanes are busy and a long text is read."""
+    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client, ThreadPoolExecutor(1) as pool:
+        parameters = {"window": "mean"}
+        busy = pool.submit(
+            httpx.post, f"{served.url}/classify", json={"inputs": "good film " * 15_000, "parameters": parameters}, timeout=60
+        )
+        waits = []
+        while not busy.done():
+            start = time.monotonic()
+            assert client.get("/health/live").status_code == 200
+            waits.append(time.monotonic() - start)
+            time.sleep(0.01)
+        assert busy.result().status_code == 200
+    assert len(waits) > 20
+    assert sorted(waits)[len(waits) // 2] < 0.05
+    assert max(waits) < 0.5
+
+
+def test_a_short_text_does_not_wait_for_a_long_list(slow_models: Path, serve: Serve) -> None:
+    """A text that comes while a long list runs slips in between."""
+    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client, ThreadPoolExecutor(1) as pool:
+        long = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 60}, timeout=60)
+        wait_until(lambda: sample(client, "queue_entries") > 10)
+        assert client.post("/classify", json={"inputs": "bad"}).status_code == 200
+        assert not long.done()
+        assert len(long.result().json()) == 60
+
+
+def test_sigterm_answers_what_was_accepted(slow_models: Path, serve: Serve) -> None:
+    """After SIGTERM what was accepted is answered, what comes is refused with 503 while that goes on, and the exit code is 0."""
+    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
+        accepted = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 10}, timeout=30) for _ in range(4)]
+        wait_until(lambda: sample(client, "queue_entries") > 25)
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
+        rejected(client.post("/classify", json={"inputs": "bad"}), 503, "unavailable")
+        with client_of(served) as other:
+            rejected(other.post("/classify", json={"inputs": "bad"}), 503, "unavailable")
+            assert other.get("/health/live").status_code == 200
+        assert [(future.result().status_code, len(future.result().json())) for future in accepted] == [(200, 10)] * 4
+        assert served.process.wait(10) == 0
+        with pytest.raises(httpx.TransportError):
+            client.get("/health/live")
+
+
+def test_what_outlasts_the_grace_is_refused(slow_models: Path, serve: Serve) -> None:
+    """When the grace is over, what still waits gets a 503 of ours, and the process ends in time with code 0."""
+    with serve(slow_models, "--lanes", "1", "--grace-s", "0.3") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 100}, timeout=30) for _ in range(4)]
+        wait_until(lambda: sample(client, "queue_entries") > 350)
+        served.process.send_signal(signal.SIGTERM)
+        for future in waiting:
+            rejected(future.result(), 503, "unavailable")
+        assert served.process.wait(10) == 0
+
+
+def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None:
+    """Ctrl-C ends the service cleanly, without a traceback."""
+    with serve(models) as served:
+        served.process.send_signal(signal.SIGINT)
+        served.process.wait(10)
+        assert "Traceback" not in served.log.read_text()
+
+
+def test_a_port_in_use_is_an_error(models: Path) -> None:
+    """A port that is taken ends the start with a code and a message that names it."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert str(port) in done.stderr
+    assert "in use" in done.stderr
+    assert "listens on" not in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_the_access_log_is_off_by_default(models: Path, serve: Serve) -> None:
+    """Without the flag a request that is answered leaves nothing in the log."""
+    with serve(models) as served, client_of(served) as client:
+        client.post("/classify", json={"inputs": "good"})
+    assert served.log.read_text() == ""
+
+
+def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
+    """With both flags each request is a JSON object a line, without its text."""
+    with serve(models, "--access-log", "--log-format", "json") as served, client_of(served, **{"x-request-id": "r-7"}) as client:
+        client.post("/classify", json={"inputs": "swordfish"})
+        client.post("/classify", json={"inputs": ["swordfish", 1]})
+    log = served.log.read_text()
+    assert "swordfish" not in log
+    lines = [json.loads(line) for line in log.splitlines()]
+    asked = [(line["status"], line["request_id"], line["model"]) for line in lines if line["name"] == "bertserve.access"]
+    assert asked == [(200, "r-7", "tiny"), (422, "r-7", "unknown")]
+    assert all(line["asctime"] and line["levelname"] for line in lines)
+
+
+def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Path) -> None:
+    """The key of `--api-key-file`, its line end not counted, opens the service, and is in no log."""
+    (tmp_path / "key").write_text("swordfish\n")
+    with serve(models, "--api-key-file", str(tmp_path / "key"), "--access-log") as served:
+        with client_of(served) as client:
+            rejected(client.post("/classify", json={"inputs": "good"}), 401, "unauthorized")
+        with client_of(served, authorization="Bearer swordfish") as client:
+            assert client.post("/classify", json={"inputs": "good"}).status_code == 200
+    assert "swordfish" not in served.log.read_text()

@@ -1,0 +1,202 @@
+"""Settings: flag over variable over default, what is refused and how it says so, and the cores a process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service import settings
+from service.errors import SettingsError
+from service.settings import Settings, read_settings, usable_cores
+
+FIELDS = list(Settings.model_fields)
+DEFAULTS = {
+    "host": "127.0.0.1",
+    "port": 8000,
+    "models": Path("models"),
+    "provider": "auto",
+    "precision": "auto",
+    "lanes": None,
+    "batch_variant_graphs": False,
+    "max_batch_tokens": 8192,
+    "max_queue_tokens": 524288,
+    "max_inputs": 512,
+    "max_body_bytes": 8388608,
+    "max_chars": 200000,
+    "timeout_ms": 30000,
+    "max_timeout_ms": 120000,
+    "grace_s": 30,
+    "keep_alive_s": 75,
+    "default": {},
+    "api_key_file": None,
+    "access_log": False,
+    "log_format": "text",
+}
+
+
+def test_the_defaults_are_the_documented_ones() -> None:
+    """Without flags and variables every setting has its documented default, and there are no others."""
+    assert read_settings([]).model_dump() == DEFAULTS
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_setting_is_described(name: str) -> None:
+    """Each setting has a description that says what it does."""
+    assert len(Settings.model_fields[name].description or "") > 10
+
+
+def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--help` lists each setting as a flag with its default."""
+    with pytest.raises(SystemExit) as stopped:
+        read_settings(["--help"])
+    assert stopped.value.code == 0
+    page = capsys.readouterr().out
+    assert [name for name in FIELDS if f"--{name.replace('_', '-')}" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("port", "0", 0),
+        ("models", "elsewhere", Path("elsewhere")),
+        ("provider", "cuda", "cuda"),
+        ("precision", "int8", "int8"),
+        ("lanes", "3", 3),
+        ("grace_s", "0.5", 0.5),
+        ("default", "classify=a,text-classification=b", {"classify": "a", "text-classification": "b"}),
+        ("api_key_file", "key.txt", Path("key.txt")),
+        ("log_format", "json", "json"),
+    ],
+)
+def test_a_flag_and_a_variable_mean_the_same(name: str, given: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value is read alike from the flag and from the variable."""
+    assert getattr(read_settings([f"--{name.replace('_', '-')}", given]), name) == value
+    monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", given)
+    assert getattr(read_settings([]), name) == value
+
+
+@pytest.mark.parametrize("name", ["access_log", "batch_variant_graphs"])
+def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A switch is turned on by its flag, and off by its `--no-` flag over the variable."""
+    flag = name.replace("_", "-")
+    assert getattr(read_settings([f"--{flag}"]), name) is True
+    monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", "true")
+    assert getattr(read_settings([f"--no-{flag}"]), name) is False
+
+
+def test_a_flag_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag replaces what the variable says, and leaves other variables alone."""
+    monkeypatch.setenv("BERT_SERVE_PORT", "1111")
+    monkeypatch.setenv("BERT_SERVE_LANES", "2")
+    read = read_settings(["--port", "2222"])
+    assert (read.port, read.lanes) == (2222, 2)
+
+
+def test_settings_are_frozen() -> None:
+    """Nobody changes a setting after the start."""
+    with pytest.raises(ValidationError):
+        read_settings([]).port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("variable", "near"), [("BERT_SERVE_PROT", "BERT_SERVE_PORT"), ("BERT_SERVE_MAX_INPUT", "BERT_SERVE_MAX_INPUTS")])
+def test_an_unknown_variable_is_refused(variable: str, near: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelled variable would silently do nothing, so it is an error that names the nearest setting."""
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(SettingsError, match=f"the variable {variable} is no setting; did you mean {near}"):
+        read_settings([])
+
+
+def test_a_variable_like_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable with no setting near it is refused with a hint at the list."""
+    monkeypatch.setenv("BERT_SERVE_XQ", "1")
+    with pytest.raises(SettingsError, match="BERT_SERVE_XQ is no setting; see `bert-serve serve --help`"):
+        read_settings([])
+
+
+def test_other_variables_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable without the prefix, as of the platform, changes nothing."""
+    monkeypatch.setenv("PORT", "1234")
+    monkeypatch.setenv("BERT_SERVER_X", "1")
+    assert read_settings([]).port == 8000
+
+
+def test_an_unknown_flag_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that does not exist ends with code 2 and is named."""
+    with pytest.raises(SystemExit) as stopped:
+        read_settings(["--prot", "1"])
+    assert stopped.value.code == 2
+    assert "--prot" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "names"),
+    [
+        (["--max-batch-tokens", "1000", "--max-queue-tokens", "999"], ("--max-batch-tokens is 1000", "--max-queue-tokens, which is 999")),
+        (["--timeout-ms", "9", "--max-timeout-ms", "8"], ("--timeout-ms is 9", "--max-timeout-ms, which is 8")),
+        (["--max-chars", "2000", "--max-body-bytes", "1999"], ("--max-chars is 2000", "--max-body-bytes, which is 1999")),
+    ],
+)
+def test_limits_that_contradict_each_other_are_refused(flags: list[str], names: tuple[str, str]) -> None:
+    """Two limits of which the smaller part is over the whole are an error with both numbers."""
+    with pytest.raises(SettingsError) as refused:
+        read_settings(flags)
+    assert [name for name in names if name not in refused.value.message] == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--port", "70000"),
+        ("--port", "-1"),
+        ("--port", "http"),
+        ("--lanes", "0"),
+        ("--max-inputs", "0"),
+        ("--max-batch-tokens", "1"),
+        ("--timeout-ms", "0"),
+        ("--grace-s", "-1"),
+        ("--provider", "tpu"),
+        ("--precision", "fp8"),
+        ("--log-format", "xml"),
+        ("--default", "tiny"),
+        ("--default", "classify="),
+    ],
+)
+def test_a_value_out_of_range_is_refused(flag: str, value: str) -> None:
+    """A wrong value is an error with the flag, its variable and the value given."""
+    with pytest.raises(SettingsError) as refused:
+        read_settings([f"{flag}={value}"])
+    assert refused.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
+
+
+def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that is neither on nor off is refused, not guessed."""
+    monkeypatch.setenv("BERT_SERVE_ACCESS_LOG", "perhaps")
+    with pytest.raises(SettingsError, match=r"--access-log \(or BERT_SERVE_ACCESS_LOG\) is `perhaps`"):
+        read_settings([])
+
+
+CGROUPS = [
+    pytest.param({"cpu.max": "max 100000\n"}, 8, id="v2 without a quota"),
+    pytest.param({"cpu.max": "200000 100000\n"}, 2, id="v2 of two cores"),
+    pytest.param({"cpu.max": "350000 100000\n"}, 3, id="v2 of three and a half"),
+    pytest.param({"cpu.max": "50000 100000\n"}, 1, id="v2 of half a core"),
+    pytest.param({"cpu.max": "6400000 100000\n"}, 8, id="v2 of more than there are"),
+    pytest.param({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4, id="v1 of four cores"),
+    pytest.param({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8, id="v1 without a quota"),
+    pytest.param({"cpu.max": "nonsense"}, 8, id="not readable"),
+    pytest.param({}, 8, id="no cgroup"),
+]
+
+
+@pytest.mark.parametrize(("files", "cores"), CGROUPS)
+def test_usable_cores_keep_to_the_quota(files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight cores by affinity, as many are usable as the cgroup's quota has whole ones, at least one."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(settings, "Path", lambda _: tmp_path)
+    assert usable_cores() == cores
