@@ -37,12 +37,15 @@ export: dev ## rebuild the embedded bundles: make export CHECKPOINTS=DIR
 	@set -e; for figures in models/*.figures.json; do \
 	  name=$$(basename $$figures .figures.json); $(EXPORT) --name $$name --figures $$figures $(CHECKPOINTS)/$$name; done
 
-golden: dev ## remake the golden files: make golden CHECKPOINTS=DIR
+golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
 	.venv-dev/bin/python tests/golden/make_text_classification.py $(CHECKPOINTS)/sentiment > tests/golden/text_classification.jsonl
+	.venv-dev/bin/python tests/golden/make_token_classification.py $(CHECKPOINTS)/ner > tests/golden/token_classification.jsonl
+	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask > tests/golden/fill_mask.jsonl
+	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa > tests/golden/question_answering.jsonl
 
-clean: ## remove both environments
-	rm -rf .venv .venv-dev
+clean: ## remove the environments
+	rm -rf .venv .venv-dev .venv-qa
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -52,4 +55,11 @@ clean: ## remove both environments
 .venv-dev/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dev
 	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,dev]'
+	@touch $@
+
+# the question-answering pipeline left transformers in 5.3; torch first, alone, so that no other build of it is taken
+.venv-qa/.installed:
+	$(PYTHON) -m venv .venv-qa
+	.venv-qa/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-qa/bin/python -m pip install --quiet --disable-pip-version-check transformers==5.2.0
 	@touch $@

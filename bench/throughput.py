@@ -99,7 +99,7 @@ def main() -> None:
     spec = loaded.manifest.tokenizer
     tokenizer = Tokenizer(loaded.tokenizer_path, spec)
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
-    encodings = [tokenizer.assemble(ids) for ids in tokenizer.tokenize(SHORT)]
+    encodings = [tokenizer.assemble(tokens.ids) for tokens in tokenizer.tokenize(SHORT)]
     bodies = [json.dumps({"inputs": text}).encode() for text in SHORT]
     out = sys.stdout.write
     out(f"{statistics.mean(map(len, encodings)):.0f} tokens a text, {args.connections} connections, {graph.file}\n")

@@ -11,29 +11,44 @@ import inspect
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from export.errors import CheckpointError
-from service.bundle import Activation, Flops, InputSpec, Piece, SpecialPiece, Task, TextPiece
+from service.bundle import Activation, Flops, InputSpec, MaskToken, OutputSpec, Piece, SpecialPiece, Task, TextPiece
 
-HEADS: dict[str, tuple[str, Any]] = {
-    # suffix of the architecture's name -> task, and the class that loads it where the task is built
+HEADS: dict[str, tuple[Task, Any]] = {
+    # suffix of the architecture's name -> task, and the class that loads it
     "ForSequenceClassification": ("text-classification", AutoModelForSequenceClassification),
-    "ForTokenClassification": ("token-classification", None),
-    "ForQuestionAnswering": ("question-answering", None),
-    "ForMaskedLM": ("fill-mask", None),
+    "ForTokenClassification": ("token-classification", AutoModelForTokenClassification),
+    "ForQuestionAnswering": ("question-answering", AutoModelForQuestionAnswering),
+    "ForMaskedLM": ("fill-mask", AutoModelForMaskedLM),
 }
-BUILT: dict[str, Task] = {task: task for task in get_args(Task)}
 TASKS = tuple(task for task, _ in HEADS.values())
 FILLS: dict[str, InputSpec] = {
     "input_ids": InputSpec(name="input_ids", fill="token_ids"),
     "attention_mask": InputSpec(name="attention_mask", fill="attention_mask"),
     "token_type_ids": InputSpec(name="token_type_ids", fill="type_ids"),
+}
+MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
+OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
+    "text-classification": (OutputSpec(name="logits", kind="per_text"),),
+    "token-classification": (OutputSpec(name="logits", kind="per_token"),),
+    "question-answering": (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
+    "fill-mask": (OutputSpec(name="logits", kind="per_mask"),),
 }
 
 
@@ -48,7 +63,8 @@ class Checkpoint:
         weights_sha256: Digest over the weight files.
         model: In float32, evaluation mode, with eager attention.
         task: Hugging Face task name.
-        inputs: The inputs that the model takes and the tokenizer fills.
+        inputs: The graph's inputs: what the model takes and the tokenizer fills, and for fill-mask the masks' positions.
+        outputs: The graph's outputs.
         labels: Label names by id.
         activation: What turns logits into scores.
         tokenizer: The Hugging Face tokenizer, for the reference side of parity.
@@ -58,6 +74,9 @@ class Checkpoint:
         padding_side: `left` or `right`.
         single: Template of one text.
         pair: Template of a pair.
+        cls_index: Where [CLS] stands in both templates, or None.
+        subword_prefix: What begins a token that continues a word, or None.
+        mask: The mask token, for fill-mask.
         flops: Arithmetic of one run.
         card: The checkpoint's README.md, if it has one.
     """
@@ -69,6 +88,7 @@ class Checkpoint:
     model: PreTrainedModel
     task: Task
     inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
     labels: tuple[str, ...]
     activation: Activation
     tokenizer: Any
@@ -78,6 +98,9 @@ class Checkpoint:
     padding_side: str
     single: tuple[Piece, ...]
     pair: tuple[Piece, ...]
+    cls_index: int | None
+    subword_prefix: str | None
+    mask: MaskToken | None
     flops: Flops
     card: str | None
 
@@ -99,6 +122,11 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
     tokenizer = _read(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        # transformers 5 makes up a tokenizer of special tokens where there is no file
+        raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
+    if tokenizer.pad_token_id is None:
+        raise CheckpointError(f"the tokenizer of `{source}` has no padding token; set `pad_token` and save it again.")
     model, report = _read(
         f"the weights of `{source}`",
         loader.from_pretrained,
@@ -122,18 +150,22 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         weights_sha256=_weights_digest(folder),
         model=model.eval(),
         task=built,
-        inputs=_inputs(model, tokenizer),
-        labels=_labels(source, config),
-        activation=_activation(config),
+        inputs=(*_inputs(model, tokenizer), MASK_INDEX) if built == "fill-mask" else _inputs(model, tokenizer),
+        outputs=OUTPUTS[built],
+        labels=_labels(source, config) if built.endswith("-classification") else (),
+        activation=_activation(config) if built == "text-classification" else "softmax",
         tokenizer=tokenizer,
-        tokenizer_json=_tokenizer_json(tokenizer),
+        tokenizer_json=_tokenizer_json(tokenizer, built),
         max_length=_usable_length(model, tokenizer),
         pad_id=tokenizer.pad_token_id,
         padding_side=tokenizer.padding_side,
         single=single,
         pair=pair,
+        cls_index=_cls_index(tokenizer, single, pair),
+        subword_prefix=_subword_prefix(tokenizer),
+        mask=_mask(source, tokenizer) if built == "fill-mask" else None,
         flops=_flops(model),
-        card=(folder / "README.md").read_text(encoding="utf-8") if (folder / "README.md").is_file() else None,
+        card=(folder / "README.md").read_text(encoding="utf-8", errors="replace") if (folder / "README.md").is_file() else None,
     )
 
 
@@ -158,7 +190,7 @@ def _read(what: str, read: Any, folder: Path, **options: Any) -> Any:
     """Calls a `from_pretrained`, translating what transformers raises for broken files."""
     try:
         return read(folder, trust_remote_code=False, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         hint = " Pickled weights are never loaded: save them with `save_pretrained` as safetensors." if "weights" in what else ""
         raise CheckpointError(f"{what} cannot be read: {str(error).splitlines()[0]}{hint}") from error
 
@@ -172,10 +204,7 @@ def _head(config: Any, task: str) -> tuple[Task, Any]:
         raise CheckpointError(f"cannot tell the task of architecture {names or 'none'}; give --task, one of {', '.join(TASKS)}.")
     if read not in (None, wanted):
         raise CheckpointError(f"the checkpoint is a {names[0]}, made for {read}; --task {wanted} does not fit it.")
-    loader = dict(HEADS.values())[wanted]
-    if wanted not in BUILT:
-        raise CheckpointError(f"the task {wanted} is not built yet; this version exports {', '.join(BUILT)}.")
-    return BUILT[wanted], loader
+    return next((t, loader) for t, loader in HEADS.values() if t == wanted)
 
 
 def _check_weights(source: str, model: PreTrainedModel, vocabulary: int) -> None:
@@ -233,10 +262,34 @@ def _activation(config: Any) -> Activation:
     return "softmax"
 
 
-def _tokenizer_json(tokenizer: Any) -> str:
-    """Returns `tokenizer.json` without the truncation and padding settings of its training."""
+def _tokenizer_json(tokenizer: Any, task: Task) -> str:
+    """Returns `tokenizer.json` without the truncation and padding settings of its training.
+
+    For fill-mask the mask is marked as no special token: the service reads special tokens spelled in a text as text, and
+    this one must go on standing for a mask.
+    """
     document = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in document["added_tokens"]:
+        if task == "fill-mask" and token["id"] == tokenizer.mask_token_id:
+            token["special"] = False
     return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
+
+
+def _cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
+    """Returns where [CLS] stands, if that is the same place, before any text, in both templates."""
+    ids = [piece.id if isinstance(piece, SpecialPiece) else None for piece in (single[0], pair[0])]
+    return 0 if ids == [tokenizer.cls_token_id] * 2 else None
+
+
+def _subword_prefix(tokenizer: Any) -> str | None:
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    return model.get("continuing_subword_prefix") or None
+
+
+def _mask(source: str, tokenizer: Any) -> MaskToken:
+    if tokenizer.mask_token is None:
+        raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
+    return MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id)
 
 
 def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:

@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from service import __version__
-from service.bundle import NAME_PATTERN, Figure, Precision
+from service.bundle import NAME_PATTERN, Figure, Precision, read_figures
 
 if TYPE_CHECKING:
     from service.bundle import Manifest
@@ -64,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_evidence(target: Path, manifest: Manifest) -> None:
-    print(f"{target}: {manifest.task}, labels {', '.join(manifest.labels)}")
+    print(f"{target}: {manifest.task}" + (f", labels {', '.join(manifest.labels)}" if manifest.labels else ""))
     for graph in manifest.graphs:
         evidence = graph.evidence
         print(
             f"  {graph.file}  {(target / graph.file).stat().st_size / 2**20:.1f} MiB{'  default' if graph.default else ''}\n"
-            f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, labels agree on {evidence.label_agreement:.1%} of "
+            f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, answers agree on {evidence.label_agreement:.1%} of "
             f"{evidence.samples} samples, row in batch against row alone {evidence.worst_row_error:.1e}"
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
             f"    {evidence.nodes} nodes; fused {evidence.fusions}; quantized {evidence.quantized or 'none'}"
@@ -126,7 +125,7 @@ def _precisions(text: str) -> tuple[Precision, ...]:
 
 def _figures(path: str) -> tuple[Figure, ...]:
     try:
-        return tuple(Figure.model_validate(item) for item in json.loads(Path(path).read_text(encoding="utf-8")))
+        return read_figures(Path(path).read_bytes())
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"`{path}` is not a list of figures: {error}") from error
 

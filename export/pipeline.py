@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import tempfile
 import time
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -18,24 +21,36 @@ import transformers
 import service
 from export import checkpoint, optimize, package, parity, quantize, samples, trace
 from export.checkpoint import Checkpoint
+from export.errors import CheckpointError, ParityError
+from service.api import reading
 from service.bundle import (
+    NAME_PATTERN,
     TOKENIZER_FILE,
     Evidence,
     Example,
     Figure,
     GraphSpec,
     Manifest,
-    OutputSpec,
     Precision,
     Source,
+    Task,
     TokenizerSpec,
     digest,
 )
 from service.engine import OnnxEngine
-from service.tasks import classify
+from service.errors import BertServeError
+from service.model import TASKS
 from service.tokenization import Tokenizer
 
-EXAMPLE_TEXT = "This is a surprisingly touching film, and beautifully acted."
+# Requests whose answers are clear, so that another CPU's rounding does not change them.
+EXAMPLES: dict[Task, dict[str, Any]] = {
+    "text-classification": {"inputs": "This is a surprisingly touching film, and beautifully acted."},
+    "token-classification": {"inputs": "Ada Lovelace wrote to Charles Babbage from London."},
+    "question-answering": {
+        "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}
+    },
+    "fill-mask": {"inputs": "The king of [MASK] died in 1066.", "parameters": {"top_k": 1}},
+}
 Progress = Callable[[str], None]
 _ORDER: tuple[Precision, ...] = ("fp32", "int8")
 
@@ -78,7 +93,9 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     Raises:
         ExportError: A stage failed; nothing is left behind.
     """
-    name = spec.name or Path(spec.source.rstrip("/")).name
+    name = spec.name or (Path(spec.source).resolve() if Path(spec.source).is_dir() else Path(spec.source)).name
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise CheckpointError(f"`{name}` cannot name a bundle: it does not match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
     package.check_free(target, overwrite=spec.overwrite)
     with _stage(progress, "load", spec.source):
@@ -109,11 +126,14 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: P
             "padding_side": loaded.padding_side,
             "single": loaded.single,
             "pair": loaded.pair,
+            "cls_index": loaded.cls_index,
+            "subword_prefix": loaded.subword_prefix,
+            "mask": loaded.mask,
         }
     )
     tokenizer = Tokenizer(built / TOKENIZER_FILE, tokenizer_spec)
     with _stage(progress, "reference", "PyTorch float32"):
-        reference = parity.Reference(loaded, samples.text_classification())
+        reference = parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
     graphs = []
     for precision in _ORDER:
         path = (built if precision in spec.precisions else work) / f"model.cpu.{precision}.onnx"
@@ -123,13 +143,16 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: P
             shutil.copyfile(fused, path)
         elif precision in spec.precisions:
             with _stage(progress, "quantize", precision):
-                quantized = quantize.quantize(fused, path, work)
+                quantized = quantize.quantize(fused, path, work, blocks=loaded.task != "text-classification")
         else:
             continue
         graph = _graph_spec(path, loaded, precision, default=precision == spec.precisions[-1])
         with _stage(progress, "parity", f"cpu/{precision}"):
-            engine = OnnxEngine(path, graph, pad_id=loaded.pad_id, padding_side=tokenizer_spec.padding_side)
-            found = parity.compare(engine, tokenizer, reference, loaded, precision)
+            try:
+                engine = OnnxEngine(path, graph, pad_id=loaded.pad_id, padding_side=tokenizer_spec.padding_side)
+                found = parity.compare(engine, tokenizer, reference, loaded, precision)
+            except BertServeError as error:
+                raise ParityError(f"the {precision} graph cannot be served: {error}") from error
         evidence = Evidence(
             samples=found.samples,
             worst_abs_error=found.worst_abs_error,
@@ -142,8 +165,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: P
         if precision in spec.precisions:
             graphs.append(graph.model_copy(update={"evidence": evidence, "batch_invariant": found.worst_row_error <= parity.MAX_ROW_ERROR}))
         if graph.default:
-            encoding = classify.encode(classify.Request(EXAMPLE_TEXT), tokenizer).encodings
-            result = classify.decode(classify.Request(EXAMPLE_TEXT), engine.run(encoding), loaded.labels, loaded.activation)
+            example = _example(loaded, tokenizer, engine)
     return Manifest(
         format="bertserve-bundle",
         format_version=1,
@@ -154,10 +176,23 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: P
         tokenizer=tokenizer_spec,
         flops=loaded.flops,
         graphs=tuple(graphs),
-        example=Example(request={"inputs": EXAMPLE_TEXT}, result=[result]),
+        example=example,
         figures=tuple(spec.figures),
         source=Source(checkpoint=loaded.source, revision=loaded.revision, weights_sha256=loaded.weights_sha256, versions=_versions()),
     )
+
+
+def _example(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
+    """Returns a request body and what the graph answers to it, in the form of the wire."""
+    example = dict(EXAMPLES[loaded.task])
+    if loaded.mask is not None:
+        example["inputs"] = example["inputs"].replace("[MASK]", loaded.mask.token)
+    body = reading.read(loaded.task, json.dumps(example).encode(), reading.Limits(max_inputs=1, max_chars=1000))
+    (request,) = body.requests()
+    task = TASKS[loaded.task]
+    encoded = task.encode(request, tokenizer)
+    rows = [engine.run([encoding])[0] for encoding in encoded.encodings]
+    return Example(request=example, result=body.shape([task.decode(request, encoded, rows, loaded)]))
 
 
 def _graph_spec(path: Path, loaded: Checkpoint, precision: Precision, *, default: bool) -> GraphSpec:
@@ -172,7 +207,7 @@ def _graph_spec(path: Path, loaded: Checkpoint, precision: Precision, *, default
         default=default,
         batch_invariant=False,
         inputs=loaded.inputs,
-        outputs=(OutputSpec(name=trace.OUTPUT, kind="per_text"),),
+        outputs=loaded.outputs,
         evidence=unknown,
     )
 

@@ -1,8 +1,10 @@
 """int8 for the CPU: weights per channel, activations at run time, and the word embeddings with a scale per row.
 
 Stock dynamic quantization takes one scale for the whole embedding table, whose rows differ widely in size; a scale per
-row costs two small gathers and answers closer to float (docs/export.md has the measurements). Activations get one scale
-per tensor and run, so the graph is not batch-invariant.
+row costs two small gathers and answers closer to float. Where every token's output counts, the matrices that narrow (the
+second of each feed-forward block, whose inputs have the widest range) are quantized in blocks of 32 as MatMulNBits, with
+activations scaled per block too: slower, but spans and entities need it (docs/export.md has the measurements). The other
+activations get one scale per tensor and run, so the graph is not batch-invariant.
 """
 
 from __future__ import annotations
@@ -15,20 +17,24 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from export.errors import GraphError
 
-QUANTIZED_OPS = ("QAttention", "MatMulInteger", "DynamicQuantizeLinear")
+QUANTIZED_OPS = ("QAttention", "MatMulInteger", "MatMulNBits", "DynamicQuantizeLinear")
 MIN_ROWS = 1024  # smaller tables (positions, types) are not worth the lost precision
+BLOCK = 32
+INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: compute in int8
 
 
-def quantize(source: Path, target: Path, workspace: Path) -> dict[str, int]:
+def quantize(source: Path, target: Path, workspace: Path, *, blocks: bool) -> dict[str, int]:
     """Writes the int8 graph to a new file.
 
     Args:
         source: The fused float32 graph.
         target: The new graph.
         workspace: A folder for an intermediate file.
+        blocks: Whether narrowing matrices are quantized in blocks.
 
     Returns:
         Quantized operator -> count.
@@ -36,14 +42,14 @@ def quantize(source: Path, target: Path, workspace: Path) -> dict[str, int]:
     Raises:
         GraphError: Nothing was quantized.
     """
-    embedded = workspace / "per-row-embeddings.onnx"
-    model = onnx.load(str(source))
-    tables = _quantize_embeddings(model.graph)
-    onnx.save(model, str(embedded))
-    logging.disable(logging.WARNING)  # the library advises preprocessing, which the fusions have replaced
+    part = workspace / "part-quantized.onnx"
+    logging.disable(logging.WARNING)  # the libraries tell of every node, and advise preprocessing, which fusion has replaced
     try:
+        model = onnx.load(str(source))
+        tables = _quantize_embeddings(model.graph)
+        onnx.save(_quantize_blocks(model) if blocks else model, str(part))
         quantize_dynamic(
-            str(embedded),
+            str(part),
             str(target),
             per_channel=True,
             weight_type=QuantType.QInt8,
@@ -55,9 +61,26 @@ def quantize(source: Path, target: Path, workspace: Path) -> dict[str, int]:
         logging.disable(logging.NOTSET)
     counts = Counter(node.op_type for node in onnx.load(str(target)).graph.node)
     found = {name: counts[name] for name in QUANTIZED_OPS if counts[name]} | {"PerRowEmbedding": tables}
-    if not counts["MatMulInteger"] or not tables:
+    if not counts["MatMulInteger"] or not tables or (blocks and not counts["MatMulNBits"]):
         raise GraphError(f"the graph was not quantized as expected: {found}.")
     return found
+
+
+def _quantize_blocks(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Quantizes the matrices with more rows than columns as MatMulNBits, 8 bit, a scale per 32 rows of each column."""
+    weights = {weight.name: weight.dims for weight in model.graph.initializer}
+
+    def narrows(node: NodeProto) -> bool:
+        dims = weights.get(node.input[1]) if node.op_type == "MatMul" else None
+        return dims is not None and len(dims) == 2 and dims[0] > dims[1] and dims[0] % BLOCK == 0
+
+    others = [node.name for node in model.graph.node if not narrows(node)]
+    quantizer = MatMulNBitsQuantizer(
+        model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=INT8_ACTIVATIONS, nodes_to_exclude=others
+    )
+    quantizer.process()
+    quantized: onnx.ModelProto = quantizer.model.model
+    return quantized
 
 
 def _quantize_embeddings(graph: onnx.GraphProto) -> int:
@@ -76,7 +99,8 @@ def _quantize_embeddings(graph: onnx.GraphProto) -> int:
             continue
         scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / 127
         name = table.name
-        graph.initializer.remove(table)
+        if sum(name in other.input for other in graph.node) == 1:  # else a tied projection needs it, and is quantized by itself
+            graph.initializer.remove(table)
         graph.initializer.append(numpy_helper.from_array(np.rint(values / scale).astype(np.int8), f"{name}.int8"))
         graph.initializer.append(numpy_helper.from_array(scale.astype(np.float32), f"{name}.scale"))
         indices, out = node.input[1], node.output[0]

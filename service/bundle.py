@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from service.errors import BundleError
 
@@ -22,7 +22,7 @@ TOKENIZER_FILE = "tokenizer.json"
 CARD_FILE = "README.md"
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
-Task = Literal["text-classification"]
+Task = Literal["text-classification", "token-classification", "question-answering", "fill-mask"]
 Provider = Literal["cpu", "cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8"]
 Activation = Literal["softmax", "sigmoid", "none"]
@@ -52,6 +52,13 @@ class TextPiece(Record):
 Piece = SpecialPiece | TextPiece
 
 
+class MaskToken(Record):
+    """The token that stands for a word to be filled in; a text spells it like this."""
+
+    token: str
+    id: Annotated[int, Field(ge=0)]
+
+
 class TokenizerSpec(Record):
     """How texts become token ids, beside `tokenizer.json` itself.
 
@@ -62,6 +69,9 @@ class TokenizerSpec(Record):
         padding_side: Where padding goes.
         single: Template of one text.
         pair: Template of a pair of texts.
+        cls_index: Where [CLS] stands in both templates, or null.
+        subword_prefix: What begins a token that continues a word; null where a word begins after white space instead.
+        mask: The mask token, for fill-mask.
     """
 
     sha256: str
@@ -70,20 +80,29 @@ class TokenizerSpec(Record):
     padding_side: Literal["left", "right"]
     single: Annotated[tuple[Piece, ...], Field(strict=False)]
     pair: Annotated[tuple[Piece, ...], Field(strict=False)]
+    cls_index: int | None
+    subword_prefix: str | None
+    mask: MaskToken | None
 
 
 class InputSpec(Record):
-    """One graph input and what fills it, int64 of shape [rows, length]."""
+    """One graph input and what fills it.
+
+    int64 [rows, length], but for `mask_index`: int64 [masks], flat positions row * length + position of the masks to fill.
+    """
 
     name: str
-    fill: Literal["token_ids", "attention_mask", "type_ids"]
+    fill: Literal["token_ids", "attention_mask", "type_ids", "mask_index"]
 
 
 class OutputSpec(Record):
-    """One graph output and the shape that its kind means: `per_text` is float32 [rows, values]."""
+    """One graph output, float32, and the shape that its kind means.
+
+    `per_text` is [rows, values], `per_token` [rows, length] or [rows, length, values], `per_mask` [masks, values].
+    """
 
     name: str
-    kind: Literal["per_text"]
+    kind: Literal["per_text", "per_token", "per_mask"]
 
 
 class Evidence(Record):
@@ -151,8 +170,8 @@ class Figure(Record):
     """A task figure measured on labeled data, of the checkpoint in PyTorch and of graphs by `provider/precision`."""
 
     name: str
-    checkpoint: float
-    graphs: dict[str, float]
+    checkpoint: Annotated[float, Field(allow_inf_nan=False)]
+    graphs: dict[str, Annotated[float, Field(allow_inf_nan=False)]]
 
 
 class Source(Record):
@@ -171,7 +190,7 @@ class Manifest(Record):
     format_version: Literal[1]
     name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
     task: Task
-    labels: Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    labels: Annotated[tuple[str, ...], Field(strict=False)]
     activation: Activation
     tokenizer: TokenizerSpec
     flops: Flops
@@ -179,6 +198,16 @@ class Manifest(Record):
     example: Example
     figures: Annotated[tuple[Figure, ...], Field(strict=False)]
     source: Source
+
+    @model_validator(mode="after")
+    def _what_its_task_needs(self) -> Manifest:
+        if self.task.endswith("-classification") and not self.labels:
+            raise ValueError(f"`labels` must not be empty for {self.task}")
+        if self.task == "fill-mask" and self.tokenizer.mask is None:
+            raise ValueError("`tokenizer.mask` must not be null for fill-mask")
+        if self.task == "question-answering" and self.tokenizer.cls_index is None:
+            raise ValueError("`tokenizer.cls_index` must not be null for question-answering")
+        return self
 
     @model_validator(mode="after")
     def _one_default_graph_per_provider(self) -> Manifest:
@@ -258,6 +287,15 @@ def discover(folder: Path) -> list[Path]:
         if not re.fullmatch(NAME_PATTERN, entry.name):
             raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
     return found
+
+
+def read_figures(raw: bytes) -> tuple[Figure, ...]:
+    """Reads a JSON list of figures.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    return tuple(TypeAdapter(list[Figure]).validate_json(raw))
 
 
 def digest(path: Path) -> str:

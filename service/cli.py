@@ -87,7 +87,7 @@ def _serve(settings: Settings) -> int:
 
 async def _check(settings: Settings) -> int:
     """Runs the stored example of each model; returns 1 if one answers differently."""
-    from service.api import schemas
+    from service.api import reading
     from service.api.app import build
 
     service = build(settings)
@@ -97,9 +97,9 @@ async def _check(settings: Settings) -> int:
         example = model.bundle.manifest.example
         tolerance = CHECK_TOLERANCE[model.graph.precision]
         try:
-            body = schemas.read(model.task, json.dumps(example.request).encode(), service.limits)
+            body = reading.read(model.task, json.dumps(example.request).encode(), service.limits)
             prediction = await model.predict(body.requests(), timeout_s=60)
-            reason = difference(example.result, prediction.results, tolerance)
+            reason = difference(example.result, body.shape(prediction.results), tolerance)
         except BertServeError as error:
             reason = error.message
         failed += reason is not None

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import GraphSpec, Provider
+from service.bundle import GraphSpec, OutputSpec, Provider
 from service.errors import EngineError, ProviderError
 from service.tokenization import Encoding
 
@@ -70,7 +70,8 @@ class OnnxEngine:
         if wanted not in self._session.get_providers():
             raise ProviderError(f"`{path}` asked for {wanted}, but the session got {self._session.get_providers()} only.")
         self._inputs = graph.inputs
-        self._outputs = [output.name for output in graph.outputs]
+        self._outputs = graph.outputs
+        self._names = [output.name for output in graph.outputs]
         self._pad = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
         self._left = padding_side == "left"
 
@@ -81,21 +82,40 @@ class OnnxEngine:
             encodings: At least one.
 
         Returns:
-            For each encoding its outputs by name; a `per_text` output is float32 [values].
+            For each encoding its outputs by name, float32, without padding: of a `per_text` output [values], of a `per_token`
+            one [length, ...], of a `per_mask` one [masks, values].
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
         """
         try:
-            outputs = self._session.run(self._outputs, self._feed(encodings))
+            outputs = self._session.run(self._names, self._feed(encodings))
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise EngineError(f"the graph failed with {type(error).__name__}.") from error
-        for name, output in zip(self._outputs, outputs, strict=True):
-            if len(output) != len(encodings):
-                raise EngineError(f"output `{name}` has {len(output)} rows for {len(encodings)} texts. This is a bug.")
+        rows: list[Row] = [{} for _ in encodings]
+        for spec, output in zip(self._outputs, outputs, strict=True):
             if not np.isfinite(output).all():
-                raise EngineError(f"output `{name}` is not finite; this graph cannot score this text.")
-        return [{name: output[i] for name, output in zip(self._outputs, outputs, strict=True)} for i in range(len(encodings))]
+                raise EngineError(f"output `{spec.name}` is not finite; this graph cannot score this text.")
+            for row, part in zip(rows, self._split(spec, output, encodings), strict=True):
+                row[spec.name] = part
+        return rows
+
+    def _split(self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding]) -> list[NDArray[np.float32]]:
+        """Returns each encoding's part of an output, without padding."""
+        expected = sum(len(encoding.masks) for encoding in encodings) if spec.kind == "per_mask" else len(encodings)
+        if len(output) != expected:
+            raise EngineError(f"output `{spec.name}` has {len(output)} rows where {expected} belong. This is a bug.")
+        if spec.kind == "per_text":
+            return list(output)
+        if spec.kind == "per_token":
+            longest = output.shape[1]
+            return [row[self._place(encoding, longest)] for row, encoding in zip(output, encodings, strict=True)]
+        ends = np.cumsum([len(encoding.masks) for encoding in encodings])
+        return np.split(output, ends[:-1])
+
+    def _place(self, encoding: Encoding, longest: int) -> slice:
+        """Returns where an encoding's tokens stand in a row padded to `longest`."""
+        return slice(longest - len(encoding), longest) if self._left else slice(0, len(encoding))
 
     def time_runs(self, shapes: Sequence[tuple[int, int]], *, repeats: int) -> list[tuple[int, int, float]]:
         """Warms up on dummy batches and times them, for the cost model.
@@ -110,7 +130,7 @@ class OnnxEngine:
         timed = []
         for rows, length in shapes:
             zeros = np.zeros(length, dtype=np.int64)
-            batch = [Encoding(zeros, zeros)] * rows
+            batch = [Encoding(zeros, zeros, masks=(1,))] * rows
             self.run(batch)
             seconds = []
             for _ in range(repeats):
@@ -121,14 +141,21 @@ class OnnxEngine:
         return timed
 
     def _feed(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
-        """Returns the padded inputs by name, each int64 [rows, longest]."""
+        """Returns the padded inputs by name, each as its InputSpec says."""
         longest = max(map(len, encodings))
-        feed = {spec.name: np.full((len(encodings), longest), self._pad[spec.fill], dtype=np.int64) for spec in self._inputs}
-        for i, encoding in enumerate(encodings):
-            place = slice(longest - len(encoding), longest) if self._left else slice(len(encoding))
-            values: dict[str, Any] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}
-            for spec in self._inputs:
-                feed[spec.name][i, place] = values[spec.fill]
+        feed = {}
+        for spec in self._inputs:
+            if spec.fill == "mask_index":
+                feed[spec.name] = np.array(
+                    [i * longest + self._place(e, longest).start + mask for i, e in enumerate(encodings) for mask in e.masks],
+                    dtype=np.int64,
+                )
+                continue
+            padded = feed[spec.name] = np.full((len(encodings), longest), self._pad[spec.fill], dtype=np.int64)
+            for row, encoding in zip(padded, encodings, strict=True):
+                row[self._place(encoding, longest)] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[
+                    spec.fill
+                ]
         return feed
 
 

@@ -15,7 +15,7 @@ from service.engine import Engine, Row
 from service.errors import BertServeError, ExpiredError, RefusedError
 from service.metrics import ModelMetrics
 from service.scheduler import Scheduler, Stage
-from service.tasks import classify
+from service.tasks import answer, classify, fill_mask, ner
 from service.tokenization import Encoding, Tokenizer
 
 # Tokenizing takes about 0.3 us a character (measured, docs/tuning.md); up to here it stays under 0.2 ms, less than a
@@ -34,12 +34,12 @@ class TaskModule(Protocol):
         """Returns the request's encodings and whether text was cut off."""
         ...
 
-    def decode(self, request: Any, rows: Any, labels: Any, activation: Any) -> Any:
+    def decode(self, request: Any, encoded: Any, rows: Any, head: Any) -> Any:
         """Returns the request's result."""
         ...
 
 
-TASKS: dict[str, TaskModule] = {classify.TASK: classify}
+TASKS: dict[str, TaskModule] = {classify.TASK: classify, ner.TASK: ner, answer.TASK: answer, fill_mask.TASK: fill_mask}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,13 @@ class Prediction:
     Attributes:
         results: One per input, in order.
         truncated: Indices of inputs of which text was cut off.
+        warnings: What else the caller should know, each `topic; message`.
         timings: Where the time went.
     """
 
     results: list[Any]
     truncated: list[int]
+    warnings: list[str]
     timings: Timings
 
 
@@ -82,6 +84,7 @@ class _Work:
 class _Decoded:
     results: list[Any]
     truncated: list[int]
+    warnings: list[str]
     tokenize_s: float
     decode_s: float
 
@@ -154,7 +157,7 @@ class Model:
             UnavailableError: The service is stopping, or broken.
         """
         if not requests:
-            return Prediction([], [], Timings())
+            return Prediction([], [], [], Timings())
         try:
             return await self._predict(requests, timeout_s)
         except RefusedError as error:
@@ -192,7 +195,7 @@ class Model:
         self._metrics.queue_seconds.observe(timings.queue_s)
         self._metrics.decode_seconds.observe(timings.decode_s)
         self._metrics.truncated.inc(len(decoded.truncated))
-        return Prediction(decoded.results, decoded.truncated, timings)
+        return Prediction(decoded.results, decoded.truncated, decoded.warnings, timings)
 
     def _estimate(self, requests: Sequence[Any]) -> tuple[int, float]:
         """Returns a cheap guess of the tokens and seconds that the requests cost; what is over one text comes in windows."""
@@ -214,7 +217,7 @@ class Model:
         tokenize_s = time.perf_counter() - start
         work = [_Work(encoding, index) for index, item in enumerate(encoded) for encoding in item.encodings]
         return Stage(
-            work=[(len(item), item) for item in work],
+            work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
             finish=partial(self._decode, requests, encoded, tokenize_s),
             key=self._key,
@@ -243,7 +246,8 @@ class Model:
         first = 0
         for request, item in zip(requests, encoded, strict=True):
             last = first + len(item.encodings)
-            results.append(self._task.decode(request, rows[first:last], manifest.labels, manifest.activation))
+            results.append(self._task.decode(request, item, rows[first:last], manifest))
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
-        return _Decoded(results, truncated, tokenize_s, time.perf_counter() - start)
+        warnings = [warning for item in encoded for warning in item.warnings]
+        return _Decoded(results, truncated, warnings, tokenize_s, time.perf_counter() - start)

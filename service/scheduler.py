@@ -27,7 +27,7 @@ class Stage:
     """Work of a job, and what to do when all of it is done.
 
     Attributes:
-        work: Tokens and payload of each entry, at least one.
+        work: Tokens and payload of each entry; without any the stage is finished at once.
         run: Payloads of one batch -> one result each, in order. Called on a lane.
         finish: Results of all entries, in order -> the job's value, or its next Stage. Called on a lane.
         key: What may share a batch; None for entries that run alone. All work of a key has the same `run`.
@@ -141,11 +141,13 @@ class Scheduler:
         job.owner = _Ticket(future, stage)
         timer = self._loop.call_later(max(job.deadline - self._clock(), 0), self._expire)
         try:
+            if not isinstance(value := _skip_empty(stage), Stage):
+                return Timed(value, 0.0, 0.0)
             with self._condition:
                 if self._stopped or self._dead:
                     raise self._unavailable()
                 self._submitted.add(job)
-                self._put(job, stage)
+                self._put(job, value)
             return await future
         finally:
             timer.cancel()
@@ -216,10 +218,9 @@ class Scheduler:
                 return
             results = job.results
         try:
-            value = job.owner.stage.finish(results)
+            value = _skip_empty(job.owner.stage.finish(results))
             if isinstance(value, Stage):
                 with self._condition:
-                    job.owner.stage = value
                     self._put(job, value)
                 return
         except Exception as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
@@ -228,6 +229,7 @@ class Scheduler:
         self._resolve(job, Timed(value, job.queued_s, job.run_s))
 
     def _put(self, job: Job, stage: Stage) -> None:
+        job.owner.stage = stage
         self._backlog.put(job, stage.key, stage.work, stage.cost, self._clock(), keep_estimate=stage.keep_estimate)
         self._changed()
         if self._idle:
@@ -262,3 +264,10 @@ class Scheduler:
 
     def _changed(self) -> None:
         self._observe(self._backlog.queue_entries, self._backlog.queue_tokens)
+
+
+def _skip_empty(value: Any) -> Any:
+    """Returns the next stage that has work, or the final value."""
+    while isinstance(value, Stage) and not value.work:
+        value = value.finish([])
+    return value

@@ -26,6 +26,36 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 TokenIds = Sequence[int]
 
 
+class Tokens:
+    """The tokens of one whole text, without special tokens. Offsets and pieces are read only by who asks for them."""
+
+    def __init__(self, encoding: Any) -> None:
+        """Wraps an encoding of `tokenizers`."""
+        self._encoding = encoding
+        self.ids: list[int] = encoding.ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Start and end of each token in the text, in code points, end exclusive."""
+        offsets: list[tuple[int, int]] = self._encoding.offsets
+        return offsets
+
+    @property
+    def pieces(self) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        pieces: list[str] = self._encoding.tokens
+        return pieces
+
+    @property
+    def word_ids(self) -> list[int]:
+        """The pre-tokenizer's word that each token is of."""
+        word_ids: list[int] = self._encoding.word_ids
+        return word_ids
+
+
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """What one row of a batch is made from, special tokens included, not padded.
@@ -33,13 +63,22 @@ class Encoding:
     Attributes:
         ids: Token ids, int64 [length].
         type_ids: Segment ids, int64 [length].
+        start: Position of the first token of the last text of the template: the text itself, or of a pair the second.
+        masks: Positions of the mask tokens to be filled.
     """
 
     ids: NDArray[np.int64]
     type_ids: NDArray[np.int64]
+    start: int = 1
+    masks: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def cost_tokens(self) -> int:
+        """What it counts against the budget of a batch: projecting a mask onto the vocabulary is about a token's work."""
+        return len(self.ids) + len(self.masks)
 
 
 class Tokenizer:
@@ -61,9 +100,13 @@ class Tokenizer:
         self._tokenizer.encode_special_tokens = True
         self._templates = {False: _Template(spec.single), True: _Template(spec.pair)}
         self.max_length = spec.max_length
+        self.mask = spec.mask
+        self.cls_index = spec.cls_index
+        self.subword_prefix = spec.subword_prefix
+        self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each text, without special tokens.
+    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+        """Returns the tokens of each text, without special tokens.
 
         Raises:
             EngineError: The tokenizer panicked.
@@ -76,15 +119,31 @@ class Tokenizer:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise EngineError(f"the tokenizer failed with {type(error).__name__}. This is a bug.") from error
             raise
-        return [encoding.ids for encoding in encodings]
+        return [Tokens(encoding) for encoding in encodings]
+
+    def token_id(self, token: str) -> int | None:
+        """Returns the id of exactly this vocabulary entry, or None."""
+        id_: int | None = self._tokenizer.token_to_id(token)
+        return id_
+
+    def decode(self, ids: TokenIds, *, skip_special: bool) -> str:
+        """Returns the text of token ids."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        return text
 
     def room(self, *, pair: bool) -> int:
         """Returns how many text tokens fit beside the special tokens of the template."""
         return self.max_length - self._templates[pair].specials
 
-    def assemble(self, a: TokenIds, b: TokenIds | None = None) -> Encoding:
-        """Puts the special tokens around one text, or a pair; `a` and `b` together must fit `room`."""
-        return self._templates[b is not None].fill(a, () if b is None else b)
+    def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
+        """Puts the special tokens around one text, or a pair.
+
+        Args:
+            a: Token ids of the text.
+            b: Those of the second text; together they must fit `room`.
+            masks: Indices into the last text of the mask tokens to be filled.
+        """
+        return self._templates[b is not None].fill(a, () if b is None else b, masks)
 
 
 class _Template:
@@ -94,14 +153,19 @@ class _Template:
         self._pieces = pieces
         self.specials = sum(isinstance(piece, SpecialPiece) for piece in pieces)
 
-    def fill(self, a: TokenIds, b: TokenIds) -> Encoding:
+    def fill(self, a: TokenIds, b: TokenIds, masks: Sequence[int]) -> Encoding:
         ids: list[int] = []
         type_ids: list[int] = []
+        start = 0
         for piece in self._pieces:
-            part: Any = (piece.id,) if isinstance(piece, SpecialPiece) else (a if piece.text == "a" else b)
+            if isinstance(piece, SpecialPiece):
+                part: TokenIds = (piece.id,)
+            else:
+                part, start = (a if piece.text == "a" else b), len(ids)
             ids.extend(part)
             type_ids.extend([piece.type_id] * len(part))
-        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64))
+        placed = tuple(start + mask for mask in masks)
+        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), start, placed)
 
 
 def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
@@ -133,6 +197,11 @@ def windows(count: int, room: int, stride: int) -> list[range]:
     """
     starts = range(0, max(count - stride, 1), room - stride)
     return [range(start, min(start + room, count)) for start in starts]
+
+
+def default_stride(room: int) -> int:
+    """Returns the overlap of windows of `room` tokens where the caller names none: 128, at most half a window."""
+    return min(128, room // 2)
 
 
 def estimate_tokens(text: str) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from service.bundle import Activation
 from service.engine import Row
 from service.errors import EngineError
 from service.tokenization import Encoding
@@ -47,3 +49,11 @@ class FakeEngine:
         logits = np.zeros(self.labels, dtype=np.float32)
         logits[int(encoding.ids[1]) % self.labels] = len(encoding) / 10
         return {"logits": logits}
+
+
+@dataclass(frozen=True)
+class Head:
+    """What decoding needs of a manifest."""
+
+    labels: tuple[str, ...] = ()
+    activation: Activation = "softmax"

@@ -114,4 +114,5 @@ def test_check_passes_on_the_embedded_models() -> None:
     command = [Path(sys.executable).with_name("bert-serve"), "check", "--models", str(ROOT / "models")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 
-    assert (0, "sentiment: text-classification, cpu/int8: ok\n") == (result.returncode, result.stdout)
+    assert 0 == result.returncode
+    assert ["fill-mask", "ner", "qa", "sentiment"] == [line.split(":")[0] for line in result.stdout.splitlines() if line.endswith(": ok")]

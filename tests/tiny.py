@@ -31,16 +31,17 @@ def tokenizer() -> tokenizers.Tokenizer:
     return made
 
 
-def graph(*, labels: int = len(LABELS), seed: int = 0) -> onnx.ModelProto:
-    """Returns a graph of masked mean over embeddings, then a linear layer: row-independent, any length."""
+def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed: int = 0) -> onnx.ModelProto:
+    """Returns a graph of a task: embeddings with their masked mean, then a linear layer. Row-independent, any length."""
     rng = np.random.default_rng(seed)
+    values = {"text-classification": labels, "token-classification": labels, "question-answering": 2, "fill-mask": len(VOCABULARY)}[task]
     weights = {
         "words": rng.normal(size=(len(VOCABULARY), HIDDEN)),
         "types": rng.normal(size=(2, HIDDEN)),
-        "dense": rng.normal(size=(HIDDEN, labels)),
-        "bias": rng.normal(size=(labels,)),
+        "dense": rng.normal(size=(HIDDEN, values)),
+        "bias": rng.normal(size=(values,)),
     }
-    axis, last = numpy_helper.from_array(np.array([1]), "axis"), numpy_helper.from_array(np.array([-1]), "last")
+    shapes = {"axis": [1], "last": [-1], "flat": [-1, HIDDEN]}
     nodes = [
         helper.make_node("Gather", ["words", "input_ids"], ["word"]),
         helper.make_node("Gather", ["types", "token_type_ids"], ["type"]),
@@ -51,34 +52,71 @@ def graph(*, labels: int = len(LABELS), seed: int = 0) -> onnx.ModelProto:
         helper.make_node("ReduceSum", ["masked", "axis"], ["sum"], keepdims=0),
         helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
         helper.make_node("Div", ["sum", "count"], ["mean"]),
-        helper.make_node("Gemm", ["mean", "dense", "bias"], ["logits"]),
     ]
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "length"])
-        for name in ("input_ids", "attention_mask", "token_type_ids")
-    ]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", labels])]
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "length"]) for name in names]
+    if task == "text-classification":
+        nodes.append(helper.make_node("Gemm", ["mean", "dense", "bias"], ["logits"]))
+        outputs = {"logits": ["rows", labels]}
+    else:
+        nodes += [helper.make_node("Unsqueeze", ["mean", "axis"], ["mean3"]), helper.make_node("Add", ["token", "mean3"], ["hidden"])]
+        source = "hidden"
+        if task == "fill-mask":
+            inputs.append(helper.make_tensor_value_info("mask_index", TensorProto.INT64, ["masks"]))
+            nodes += [
+                helper.make_node("Reshape", ["hidden", "flat"], ["rows"]),
+                helper.make_node("Gather", ["rows", "mask_index"], ["picked"]),
+            ]
+            source = "picked"
+        last = "pairs" if task == "question-answering" else "logits"
+        nodes += [helper.make_node("MatMul", [source, "dense"], ["product"]), helper.make_node("Add", ["product", "bias"], [last])]
+        outputs = {"logits": ["masks", values] if task == "fill-mask" else ["rows", "length", values]}
+        if task == "question-answering":
+            nodes += [
+                helper.make_node("Split", ["pairs"], ["start", "end"], axis=-1),
+                helper.make_node("Squeeze", ["start", "last"], ["start_logits"]),
+                helper.make_node("Squeeze", ["end", "last"], ["end_logits"]),
+            ]
+            outputs = {"start_logits": ["rows", "length"], "end_logits": ["rows", "length"]}
     tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
-    made = helper.make_graph(nodes, "tiny", inputs, outputs, [*tensors, axis, last])
+    tensors += [numpy_helper.from_array(np.array(value), name) for name, value in shapes.items()]
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
+    made = helper.make_graph(nodes, "tiny", inputs, infos, tensors)
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
-def bundle(folder: Path, name: str = "tiny", *, max_length: int = 32, seed: int = 0, **changes: Any) -> Path:
+OUTPUTS = {
+    "text-classification": [{"name": "logits", "kind": "per_text"}],
+    "token-classification": [{"name": "logits", "kind": "per_token"}],
+    "question-answering": [{"name": "start_logits", "kind": "per_token"}, {"name": "end_logits", "kind": "per_token"}],
+    "fill-mask": [{"name": "logits", "kind": "per_mask"}],
+}
+LABELS_OF = {"text-classification": LABELS, "token-classification": ("O", "B-PER", "I-PER", "B-LOC")}
+EXAMPLES = {"question-answering": {"question": "good?", "context": "a good film"}, "fill-mask": "a [MASK] film"}
+
+
+def bundle(
+    folder: Path, name: str = "tiny", *, task: str = "text-classification", max_length: int = 32, seed: int = 0, **changes: Any
+) -> Path:
     """Writes a bundle to `folder/name` and returns its path.
 
     Args:
         folder: The models folder.
         name: The bundle's name.
+        task: Its task.
         max_length: Usable length in tokens.
         seed: Of the weights.
         changes: Fields of the manifest to replace; `batch_invariant` is that of the graph.
     """
     path = folder / name
     path.mkdir(parents=True)
-    tokenizer().save(str(path / TOKENIZER_FILE))
-    labels = changes.get("labels", LABELS)
+    made = tokenizer()
+    if task == "fill-mask":
+        made.add_tokens([tokenizers.AddedToken("[MASK]", special=False)])
+    made.save(str(path / TOKENIZER_FILE))
+    labels = changes.setdefault("labels", LABELS_OF.get(task, ()))
     file = path / "model.cpu.fp32.onnx"
-    onnx.save(graph(labels=len(labels), seed=seed), str(file))
+    onnx.save(graph(task, labels=len(labels), seed=seed), str(file))
     evidence = {
         "samples": 0,
         "worst_abs_error": 0.0,
@@ -94,7 +132,7 @@ def bundle(folder: Path, name: str = "tiny", *, max_length: int = 32, seed: int 
         "format": "bertserve-bundle",
         "format_version": 1,
         "name": name,
-        "task": "text-classification",
+        "task": task,
         "labels": labels,
         "activation": "softmax",
         "tokenizer": {
@@ -104,8 +142,11 @@ def bundle(folder: Path, name: str = "tiny", *, max_length: int = 32, seed: int 
             "padding_side": "right",
             "single": [cls, a, sep],
             "pair": [cls, a, sep, b, {**sep, "type_id": 1}],
+            "cls_index": 0,
+            "subword_prefix": "##",
+            "mask": {"token": "[MASK]", "id": 4} if task == "fill-mask" else None,
         },
-        "flops": {"linear": 2.0 * HIDDEN * len(labels), "quadratic": 0.0},
+        "flops": {"linear": 2.0 * HIDDEN * HIDDEN, "quadratic": 0.0},
         "graphs": [
             {
                 "file": file.name,
@@ -119,12 +160,13 @@ def bundle(folder: Path, name: str = "tiny", *, max_length: int = 32, seed: int 
                     {"name": "input_ids", "fill": "token_ids"},
                     {"name": "attention_mask", "fill": "attention_mask"},
                     {"name": "token_type_ids", "fill": "type_ids"},
+                    *([{"name": "mask_index", "fill": "mask_index"}] if task == "fill-mask" else []),
                 ],
-                "outputs": [{"name": "logits", "kind": "per_text"}],
+                "outputs": OUTPUTS[task],
                 "evidence": evidence,
             }
         ],
-        "example": {"request": {"inputs": "a good film"}, "result": None},
+        "example": {"request": {"inputs": EXAMPLES.get(task, "a good film")}, "result": None},
         "figures": [],
         "source": {"checkpoint": "tiny", "revision": None, "weights_sha256": "", "versions": {"bertserve": "0"}},
     }

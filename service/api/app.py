@@ -17,8 +17,9 @@ from starlette.staticfiles import StaticFiles
 
 from service import __version__, bundle, registry
 from service.api.edge import Edge
+from service.api.reading import Limits
 from service.api.routes import PATHS, Service, router
-from service.api.schemas import BODIES, Limits
+from service.api.schemas import BODIES
 from service.backlog import Backlog
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
 from service.metrics import Metrics

@@ -14,18 +14,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from service import __version__
-from service.api import schemas
+from service.api import reading, schemas
 from service.api.disconnect import unless_disconnected
 from service.api.edge import LABELS
-from service.api.schemas import ErrorBody, LabelScore, Limits
+from service.api.reading import Limits
+from service.api.schemas import Body, ErrorBody
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError, UnavailableError
 from service.metrics import CONTENT_TYPE, UNKNOWN, Metrics
 from service.model import Model, Prediction
 from service.registry import Registry
 from service.scheduler import Scheduler
-from service.tasks import classify
+from service.tasks import answer, classify, fill_mask, ner
 
-PATHS: Mapping[str, str] = {classify.TASK: "classify"}
+PATHS: Mapping[str, str] = {classify.TASK: "classify", ner.TASK: "ner", answer.TASK: "answer", fill_mask.TASK: "fill-mask"}
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
 
@@ -134,7 +135,7 @@ async def _predict(service: Service, request: Request, task: str, name: str | No
     named = None if name is None else service.registry.get(name)
     task = task if named is None else named.task
     scope[LABELS] = (task, UNKNOWN if named is None else named.name)
-    body = schemas.read(task, await _read(request, service.max_body_bytes), service.limits)
+    body = reading.read(task, await _read(request, service.max_body_bytes), service.limits)
     if named is not None and body.model not in (None, named.name):
         raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{named.name}`; leave one of them out.")
     model = named or service.registry.for_task(task, body.model)
@@ -143,13 +144,14 @@ async def _predict(service: Service, request: Request, task: str, name: str | No
     try:
         prediction = await unless_disconnected(model.predict(body.requests(), timeout_s=timeout_s), request.receive)
     except BertServeError as error:
-        error.name_input(many=isinstance(body.inputs, list))
+        error.name_input(many=body.is_list)
         raise
-    return _answer(model, prediction)
+    return _answer(model, body, prediction)
 
 
-def _answer(model: Model, prediction: Prediction) -> Response:
+def _answer(model: Model, body: Body, prediction: Prediction) -> Response:
     timings = prediction.timings
+    warnings = list(prediction.warnings)
     headers = {
         "x-model": model.name,
         "server-timing": f"tokenize;dur={timings.tokenize_s * 1000:.3f}, queue;dur={timings.queue_s * 1000:.3f}, "
@@ -158,11 +160,13 @@ def _answer(model: Model, prediction: Prediction) -> Response:
     if prediction.truncated:
         some = ", ".join(f"inputs[{index}]" for index in prediction.truncated[:10])
         headers["x-truncated"] = str(len(prediction.truncated))
-        headers["x-hf-warning"] = (
+        warnings.append(
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
             f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
         )
-    return Response(to_json(prediction.results), headers=headers, media_type="application/json")
+    if warnings:
+        headers["x-hf-warning"] = ", ".join(warnings)
+    return Response(to_json(body.shape(prediction.results)), headers=headers, media_type="application/json")
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -246,7 +250,7 @@ def _json(value: Any) -> Response:
 def _documented(task: str) -> dict[str, Any]:
     """Returns what OpenAPI needs of a route that reads the raw request; the body's schema is added in app.py."""
     described = {
-        200: {"model": list[list[LabelScore]], "description": "For each input its labels with scores, best first."},
+        200: {"model": schemas.RESPONSES[task], "description": "A result, or a list of them: one for each input."},
         **{status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)},
     }
     reference = f"#/components/schemas/{schemas.BODIES[task].__name__}"

@@ -14,8 +14,9 @@ import numpy as np
 
 from service.bundle import Activation
 from service.errors import InvalidValueError
+from service.tasks.encoded import Encoded, Head
 from service.tasks.scores import Row, activate, best_first
-from service.tokenization import Encoding, Tokenizer, estimate_tokens, truncate_longest_first, windows
+from service.tokenization import Encoding, Tokenizer, default_stride, estimate_tokens, truncate_longest_first, windows
 
 TASK = "text-classification"
 
@@ -38,7 +39,7 @@ class Request:
         function_to_apply: Activation in place of the model's own.
         truncation: Whether a text over the model's length is cut (else it is an error).
         window: Score every window of a long text and combine them, instead of truncating.
-        stride: Tokens that neighboring windows share.
+        stride: Tokens that neighboring windows share; 128, at most half a window, when None.
     """
 
     text: str
@@ -47,20 +48,12 @@ class Request:
     function_to_apply: Activation | None = None
     truncation: bool = True
     window: Literal["mean", "max"] | None = None
-    stride: int = 128
+    stride: int | None = None
 
     @property
     def chars(self) -> int:
         """Characters that have to be tokenized."""
         return len(self.text) + len(self.text_pair or "")
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """The encodings of one request, one per window, and whether text was cut off."""
-
-    encodings: list[Encoding]
-    truncated: bool = False
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -76,49 +69,50 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
         InvalidValueError: The text is too long and `truncation` is false, or no window has room for `stride`.
     """
     # an empty second text is none, as for the pipeline
-    a, *rest = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
+    a, *rest = (tokens.ids for tokens in tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text]))
     b = rest[0] if rest else None
     room = tokenizer.room(pair=b is not None)
     if request.window is not None:
-        return Encoded(_windows(request, tokenizer, a, b, room))
+        return Encoded(encodings=_windows(request, tokenizer, a, b, room))
     total = len(a) + len(b or ())
     if total <= room:
-        return Encoded([tokenizer.assemble(a, b)])
+        return Encoded(encodings=[tokenizer.assemble(a, b)])
     if not request.truncation:
         raise InvalidValueError(
             f"the text has {total} tokens and the model takes {room}; shorten it, or set `truncation` to true or `window` "
             "to `mean` or `max`."
         )
     keep_a, keep_b = truncate_longest_first(len(a), len(b or ()), room)
-    return Encoded([tokenizer.assemble(a[:keep_a], None if b is None else b[:keep_b])], truncated=True)
+    return Encoded(encodings=[tokenizer.assemble(a[:keep_a], None if b is None else b[:keep_b])], truncated=True)
 
 
-def decode(request: Request, rows: Sequence[Row], labels: Sequence[str], activation: Activation) -> list[LabelScore]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[LabelScore]:
     """Returns labels and scores, best first; equal scores keep the order of the labels.
 
     Args:
         request: The request.
+        encoded: Not needed.
         rows: One row per window with the output `logits`, float32 [labels].
-        labels: The model's labels by id.
-        activation: The model's own activation.
+        head: The model's labels and its own activation.
     """
     logits = np.stack([row["logits"] for row in rows])
-    scores = activate(logits, request.function_to_apply or activation)
+    scores = activate(logits, request.function_to_apply or head.activation)
     combined = scores.max(axis=0) if request.window == "max" else scores.mean(axis=0)
-    return [{"label": labels[i], "score": float(combined[i])} for i in best_first(combined, request.top_k)]
+    return [{"label": head.labels[i], "score": float(combined[i])} for i in best_first(combined, request.top_k)]
 
 
 def _windows(request: Request, tokenizer: Tokenizer, a: list[int], b: list[int] | None, room: int) -> list[Encoding]:
     """Windows the text, or the second text of a pair beside the whole first one."""
     text = a if b is None else b
     room -= 0 if b is None else len(a)
-    if len(text) > room and room <= request.stride:
+    stride = default_stride(max(room, 0)) if request.stride is None else request.stride
+    if len(text) > room and room <= stride:
         raise InvalidValueError(
-            f"windows of {max(room, 0)} tokens have no room for a `stride` of {request.stride}"
+            f"windows of {max(room, 0)} tokens have no room for a `stride` of {stride}"
             + ("" if b is None else f" beside a first text of {len(a)} tokens")
             + "; make `stride` or the first text smaller."
         )
     if len(text) <= room:
         return [tokenizer.assemble(a, b)]
-    cuts = [text[window.start : window.stop] for window in windows(len(text), room, request.stride)]
+    cuts = [text[window.start : window.stop] for window in windows(len(text), room, stride)]
     return [tokenizer.assemble(cut) if b is None else tokenizer.assemble(a, cut) for cut in cuts]

@@ -13,8 +13,8 @@ import httpx
 from fakes import FakeEngine
 from service import bundle
 from service.api.app import build, create_app
+from service.api.reading import Limits
 from service.api.routes import Service
-from service.api.schemas import Limits
 from service.backlog import Backlog
 from service.cost import CostModel
 from service.metrics import Metrics

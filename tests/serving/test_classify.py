@@ -10,12 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes import Head
 from service import bundle
 from service.errors import InvalidValueError
 from service.tasks import classify
+from service.tasks.encoded import Encoded
 from service.tasks.scores import activate, best_first
 from service.tokenization import Tokenizer
 
+NOTHING = Encoded(encodings=[])
 FLOATS = st.floats(-1e4, 1e4, width=32)
 WINDOWS = st.integers(1, 6).flatmap(lambda labels: st.lists(st.lists(FLOATS, min_size=labels, max_size=labels), min_size=1, max_size=5))
 
@@ -46,7 +49,7 @@ def test_decode_equals_brute_force(logits: list[list[float]], activation: str, w
     expected = [combine(column) for column in zip(*scores, strict=True)]
     request = classify.Request("", window=window, function_to_apply=activation, top_k=top_k)  # type: ignore[arg-type]
     rows = [{"logits": np.array(row, dtype=np.float32)} for row in logits]
-    actual = classify.decode(request, rows, labels, "softmax")
+    actual = classify.decode(request, NOTHING, rows, Head(tuple(labels)))
 
     assert min(len(labels), top_k or len(labels)) == len(actual)
     assert all(math.isfinite(item["score"]) for item in actual)
@@ -62,14 +65,14 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
     """Ties are broken by label id."""
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
-    assert list("bdac") == [item["label"] for item in classify.decode(classify.Request(""), rows, list("abcd"), "softmax")]
+    assert list("bdac") == [item["label"] for item in classify.decode(classify.Request(""), NOTHING, rows, Head(tuple("abcd")))]
 
 
 def test_the_models_own_activation_is_the_default() -> None:
     """Without `function_to_apply` a multi-label model is scored label by label."""
     rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
 
-    assert [0.5, 0.5] == [item["score"] for item in classify.decode(classify.Request(""), rows, ["a", "b"], "sigmoid")]
+    assert [0.5, 0.5] == [item["score"] for item in classify.decode(classify.Request(""), NOTHING, rows, Head(("a", "b"), "sigmoid"))]
 
 
 @given(
@@ -126,7 +129,7 @@ def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
     """The first text stands whole in every window."""
     encoded = classify.encode(classify.Request("film " * 9, "bad " * 30, window="max", stride=10), tokenizer)
 
-    film = tokenizer.tokenize(["film"])[0][0]
+    film = tokenizer.tokenize(["film"])[0].ids[0]
     assert [(32, 9), (32, 9)] == [(len(encoding), encoding.ids.tolist().count(film)) for encoding in encoded.encodings]
 
 

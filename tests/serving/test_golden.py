@@ -12,24 +12,27 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakes import Head
 from service import bundle
-from service.api import schemas
+from service.api import reading
 from service.engine import OnnxEngine
 from service.tasks import classify
+from service.tasks.encoded import Encoded
 from service.tasks.scores import activate
 from service.tokenization import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 CASES = [json.loads(line) for line in (ROOT / "tests/golden/text_classification.jsonl").read_text(encoding="utf-8").split("\n") if line]
-LABELS = ("negative", "positive")
-LIMITS = schemas.Limits(max_inputs=512, max_chars=200_000)
+HEAD = Head(("negative", "positive"))
+NOTHING = Encoded(encodings=[])
+LIMITS = reading.Limits(max_inputs=512, max_chars=200_000)
 NEAR_TIE = 0.1
 FLOOR = 0.98
 
 
 def requests_of(case: dict[str, Any]) -> list[classify.Request]:
     """Returns the task requests of a case, read from JSON as the service reads them."""
-    return schemas.read(classify.TASK, json.dumps(case["request"]).encode(), LIMITS).requests()
+    return reading.read(classify.TASK, json.dumps(case["request"]).encode(), LIMITS).requests()
 
 
 def test_there_are_enough_cases() -> None:
@@ -46,7 +49,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
     """Labels and their order exactly, scores to 1e-6."""
     requests = requests_of(case)
     answers = [
-        classify.decode(request, [{"logits": np.array(row, dtype=np.float32)} for row in windows], LABELS, "softmax")
+        classify.decode(request, NOTHING, [{"logits": np.array(row, dtype=np.float32)} for row in windows], HEAD)
         for request, windows in zip(requests, case["logits"], strict=True)
     ]
 
@@ -77,9 +80,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(capsys: pytest.CaptureFi
             rows = [engine.run([encoding])[0] for encoding in classify.encode(best, tokenizer).encodings]
             expected = [{"logits": np.array(row, dtype=np.float32)} for row in windows]
             probabilities = np.sort(activate(np.array(windows, dtype=np.float32), "softmax").mean(axis=0))
-            same = (
-                classify.decode(best, rows, LABELS, "softmax")[0]["label"] == classify.decode(best, expected, LABELS, "softmax")[0]["label"]
-            )
+            same = classify.decode(best, NOTHING, rows, HEAD)[0]["label"] == classify.decode(best, NOTHING, expected, HEAD)[0]["label"]
             if probabilities[-1] - probabilities[-2] >= NEAR_TIE:
                 clear, agreed = clear + 1, agreed + same
             else:

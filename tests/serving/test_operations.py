@@ -104,8 +104,10 @@ def references(node: Any) -> list[str]:
 def test_openapi_has_every_route(models: Path) -> None:
     """The OpenAPI document has every path of the service with its methods."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
-    get = {*OPEN_PATHS, "/info", "/models", "/models/{name}", "/classify/info", "/models/{name}/info", "/models/{name}/health"}
-    expected = {path: {"get"} for path in get - {"/models/tiny/health"}} | {"/classify": {"post"}, "/models/{name}": {"get", "post"}}
+    tasks = ("/classify", "/ner", "/answer", "/fill-mask")
+    below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
+    get = ({*OPEN_PATHS, "/info", "/models"} | below) - {"/models/tiny/health"}
+    expected = {path: {"get"} for path in get} | {path: {"post"} for path in tasks} | {"/models/{name}": {"get", "post"}}
     assert {path: set(methods) for path, methods in paths.items()} == expected
 
 

@@ -28,7 +28,7 @@ def test_the_template_gives_what_the_post_processor_gives(tokenizer: Tokenizer, 
     """Ids and type ids equal those of tokenizers' own special-token processing, for one text and for a pair."""
     expected = tiny.tokenizer().encode(text, pair)
     a, *b = tokenizer.tokenize([text] if pair is None else [text, pair])
-    actual = tokenizer.assemble(a, b[0] if b else None)
+    actual = tokenizer.assemble(a.ids, b[0].ids if b else None)
 
     assert expected.ids == actual.ids.tolist()
     assert expected.type_ids == actual.type_ids.tolist()
@@ -36,9 +36,9 @@ def test_the_template_gives_what_the_post_processor_gives(tokenizer: Tokenizer, 
 
 def test_spelled_special_tokens_are_text(tokenizer: Tokenizer) -> None:
     """A caller cannot smuggle in control tokens by spelling them."""
-    (ids,) = tokenizer.tokenize(["a [SEP] film [CLS] [MASK]"])
+    (tokens,) = tokenizer.tokenize(["a [SEP] film [CLS] [MASK]"])
 
-    assert {2, 3, 4}.isdisjoint(ids)
+    assert {2, 3, 4}.isdisjoint(tokens.ids)
 
 
 def test_settings_of_the_training_do_not_count(models: Path) -> None:

@@ -1,0 +1,226 @@
+"""Extractive question answering: the span of a passage that answers a question, over all windows of the passage.
+
+With `duplicates: "sum"` the answers are those of the `question-answering` pipeline of transformers 5.2.0, the last to have
+one, its candidate limit included. The default, `"best"`, searches every span, and gives equal texts their best score, so
+that scores stay within [0, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from service.errors import InvalidValueError
+from service.tasks.encoded import Encoded, Head
+from service.tasks.scores import Floats, Row, activate
+from service.tokenization import Tokenizer, Tokens, estimate_tokens, windows
+
+TASK = "question-answering"
+DEFAULT_SEQ_LEN = 384
+DEFAULT_STRIDE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question about one passage.
+
+    Attributes:
+        question: The question.
+        context: The passage.
+        top_k: How many answers to return.
+        doc_stride: Tokens that neighboring windows share; by default half of `max_seq_len`, at most 128.
+        max_answer_len: Most tokens of an answer.
+        max_question_len: Without effect, as in the reference.
+        max_seq_len: Tokens of a window, question and special tokens included; by default 384, at most the model's.
+        handle_impossible_answer: Whether "no answer" may be the answer.
+        align_to_words: Whether answers are widened to whole words.
+        duplicates: What equal texts get: the `best` score, or the `sum`, as the reference.
+    """
+
+    question: str
+    context: str
+    top_k: int = 1
+    doc_stride: int | None = None
+    max_answer_len: int = 15
+    max_question_len: int | None = None
+    max_seq_len: int | None = None
+    handle_impossible_answer: bool = False
+    align_to_words: bool = True
+    duplicates: Literal["best", "sum"] = "best"
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized."""
+        return len(self.question) + len(self.context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPassage(Encoded):
+    """The windows of a passage, with its tokens.
+
+    Attributes:
+        passage: The whole passage's.
+        cuts: Which of them each window has.
+        cls_index: Where [CLS] stands in a window.
+    """
+
+    passage: Tokens
+    cuts: list[range]
+    cls_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """Scored token spans of one window, end inclusive, counted in the whole passage; `cut` is what the window has of it."""
+
+    cut: range
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    scores: Floats
+
+
+def estimate(request: Request, max_length: int) -> int:
+    """Returns a cheap guess of the tokens that the request will cost, over all windows."""
+    question, passage = estimate_tokens(request.question), estimate_tokens(request.context)
+    length = min(request.max_seq_len or DEFAULT_SEQ_LEN, max_length)
+    step = max(1, length - question - (DEFAULT_STRIDE if request.doc_stride is None else request.doc_stride))
+    return min(question + passage, length) if question + passage <= length else (passage // step + 1) * length
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
+    """Returns one encoding per window of the passage.
+
+    Raises:
+        InvalidValueError: The question or the passage is empty, or a window has no room for question and stride.
+    """
+    question, passage = tokenizer.tokenize([request.question, request.context])
+    for name, tokens in (("question", question), ("context", passage)):
+        if not len(tokens):
+            raise InvalidValueError(f"`{name}` is empty; give a text.")
+    length = request.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
+    if length > tokenizer.max_length:
+        raise InvalidValueError(f"`max_seq_len` is {length}, the model takes {tokenizer.max_length}; make it smaller.")
+    stride = min(length // 2, DEFAULT_STRIDE) if request.doc_stride is None else request.doc_stride
+    room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
+    if len(passage) > room and room <= stride:
+        raise InvalidValueError(
+            f"a window of {length} tokens has room for {max(room, 0)} of the passage beside a question of {len(question)}, and "
+            f"`doc_stride` is {stride}; make `doc_stride` or the question smaller, or `max_seq_len` greater."
+        )
+    cuts = windows(len(passage), room, stride) if len(passage) > room else [range(len(passage))]
+    encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
+    assert tokenizer.cls_index is not None, "a manifest for question answering has it"
+    return EncodedPassage(encodings=encodings, passage=passage, cuts=cuts, cls_index=tokenizer.cls_index)
+
+
+def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], head: Head) -> dict[str, Any] | list[dict[str, Any]]:
+    """Returns the best answer, or a list of them if `top_k` is over 1.
+
+    Args:
+        request: The request.
+        encoded: What `encode` returned.
+        rows: One row per window with the outputs `start_logits` and `end_logits`, float32 [length].
+        head: Not needed.
+
+    Returns:
+        `{answer, score, start, end}` each; offsets are code points of the passage, end exclusive.
+    """
+    spans, nulls = [], []
+    for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
+        place = np.array([encoded.cls_index, *range(encoding.start, encoding.start + len(cut))])
+        start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
+        nulls.append(float(start[0] * end[0]))
+        spans.append(_spans(start[1:], end[1:], cut, request.max_answer_len))
+    texts = _Texts(request, encoded.passage)
+    answers = _summed(request, spans, texts) if request.duplicates == "sum" else _best(request, spans, texts)
+    if request.handle_impossible_answer:
+        answers.append({"answer": "", "score": min(nulls), "start": 0, "end": 0})
+    answers = sorted(answers, key=lambda answer: -answer["score"])[: request.top_k]
+    return answers if request.top_k > 1 else answers[0]
+
+
+def _spans(start: Floats, end: Floats, cut: range, longest: int) -> _Spans:
+    """Scores every span of a window of at most `longest` tokens: p_start[i] * p_end[j].
+
+    Works on the band of i <= j < i + longest alone, as a view of float32 [tokens, longest] onto the padded ends.
+    """
+    longest = min(longest, len(start))
+    padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])
+    band = start[:, None] * sliding_window_view(padded, longest)
+    i, length = np.nonzero(np.arange(len(start))[:, None] + np.arange(longest) < len(start))
+    return _Spans(cut, cut.start + i, cut.start + i + length, band[i, length])
+
+
+class _Texts:
+    """Turns token spans into answers."""
+
+    def __init__(self, request: Request, passage: Tokens) -> None:
+        self._context = request.context
+        self._offsets = passage.offsets
+        self._firsts = self._lasts = list(range(len(passage)))
+        if request.align_to_words:
+            self._firsts, self._lasts = _word_bounds(passage.word_ids)
+
+    def answer(self, start: int, end: int, score: float, cut: range) -> dict[str, Any]:
+        """Returns the answer of a span of tokens, end inclusive; words are widened within `cut` only."""
+        first = self._offsets[max(self._firsts[start], cut.start)][0]
+        last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
+        return {"answer": self._context[first:last], "score": score, "start": first, "end": last}
+
+
+def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Returns for each token the first and the last token of its word."""
+    firsts = list(range(len(word_ids)))
+    lasts = list(range(len(word_ids)))
+    for i in range(1, len(word_ids)):
+        if word_ids[i] == word_ids[i - 1]:
+            firsts[i] = firsts[i - 1]
+    for i in range(len(word_ids) - 2, -1, -1):
+        if word_ids[i] == word_ids[i + 1]:
+            lasts[i] = lasts[i + 1]
+    return firsts, lasts
+
+
+def _best(request: Request, spans: Sequence[_Spans], texts: _Texts) -> list[dict[str, Any]]:
+    """Returns the `top_k` best answers over all windows and spans; equal texts, case aside, keep their best score."""
+    starts, ends, scores = (np.concatenate([getattr(s, name) for s in spans]) for name in ("starts", "ends", "scores"))
+    found: dict[str, dict[str, Any]] = {}
+    whole = range(spans[-1].cut.stop)
+    for i in _best_first(starts, ends, scores, at_least=request.top_k):
+        answer = texts.answer(int(starts[i]), int(ends[i]), float(scores[i]), whole)
+        found.setdefault(answer["answer"].lower(), answer)
+        if len(found) == request.top_k:
+            break
+    return sorted(found.values(), key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
+
+
+def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats, at_least: int) -> Iterator[int]:
+    """Yields the indices of spans by falling score, then start, then end; sorts no more of them than are asked for."""
+    done, wanted = 0, 4 * at_least + 32
+    while done < len(scores):
+        wanted = min(wanted, len(scores))
+        # every span as good as the last one wanted, so that ties are not cut
+        floor = scores[np.argpartition(-scores, wanted - 1)[wanted - 1]]
+        best = np.flatnonzero(scores >= floor)
+        order = best[np.lexsort((ends[best], starts[best], -scores[best]))]
+        yield from order[done:].tolist()
+        done, wanted = len(order), 8 * wanted
+
+
+def _summed(request: Request, spans: Sequence[_Spans], texts: _Texts) -> list[dict[str, Any]]:
+    """Returns the answers of transformers 5.2.0: a few best spans of each window, the scores of equal texts added up."""
+    limit = 2 * request.top_k + 10 if request.align_to_words else request.top_k
+    found: dict[str, dict[str, Any]] = {}
+    for window in spans:
+        order = np.lexsort((window.ends, window.starts, -window.scores))[:limit]
+        for i in order.tolist():
+            answer = texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
+            earlier = found.setdefault(answer["answer"].lower(), answer)
+            if earlier is not answer:
+                earlier["score"] += answer["score"]
+    return list(found.values())

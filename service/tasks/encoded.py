@@ -1,0 +1,38 @@
+"""What a task's `encode` hands to the lanes and back to its `decode`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.bundle import Activation
+from service.tokenization import Encoding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """The encodings of one input; a task adds what its `decode` needs besides.
+
+    Attributes:
+        encodings: One per window; none where there is nothing to run.
+        truncated: Whether text was cut off.
+        warnings: What else the caller should know, each `topic; message`.
+    """
+
+    encodings: list[Encoding]
+    truncated: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+class Head(Protocol):
+    """What `decode` needs to know of the model; a manifest has it."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label names by id."""
+        ...
+
+    @property
+    def activation(self) -> Activation:
+        """What turns logits into scores."""
+        ...

@@ -1,0 +1,165 @@
+"""Fill-mask: a text with masked words to the tokens that fill them best, as the Hugging Face pipeline gives them.
+
+Differences from the pipeline, on purpose: a text over the model's length is cut to one window around each mask, and of the
+special tokens only the mask is one; others spelled in the text are text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from service.errors import InvalidValueError
+from service.tasks.encoded import Encoded, Head
+from service.tasks.scores import Floats, Row, activate
+from service.tokenization import Tokenizer, estimate_tokens
+
+TASK = "fill-mask"
+MAX_MASKS = 64
+# How other models, and hasty fingers, spell a mask.
+_LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One text with masks.
+
+    Attributes:
+        text: The text.
+        top_k: How many tokens to return for each mask.
+        targets: The only words to consider, or None for the whole vocabulary.
+    """
+
+    text: str
+    top_k: int = 5
+    targets: tuple[str, ...] | None = None
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized."""
+        return len(self.text) + sum(map(len, self.targets or ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedText(Encoded):
+    """The windows of one text.
+
+    Attributes:
+        ids: Token ids of the whole text.
+        masks: Where in them the masks are.
+        targets: Token ids to choose from, distinct, or None.
+        tokenizer: Turns ids back into text.
+    """
+
+    ids: list[int]
+    masks: list[int]
+    targets: list[int] | None
+    tokenizer: Tokenizer
+
+
+def estimate(request: Request, max_length: int) -> int:
+    """Returns a cheap guess of the tokens that the request will cost."""
+    return min(estimate_tokens(request.text), max_length)
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
+    """Returns one encoding with all masks, or, of a text over the model's length, one around each mask.
+
+    Raises:
+        InvalidValueError: There is no mask, or too many, or none of the targets has a token.
+    """
+    (tokens,) = tokenizer.tokenize([request.text])
+    ids, mask = tokens.ids, tokenizer.mask
+    assert mask is not None, "a manifest for fill-mask has it"
+    masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
+    _check_masks(request.text, len(masks), mask.token)
+    targets, warnings = _targets(request.targets, tokenizer)
+    room = tokenizer.room(pair=False)
+    if len(ids) <= room:
+        encodings = [tokenizer.assemble(ids, masks=masks)]
+    else:
+        starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
+        encodings = [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
+    return EncodedText(encodings=encodings, warnings=warnings, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
+
+
+def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[Any]:
+    """Returns the best tokens for the mask, or a list of those for each of several.
+
+    Args:
+        request: The request.
+        encoded: What `encode` returned.
+        rows: One row per window with the output `logits`, float32 [masks, vocabulary].
+        head: Not needed.
+
+    Returns:
+        `{score, token, token_str, sequence}` each; `sequence` is the whole text with the token in the mask's place.
+    """
+    logits = np.concatenate([row["logits"] for row in rows])
+    several = len(encoded.masks) > 1
+    filled = [_fill(request, encoded, mask, scores, several) for mask, scores in zip(encoded.masks, logits, strict=True)]
+    return filled if several else filled[0]
+
+
+def _fill(request: Request, encoded: EncodedText, mask: int, logits: Floats, several: bool) -> list[dict[str, Any]]:
+    """Returns the best tokens of one mask, by falling score, equal ones by token id."""
+    scores = activate(logits, "softmax")
+    candidates = np.arange(len(scores)) if encoded.targets is None else np.array(sorted(encoded.targets))
+    # every token as good as the last one wanted, so that ties are not cut
+    wanted = min(request.top_k, len(candidates))
+    floor = np.partition(scores[candidates], len(candidates) - wanted)[len(candidates) - wanted]
+    best = candidates[scores[candidates] >= floor]
+    order = best[np.argsort(-scores[best], kind="stable")][:wanted]
+    return [
+        {
+            "score": float(scores[token]),
+            "token": token,
+            "token_str": encoded.tokenizer.decode([token], skip_special=False),
+            "sequence": _sequence(encoded, mask, token, several),
+        }
+        for token in order.tolist()
+    ]
+
+
+def _sequence(encoded: EncodedText, mask: int, token: int, several: bool) -> str:
+    """Returns the text with one mask filled; with several, the others and the special tokens stay, as the pipeline has it."""
+    ids = encoded.ids.copy()
+    ids[mask] = token
+    if not several:
+        return encoded.tokenizer.decode(ids, skip_special=True)
+    return encoded.tokenizer.decode(encoded.tokenizer.assemble(ids).ids.tolist(), skip_special=False)
+
+
+def _check_masks(text: str, count: int, mask: str) -> None:
+    if count > MAX_MASKS:
+        raise InvalidValueError(f"the text has {count} masks and {MAX_MASKS} are allowed; split it.")
+    if count == 0:
+        near = _LOOKS_LIKE_A_MASK.search(text)
+        hint = f"`{near.group()[:20]}` is not this model's mask" if near else "the text has no mask"
+        raise InvalidValueError(f"{hint}; write `{mask}` for each word to be filled in.")
+
+
+def _targets(targets: tuple[str, ...] | None, tokenizer: Tokenizer) -> tuple[list[int] | None, tuple[str, ...]]:
+    """Returns the distinct token ids of the targets, and a warning for those that stand for their first piece only."""
+    if targets is None:
+        return None, ()
+    ids: list[int] = []
+    cut = []
+    for target in targets:
+        id_ = tokenizer.token_id(target)
+        if id_ is None:
+            pieces = tokenizer.tokenize([target])[0].ids
+            if not pieces:
+                continue
+            id_ = pieces[0]
+            cut.append(tokenizer.decode([id_], skip_special=False))
+        ids.append(id_)
+    if not ids:
+        raise InvalidValueError("`targets` has no word that the vocabulary knows; give at least one.")
+    some = ", ".join(piece.encode("ascii", "replace").decode() for piece in cut[:5])
+    warnings = (f"targets; {len(cut)} of {len(targets)} are no vocabulary entries, their first pieces were used: {some}",) if cut else ()
+    return list(dict.fromkeys(ids)), warnings

@@ -1,0 +1,226 @@
+"""Named entities (token classification): a text to labeled spans, aggregated as the Hugging Face pipeline does.
+
+Differences from the pipeline, on purpose: texts of any length are windowed, and aggregation runs once over the whole text, so
+that an entity at a seam comes out once; what continues a word is known by the vocabulary's prefix and not by comparing
+lengths, which fails on text that the tokenizer normalizes; `word` is the caller's own slice.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from service.errors import InvalidValueError
+from service.tasks.encoded import Encoded, Head
+from service.tasks.scores import Floats, Row, activate
+from service.tokenization import Encoding, Tokenizer, Tokens, default_stride, estimate_tokens, windows
+
+TASK = "token-classification"
+Strategy = Literal["none", "simple", "first", "average", "max"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One text to find entities in.
+
+    Attributes:
+        text: The text.
+        aggregation_strategy: How tokens become entities; `none` returns tokens.
+        ignore_labels: Labels and entity groups that are left out.
+        stride: Tokens that neighboring windows of a long text share; 128, at most half a window, when None.
+    """
+
+    text: str
+    aggregation_strategy: Strategy = "simple"
+    ignore_labels: tuple[str, ...] = ("O",)
+    stride: int | None = None
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized."""
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedText(Encoded):
+    """The windows of one text, with its tokens.
+
+    Attributes:
+        tokens: The whole text's.
+        cuts: Which of them each window has.
+        subword_prefix: What begins a token that continues a word, or None.
+        unknown: What stands for text that the vocabulary does not have, or None.
+    """
+
+    tokens: Tokens
+    cuts: list[range]
+    subword_prefix: str | None
+    unknown: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A token, or a word, with its label, on the way to becoming part of an entity."""
+
+    label: str
+    score: np.float32
+    start: int
+    end: int
+
+
+def estimate(request: Request, max_length: int) -> int:
+    """Returns a cheap guess of the tokens that the request will cost, the windows' overlap included."""
+    tokens = estimate_tokens(request.text)
+    stride = default_stride(max_length) if request.stride is None else request.stride
+    return tokens if tokens <= max_length else tokens * max_length // max(1, max_length - stride)
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
+    """Returns one encoding per window; none for a text without tokens.
+
+    Raises:
+        InvalidValueError: No window has room for `stride`.
+    """
+    (tokens,) = tokenizer.tokenize([request.text])
+    room = tokenizer.room(pair=False)
+    stride = default_stride(room) if request.stride is None else request.stride
+    if len(tokens) > room and room <= stride:
+        raise InvalidValueError(f"windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.")
+    cuts = windows(len(tokens), room, stride if len(tokens) > room else 0) if len(tokens) else []
+    encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
+    return EncodedText(encodings=encodings, tokens=tokens, cuts=cuts, subword_prefix=tokenizer.subword_prefix, unknown=tokenizer.unknown)
+
+
+def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+    """Returns the entities in order of the text.
+
+    Args:
+        request: The request.
+        encoded: What `encode` returned.
+        rows: One row per window with the output `logits`, float32 [length, labels].
+        head: The model's labels.
+
+    Returns:
+        `{entity_group, score, word, start, end}` each, or `{entity, score, index, word, start, end}` for the strategy `none`.
+        Offsets are code points of the text, end exclusive.
+    """
+    if not rows:
+        return []
+    scores = activate(merge(encoded.encodings, encoded.cuts, [row["logits"] for row in rows]), "softmax")
+    offsets, ignored = _with_marks(request.text, encoded.tokens.offsets), set(request.ignore_labels)
+    if request.aggregation_strategy == "none":
+        pieces = encoded.tokens.pieces
+        best = scores.argmax(axis=-1)
+        return [
+            {
+                "entity": head.labels[label],
+                "score": float(scores[i, label]),
+                "index": i + 1,
+                "word": request.text[slice(*offsets[i])] if pieces[i] == encoded.unknown else pieces[i],
+                "start": offsets[i][0],
+                "end": offsets[i][1],
+            }
+            for i, label in enumerate(best.tolist())
+            if head.labels[label] not in ignored
+        ]
+    if request.aggregation_strategy == "simple":
+        units = [[i] for i in range(len(scores))]
+    else:
+        units = words(request.text, encoded.tokens, encoded.subword_prefix)
+    labeled = [_label(scores[unit], [offsets[i] for i in unit], request.aggregation_strategy, head.labels) for unit in units]
+    return [entity for group in _groups(labeled) if (entity := _entity(group, request.text))["entity_group"] not in ignored]
+
+
+def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
+    """Returns float32 [tokens, values] of a whole text: each token's from the window where it lies farthest from an edge.
+
+    The text's own ends are no edges; of windows where a token lies equally far the earlier one counts.
+    """
+    if len(cuts) == 1:
+        start = encodings[0].start
+        return logits[0][start : start + len(cuts[0])]
+    count = cuts[-1].stop
+    merged = np.empty((count, *logits[0].shape[1:]), dtype=np.float32)
+    farthest = np.full(count, -1, dtype=np.int64)
+    for encoding, cut, values in zip(encodings, cuts, logits, strict=True):
+        place = np.arange(len(cut))
+        before = place + (count if cut.start == 0 else 0)
+        after = place[::-1] + (count if cut.stop == count else 0)
+        distance = np.minimum(before, after)
+        better = np.flatnonzero(distance > farthest[cut.start : cut.stop])
+        merged[cut.start + better] = values[encoding.start + better]
+        farthest[cut.start + better] = distance[better]
+    return merged
+
+
+def words(text: str, tokens: Tokens, subword_prefix: str | None) -> list[list[int]]:
+    """Returns the token indices of each word: a token with those after it that continue it."""
+    continues: Callable[[int], bool]
+    if subword_prefix is not None:
+        pieces = tokens.pieces
+        continues = lambda i: pieces[i].startswith(subword_prefix)  # noqa: E731 - one of two rules, chosen once
+    else:
+        offsets = tokens.offsets
+        continues = lambda i: not any(c.isspace() for c in text[max(offsets[i][0] - 1, 0) : offsets[i][0] + 1])  # noqa: E731
+    found: list[list[int]] = []
+    for i in range(len(tokens)):
+        if found and continues(i):
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
+
+
+def _with_marks(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns the offsets with combining marks that the tokenizer has stripped added to the token before them."""
+    whole = []
+    for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
+        marks = 0
+        while end + marks < following and unicodedata.category(text[end + marks])[0] == "M":
+            marks += 1
+        whole.append((start, end + marks))
+    return whole
+
+
+def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, labels: Sequence[str]) -> _Token:
+    """Gives a word one label and score by its strategy; `scores` is float32 [tokens of the word, labels]."""
+    if strategy == "average":
+        values = scores.mean(axis=0)
+    elif strategy == "max":
+        values = scores[scores.max(axis=1).argmax()]
+    else:
+        values = scores[0]
+    label = int(values.argmax())
+    return _Token(labels[label], values[label], offsets[0][0], offsets[-1][1])
+
+
+def _groups(tokens: Sequence[_Token]) -> list[list[_Token]]:
+    """Groups neighbors of one tag; `B-` begins a new group, and a label without a prefix counts as `I-`."""
+    found: list[list[_Token]] = []
+    for token in tokens:
+        begins, tag = token.label.startswith("B-"), _tag(token.label)
+        if found and not begins and tag == _tag(found[-1][-1].label):
+            found[-1].append(token)
+        else:
+            found.append([token])
+    return found
+
+
+def _tag(label: str) -> str:
+    return label[2:] if label.startswith(("B-", "I-")) else label
+
+
+def _entity(group: Sequence[_Token], text: str) -> dict[str, Any]:
+    start, end = group[0].start, group[-1].end
+    mean = np.mean([token.score for token in group], dtype=np.float32)
+    return {
+        "entity_group": group[0].label.split("-", 1)[-1],
+        "score": float(mean),
+        "word": text[start:end],
+        "start": start,
+        "end": end,
+    }

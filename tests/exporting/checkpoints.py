@@ -1,0 +1,134 @@
+"""Tiny checkpoints as a user would have them: deterministic, random, written by transformers itself; and their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, PreTrainedTokenizerFast
+
+import tiny
+
+# what is missing in a folder must not be looked for on the network; HF_HUB_OFFLINE itself is read at the first import only
+huggingface_hub.constants.HF_HUB_OFFLINE = True
+# two shared cores, and tiny matrices: more threads only wait for each other
+torch.set_num_threads(1)
+transformers.utils.logging.disable_progress_bar()
+
+CLASSIFICATION = "BertForSequenceClassification"
+ROWS = 1100  # the int8 stage quantizes embeddings of 1024 rows and more
+POSITIONS = 160
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+
+
+def bert(
+    folder: Path,
+    name: str = "tiny-bert",
+    *,
+    labels: tuple[str, ...] = tiny.LABELS,
+    positions: int = POSITIONS,
+    model_max_length: int = 512,
+    architecture: str = CLASSIFICATION,
+    rows: int = ROWS,
+    **config: Any,
+) -> Path:
+    """Writes a BERT checkpoint to `folder/name` and returns its path.
+
+    Args:
+        folder: Where the checkpoint's folder is made.
+        name: Name of the checkpoint's folder.
+        labels: Label names by id.
+        positions: Rows of the position table.
+        model_max_length: What the tokenizer's configuration admits.
+        architecture: Name of the model's class in transformers.
+        rows: Rows of the word embedding.
+        config: Further fields of the configuration, such as `problem_type`.
+    """
+    return save(
+        folder / name,
+        architecture,
+        BertConfig(vocab_size=rows, max_position_embeddings=positions, **SIZES, **naming(labels), **config),
+        model_max_length=model_max_length,
+    )
+
+
+def naming(labels: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the fields of a configuration that name the labels."""
+    return {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+
+
+def save(path: Path, architecture: str, config: Any, *, model_max_length: int = 512, tokenizer_class: str = "BertTokenizer") -> Path:
+    """Writes a random model of a configuration, with its tokenizer, and returns the path."""
+    torch.manual_seed(0)
+    # spread as a trained model's weights are, not as a fresh one's, so that logits differ between texts
+    config.initializer_range = 0.3
+    model = getattr(transformers, architecture)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                # fresh biases are 0 and norms 1, which would hide their loss
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(path)
+    _save_tokenizer(path, model_max_length, tokenizer_class)
+    return path
+
+
+def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> None:
+    """Writes the files of a fast tokenizer, with truncation and padding left in as training leaves them."""
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tiny.tokenizer(),
+        unk_token="[UNK]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        mask_token="[MASK]",
+        model_max_length=model_max_length,
+    )
+    fast.save_pretrained(path)
+    edit_json(path / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+    edit_json(
+        path / "tokenizer.json",
+        truncation={"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0},
+        padding={
+            "strategy": {"Fixed": 16},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+            "pad_id": 0,
+            "pad_type_id": 0,
+            "pad_token": "[PAD]",
+        },
+    )
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Replaces fields of a JSON document."""
+    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+
+def edit_weights(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Lets `edit` change a checkpoint's tensors by name."""
+    tensors = load_file(path / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+
+
+class PyTorch:
+    """A checkpoint in transformers, as its user runs it: nothing of the exporter takes part."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
+
+    def logits(self, text: str, pair: str | None = None, *, max_length: int = POSITIONS) -> NDArray[np.float32]:
+        """Returns the logits of one text or pair, float32 [labels]."""
+        feed = self.tokenizer(text, pair, truncation=True, max_length=max_length, padding=False, return_tensors="pt")
+        with torch.no_grad():
+            return np.asarray(self.model(**feed).logits[0])

@@ -1,0 +1,487 @@
+"""From checkpoint to bundle: the files, what the manifest says, and that the service answers as PyTorch does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+from numpy.typing import NDArray
+
+import service.cli
+import tiny
+from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, naming, save
+from export import checkpoint
+from export.errors import GraphError
+from export.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
+from export.pipeline import ExportSpec, export
+from service.bundle import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, GraphSpec, Manifest, Precision, digest, load
+from service.engine import OnnxEngine
+from service.tasks import classify
+from service.tokenization import Encoding, Tokenizer
+
+pytestmark = pytest.mark.torch
+
+LONG = "the film was not very good , but the book is great ! " * 40
+
+
+class Served:
+    """A bundle's graph behind the service's own tokenizer, engine and decoder."""
+
+    def __init__(self, path: Path, precision: Precision = "fp32") -> None:
+        bundle = load(path)
+        graph = bundle.graph("cpu", precision)
+        self.manifest = bundle.manifest
+        spec = bundle.manifest.tokenizer
+        self.tokenizer = Tokenizer(bundle.tokenizer_path, spec)
+        self.engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+
+    def encode(self, text: str, pair: str | None = None) -> Encoding:
+        """Returns the one encoding of a text or pair, truncated to the model's length."""
+        [encoding] = classify.encode(classify.Request(text, pair), self.tokenizer).encodings
+        return encoding
+
+    def logits(self, encodings: Sequence[Encoding]) -> list[NDArray[np.float32]]:
+        """Returns the logits of one batch, float32 [labels] each."""
+        return [row["logits"] for row in self.engine.run(encodings)]
+
+    def classify(self, text: str) -> list[classify.LabelScore]:
+        """Returns labels and scores, best first."""
+        rows = self.engine.run([self.encode(text)])
+        return classify.decode(classify.Request(text), classify.encode(classify.Request(text), self.tokenizer), rows, self.manifest)
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def words(tokens: int) -> str:
+    """Returns a text that encodes to `tokens` tokens with [CLS] and [SEP]."""
+    some = "the a film book was is good bad fine dull great poor".split()
+    return " ".join(some[i % len(some)] for i in range(tokens - 2))
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checkpoint and its bundle."""
+
+    source: Path
+    target: Path
+    manifest: Manifest
+
+    def graph(self, precision: str) -> GraphSpec:
+        """Returns the entry of a graph."""
+        [graph] = [graph for graph in self.manifest.graphs if graph.precision == precision]
+        return graph
+
+
+@pytest.fixture(name="exported", scope="module")
+def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """The usual checkpoint, exported as fp32 and int8."""
+    folder = tmp_path_factory.mktemp("exported")
+    source = bert(folder)
+    target, manifest = export(ExportSpec(str(source), folder / "models"), silent)
+    return Exported(source, target, manifest)
+
+
+@pytest.fixture(name="served", scope="module")
+def served_bundle(exported: Exported) -> Served:
+    """The usual bundle's fp32 graph in the service's hands."""
+    return Served(exported.target)
+
+
+@pytest.fixture(name="pytorch", scope="module")
+def pytorch_checkpoint(exported: Exported) -> PyTorch:
+    """The usual checkpoint in transformers."""
+    return PyTorch(exported.source)
+
+
+# ---- the folder and the manifest
+
+
+def test_a_bundle_holds_manifest_tokenizer_card_and_graphs(exported: Exported) -> None:
+    """The folder has these five files and nothing else."""
+    expected = {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx", "model.cpu.int8.onnx"}
+
+    assert expected == {path.name for path in exported.target.iterdir()}
+
+
+def test_nothing_but_the_bundle_is_left_in_the_output_folder(exported: Exported) -> None:
+    """No temporary folder stays behind."""
+    assert [exported.target] == list(exported.target.parent.iterdir())
+
+
+def test_the_service_verifies_what_was_exported(exported: Exported) -> None:
+    """`service.bundle.load` accepts the folder and reads the manifest that the export returned."""
+    assert exported.manifest == load(exported.target).manifest
+
+
+def test_another_user_may_read_the_bundle(exported: Exported) -> None:
+    """The folder does not keep the private mode of a temporary one."""
+    assert 0o755 == exported.target.stat().st_mode & 0o777
+
+
+def test_the_stored_example_checks(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-serve check` gets the stored result from the default graph."""
+    assert 0 == service.cli.main(["check", "--models", str(exported.target.parent)])
+    assert "tiny-bert: text-classification, cpu/int8: ok" in capsys.readouterr().out
+
+
+def test_truncation_and_padding_of_the_training_are_gone(exported: Exported) -> None:
+    """`tokenizer.json` comes without both, although the checkpoint's has both."""
+    document = json.loads((exported.target / TOKENIZER_FILE).read_text(encoding="utf-8"))
+
+    assert (None, None) == (document["truncation"], document["padding"])
+
+
+def test_the_graph_names_no_path_of_the_exporting_machine(exported: Exported) -> None:
+    """No file of the bundle holds a path of the machine that it was made on."""
+    secrets = [str(exported.source.parent).encode(), b"site-packages"]
+
+    assert [] == [path.name for path in exported.target.iterdir() for secret in secrets if secret in path.read_bytes()]
+
+
+def test_templates_say_where_special_tokens_and_segments_are(exported: Exported) -> None:
+    """BERT's templates are read off the tokenizer, for one text and for two."""
+    cls, sep = {"special": "[CLS]", "id": 2, "type_id": 0}, {"special": "[SEP]", "id": 3, "type_id": 0}
+    a, b = {"text": "a", "type_id": 0}, {"text": "b", "type_id": 1}
+    spec = exported.manifest.tokenizer
+
+    assert [cls, a, sep] == [piece.model_dump() for piece in spec.single]
+    assert [cls, a, sep, b, {**sep, "type_id": 1}] == [piece.model_dump() for piece in spec.pair]
+
+
+def test_inputs_are_named_with_what_fills_them(exported: Exported) -> None:
+    """Each of BERT's three inputs has its fill, and the output is one row of logits per text."""
+    expected = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    graph = exported.graph("fp32")
+
+    assert expected == {spec.name: spec.fill for spec in graph.inputs}
+    assert [("logits", "per_text")] == [(spec.name, spec.kind) for spec in graph.outputs]
+
+
+def test_the_manifest_says_where_the_bundle_came_from(exported: Exported) -> None:
+    """Name of the checkpoint without its path, no revision, and the versions that made it."""
+    source = exported.manifest.source
+
+    assert ("tiny-bert", None, 64) == (source.checkpoint, source.revision, len(source.weights_sha256))
+    assert {"bertserve", "torch", "transformers", "onnx", "onnxruntime"} == set(source.versions)
+
+
+def test_the_last_precision_is_the_default_graph(exported: Exported) -> None:
+    """`fp32,int8` makes int8 the default."""
+    assert ["int8"] == [graph.precision for graph in exported.manifest.graphs if graph.default]
+
+
+def test_the_order_of_precisions_decides_the_default(exported: Exported, tmp_path: Path) -> None:
+    """`int8,fp32` makes fp32 the default."""
+    _, manifest = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8", "fp32")), silent)
+
+    assert ["fp32"] == [graph.precision for graph in manifest.graphs if graph.default]
+
+
+def test_one_precision_alone_is_the_only_graph(exported: Exported, tmp_path: Path) -> None:
+    """With `int8` alone the fp32 graph is compared but not kept."""
+    target, _ = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8",)), silent)
+
+    assert ["model.cpu.int8.onnx"] == [path.name for path in target.glob("*.onnx")]
+
+
+def test_fp32_is_batch_invariant(exported: Exported) -> None:
+    """The measured difference of a row in a batch is within the bound, and the manifest says so."""
+    graph = exported.graph("fp32")
+
+    assert (True, True) == (graph.batch_invariant, graph.evidence.worst_row_error <= MAX_ROW_ERROR)
+
+
+def test_int8_is_as_batch_invariant_as_measured(exported: Exported) -> None:
+    """The manifest says of int8 what the evidence says, which for dynamic quantization is no."""
+    graph = exported.graph("int8")
+
+    assert (False, False) == (graph.batch_invariant, graph.evidence.worst_row_error <= MAX_ROW_ERROR)
+
+
+def test_evidence_of_fp32_is_complete(exported: Exported) -> None:
+    """All samples within the bound, all labels agreeing, attention fused in both layers, nothing quantized."""
+    evidence = exported.graph("fp32").evidence
+
+    assert (17, 1.0, 2, {}) == (evidence.samples, evidence.label_agreement, evidence.fusions["Attention"], evidence.quantized)
+    assert 0 <= evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]
+    assert evidence.nodes > 0
+
+
+def test_evidence_of_int8_counts_what_was_quantized(exported: Exported) -> None:
+    """Both attention layers, the MatMuls and the word embedding."""
+    quantized = exported.graph("int8").evidence.quantized
+
+    assert {"QAttention": 2, "PerRowEmbedding": 1} == {name: quantized[name] for name in ("QAttention", "PerRowEmbedding")}
+    assert quantized["MatMulInteger"] > 0
+
+
+def test_the_same_checkpoint_gives_the_same_files(exported: Exported, tmp_path: Path) -> None:
+    """An export is repeatable to the byte."""
+    again, _ = export(ExportSpec(str(exported.source), tmp_path), silent)
+
+    assert {p.name: digest(p) for p in exported.target.iterdir()} == {p.name: digest(p) for p in again.iterdir()}
+
+
+def test_every_stage_reports_in_order(tmp_path: Path) -> None:
+    """Progress has one line for each finished stage."""
+    lines: list[str] = []
+    export(ExportSpec(str(bert(tmp_path)), tmp_path / "models"), lines.append)
+
+    stages = ["load", "trace", "optimize", "reference", "parity", "quantize", "parity", "package"]
+    assert stages == [line.split()[0] for line in lines]
+
+
+# ---- checkpoints that differ
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem_type", "expected"),
+    [
+        (("negative", "positive"), None, "softmax"),
+        (("negative", "positive"), "single_label_classification", "softmax"),
+        (("toxic", "spam", "rude"), "multi_label_classification", "sigmoid"),
+        (("relevance",), None, "sigmoid"),
+        (("stars",), "regression", "none"),
+        (("valence", "arousal"), "regression", "none"),
+    ],
+)
+def test_the_activation_follows_the_problem_type(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None, expected: str) -> None:
+    """Regression has none, multi-label and a single label have sigmoid, the rest softmax; labels keep their order."""
+    loaded = checkpoint.load(str(bert(tmp_path, labels=labels, problem_type=problem_type)))
+
+    assert (expected, labels) == (loaded.activation, loaded.labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem_type"),
+    [(("negative", "positive"), None), (("toxic", "spam", "rude"), "multi_label_classification"), (("stars",), "regression")],
+)
+def test_scores_are_those_of_the_transformers_pipeline(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None) -> None:
+    """Softmax, sigmoid and no activation give the pipeline's labels, scores and order."""
+    source = bert(tmp_path, labels=labels, problem_type=problem_type)
+    target, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    pipeline = transformers.pipeline("text-classification", model=str(source), top_k=None, device="cpu")
+    [expected] = pipeline(["the film was not very good"])
+    actual = Served(target).classify("the film was not very good")
+
+    assert [item["label"] for item in expected] == [item["label"] for item in actual]
+    assert [item["score"] for item in expected] == pytest.approx([item["score"] for item in actual], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("positions", "model_max_length", "expected"), [(160, 512, 160), (160, 140, 140), (160, 160, 160), (512, int(1e30), 512)]
+)
+def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
+    tmp_path: Path, positions: int, model_max_length: int, expected: int
+) -> None:
+    """Neither the position table nor the tokenizer's own limit is exceeded."""
+    source = bert(tmp_path, positions=positions, model_max_length=model_max_length)
+
+    assert expected == checkpoint.load(str(source)).max_length
+
+
+@pytest.mark.parametrize("positions", [64, 128, 130])
+def test_a_short_checkpoint_is_exported(tmp_path: Path, positions: int) -> None:
+    """A length with no room for the usual stride of windows is no obstacle."""
+    source = bert(tmp_path, positions=positions)
+    _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+
+    assert positions == manifest.tokenizer.max_length
+
+
+def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
+    """A checkpoint stored in float16 is exported from, and compared with, its weights in float32."""
+    source = bert(tmp_path)
+    transformers.AutoModelForSequenceClassification.from_pretrained(source).half().save_pretrained(source)
+    target, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    served = Served(target)
+    [actual] = served.logits([served.encode("a good film")])
+
+    np.testing.assert_allclose(PyTorch(source).logits("a good film"), actual, rtol=0, atol=1e-4)
+
+
+def test_sharded_weights_are_read(tmp_path: Path) -> None:
+    """A checkpoint of several safetensors files gives the graph of the same checkpoint in one."""
+    source = bert(tmp_path)
+    whole, _ = export(ExportSpec(str(source), tmp_path / "whole", precisions=("fp32",)), silent)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(source)
+    (source / "model.safetensors").unlink()
+    model.save_pretrained(source, max_shard_size="100KB")
+    assert len(list(source.glob("*.safetensors"))) > 1
+    shards, _ = export(ExportSpec(str(source), tmp_path / "shards", precisions=("fp32",)), silent)
+
+    assert digest(whole / "model.cpu.fp32.onnx") == digest(shards / "model.cpu.fp32.onnx")
+
+
+def test_a_vocabulary_file_is_tokenizer_enough(exported: Exported, tmp_path: Path) -> None:
+    """An old checkpoint with `vocab.txt` in place of `tokenizer.json` tokenizes as the same one with it."""
+    source = bert(tmp_path)
+    (source / "tokenizer.json").unlink()
+    (source / "vocab.txt").write_text("\n".join(tiny.VOCABULARY) + "\n", encoding="utf-8")
+    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    text = "The film wasn't [bad], ünknown 看 words"
+
+    assert exported.manifest.tokenizer.pair == manifest.tokenizer.pair
+    assert Served(exported.target).encode(text).ids.tolist() == Served(target).encode(text).ids.tolist()
+
+
+FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "roberta": (
+        "RobertaForSequenceClassification",
+        transformers.RobertaConfig,
+        {**SIZES, "max_position_embeddings": POSITIONS + 1, "pad_token_id": 0},
+    ),
+    "electra": (
+        "ElectraForSequenceClassification",
+        transformers.ElectraConfig,
+        {**SIZES, "max_position_embeddings": POSITIONS, "embedding_size": 16},
+    ),
+    "distilbert": (
+        "DistilBertForSequenceClassification",
+        transformers.DistilBertConfig,
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, "max_position_embeddings": POSITIONS},
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bert_relatives_answer_as_in_pytorch(tmp_path: Path, family: str) -> None:
+    """Relatives without token types, or with an offset of positions, answer a text of full length and a short one padded to it."""
+    architecture, config, fields = FAMILIES[family]
+    made = config(vocab_size=ROWS, **fields, **naming(tiny.LABELS))
+    source = save(tmp_path / family, architecture, made, tokenizer_class="PreTrainedTokenizerFast")
+    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    served, pytorch = Served(target), PyTorch(source)
+    actual = served.logits([served.encode(LONG), served.encode("a good film")])
+
+    assert manifest.tokenizer.max_length == POSITIONS
+    np.testing.assert_allclose([pytorch.logits(LONG), pytorch.logits("a good film")], actual, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["AlbertForSequenceClassification", "MPNetForSequenceClassification"])
+def test_a_form_of_attention_that_is_not_fused_is_refused(tmp_path: Path, architecture: str) -> None:
+    """A model that ONNX Runtime's optimizer does not know ends the export instead of being slow."""
+    config = getattr(transformers, architecture.replace("ForSequenceClassification", "Config"))
+    source = save(tmp_path / "other", architecture, config(vocab_size=ROWS, **SIZES, max_position_embeddings=POSITIONS))
+
+    with pytest.raises(GraphError, match="of 2 attention layers were fused"):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+
+
+# ---- answers
+
+
+@pytest.mark.parametrize("tokens", [*range(2, 65), POSITIONS - 1, POSITIONS])
+def test_a_text_of_each_length_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, tokens: int) -> None:
+    """From the empty text to the last position the logits are PyTorch's."""
+    encoding = served.encode(words(tokens))
+    [actual] = served.logits([encoding])
+
+    assert tokens == len(encoding)
+    np.testing.assert_allclose(pytorch.logits(words(tokens)), actual, rtol=0, atol=1e-4)
+
+
+TEXTS = [
+    "",
+    " \t\n",
+    "good",
+    "zebra",
+    "Ünïcödé 看 😴",
+    "bad " * 7,
+    "good " + "the " * 62,
+    "the " * 62 + "good",
+    words(POSITIONS),
+    LONG,
+]
+PAIRS = [("a film", "the book"), ("", "only the second"), ("good", LONG), (LONG, "bad"), (LONG, LONG), ("the first", "x " * 155)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, text: str) -> None:
+    """Empty, unknown, unicode and truncated texts have PyTorch's logits."""
+    [actual] = served.logits([served.encode(text)])
+
+    np.testing.assert_allclose(pytorch.logits(text), actual, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_pair_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, pair: tuple[str, str]) -> None:
+    """Two texts, either of them long or empty, have PyTorch's logits."""
+    [actual] = served.logits([served.encode(*pair)])
+
+    np.testing.assert_allclose(pytorch.logits(*pair), actual, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ["good", "the " * 62 + "good", words(POSITIONS)])
+def test_a_padded_text_is_answered_as_in_pytorch(served: Served, pytorch: PyTorch, text: str) -> None:
+    """A text in a batch that is padded to the full length has PyTorch's logits of it alone."""
+    batch = served.logits([served.encode(LONG), served.encode(text), served.encode("a", "b"), served.encode("")])
+
+    np.testing.assert_allclose(pytorch.logits(text), batch[1], rtol=0, atol=1e-4)
+
+
+def test_a_row_in_a_batch_is_the_row_alone(served: Served) -> None:
+    """In fp32 the neighbors of a text do not move its logits, wherever it stands in the batch."""
+    encodings = [served.encode(text) for text in TEXTS] + [served.encode(*pair) for pair in PAIRS]
+    alone = [served.logits([encoding])[0] for encoding in encodings]
+
+    np.testing.assert_allclose(alone, served.logits(encodings), rtol=0, atol=MAX_ROW_ERROR)
+    np.testing.assert_allclose(alone[::-1], served.logits(encodings[::-1]), rtol=0, atol=MAX_ROW_ERROR)
+
+
+def test_word_order_and_segments_matter(served: Served) -> None:
+    """The comparison is not one of constants: positions and token types move the logits of the test model."""
+    texts = [("good film", None), ("film good", None), ("good", "film"), ("film", "good")]
+    logits = [served.logits([served.encode(*text)])[0].round(3).tolist() for text in texts]
+
+    assert 4 == len({tuple(row) for row in logits})
+
+
+def test_int8_is_near_pytorch(exported: Exported, pytorch: PyTorch) -> None:
+    """The int8 graph's logits stay within an error that the evidence admits, times two for texts it has not seen."""
+    served = Served(exported.target, "int8")
+    actual = [served.logits([served.encode(text)])[0] for text in TEXTS]
+    allowed = 2 * exported.graph("int8").evidence.worst_abs_error
+
+    np.testing.assert_allclose([pytorch.logits(text) for text in TEXTS], actual, rtol=0, atol=allowed)
+
+
+def test_the_task_can_be_given_where_the_architecture_does_not_say(tmp_path: Path) -> None:
+    """A checkpoint without `architectures` is exported when --task names the task."""
+    source = bert(tmp_path)
+    document = json.loads((source / "config.json").read_text())
+    del document["architectures"]
+    (source / "config.json").write_text(json.dumps(document))
+
+    assert CLASSIFICATION == type(checkpoint.load(str(source), task="text-classification").model).__name__
+
+
+# ---- the card
+
+
+def test_the_card_quotes_the_checkpoints_own_card(tmp_path: Path) -> None:
+    """The bundle's README.md ends with the checkpoint's, its front matter dropped and its headings a level lower."""
+    source = bert(tmp_path)
+    (source / "README.md").write_text("---\nlicense: mit\n---\n# My model\n\nTrained on films.\n", encoding="utf-8")
+    target, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    card = (target / CARD_FILE).read_text(encoding="utf-8")
+
+    assert card.endswith("The checkpoint's own card:\n\n## My model\n\nTrained on films.\n")
+
+
+def test_the_card_has_a_row_of_evidence_for_each_graph(exported: Exported) -> None:
+    """The table names each graph and its measured error."""
+    card = (exported.target / CARD_FILE).read_text(encoding="utf-8")
+    rows = {graph.file: next(line for line in card.splitlines() if f"`{graph.file}`" in line) for graph in exported.manifest.graphs}
+
+    assert {g.file: True for g in exported.manifest.graphs} == {
+        g.file: f"{g.evidence.worst_abs_error:.1e}" in rows[g.file] for g in exported.manifest.graphs
+    }

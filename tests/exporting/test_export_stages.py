@@ -1,0 +1,392 @@
+"""The stages one by one: what trace, optimize and quantize write and refuse, and which faults parity catches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+import tiny
+from checkpoints import POSITIONS, bert
+from export import checkpoint, parity, samples
+from export.checkpoint import Checkpoint
+from export.errors import GraphError, ParityError
+from export.optimize import optimize
+from export.pipeline import ExportSpec, export
+from export.quantize import MIN_ROWS, quantize
+from export.trace import OPSET, trace
+from service.bundle import TOKENIZER_FILE, Manifest, Precision, TokenizerSpec, digest
+from service.engine import OnnxEngine, Row
+from service.tokenization import Encoding, Tokenizer
+
+pytestmark = pytest.mark.torch
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A checkpoint, its graph after each stage, and what parity compares them with."""
+
+    loaded: Checkpoint
+    raw: Path
+    fused: Path
+    fusions: dict[str, int]
+    target: Path
+    manifest: Manifest
+    reference: parity.Reference
+
+    def engine(self, path: Path) -> OnnxEngine:
+        """Returns an engine on a variant of the fp32 graph."""
+        return OnnxEngine(path, self.manifest.graphs[0], pad_id=self.loaded.pad_id, padding_side="right")
+
+    def tokenizer(self, **changes: Any) -> Tokenizer:
+        """Returns the bundle's tokenizer with other facts in its specification."""
+        return Tokenizer(self.target / TOKENIZER_FILE, self.manifest.tokenizer.model_copy(update=changes))
+
+    def compare(self, engine: Any = None, tokenizer: Tokenizer | None = None, precision: Precision = "fp32") -> parity.Parity:
+        """Compares the fp32 graph, or what is given in its place, with the checkpoint."""
+        return parity.compare(engine or self.engine(self.fused), tokenizer or self.tokenizer(), self.reference, self.loaded, precision)
+
+
+@pytest.fixture(name="stages", scope="module")
+def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
+    """The usual checkpoint after each stage."""
+    folder = tmp_path_factory.mktemp("stages")
+    source = bert(folder)
+    loaded = checkpoint.load(str(source))
+    raw, fused = folder / "raw.onnx", folder / "fused.onnx"
+    trace(loaded, raw)
+    fusions = optimize(raw, fused, loaded)
+    target, manifest = export(ExportSpec(str(source), folder / "models", precisions=("fp32",)), lambda line: None)
+    return Stages(
+        loaded, raw, fused, fusions, target, manifest, parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, None))
+    )
+
+
+def initializers(path: Path) -> dict[str, Array]:
+    """Returns the constants of a graph by name."""
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(path)).graph.initializer}
+
+
+def operators(path: Path) -> Counter[str]:
+    """Returns how often each operator stands in a graph."""
+    return Counter(node.op_type for node in onnx.load(str(path)).graph.node)
+
+
+def perturbed(source: Path, target: Path, name: str, edit: Callable[[Array], object]) -> Path:
+    """Writes a graph in which `edit` changed one constant, found by the end of its name."""
+    model = onnx.load(str(source))
+    [tensor] = [tensor for tensor in model.graph.initializer if tensor.name.endswith(name)]
+    values = numpy_helper.to_array(tensor).copy()
+    edit(values)
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    onnx.save(model, str(target))
+    return target
+
+
+# ---- trace
+
+
+def test_a_traced_graph_has_standard_operators_only(stages: Stages) -> None:
+    """Before it is fused the graph runs in any ONNX runtime, at the opset that the manifest names."""
+    model = onnx.load(str(stages.raw))
+
+    assert {("", OPSET)} == {(opset.domain, opset.version) for opset in model.opset_import}
+    assert {""} == {node.domain for node in model.graph.node}
+
+
+def test_a_traced_graph_takes_any_number_of_rows_and_tokens(stages: Stages) -> None:
+    """Inputs are [rows, length] in the checkpoint's order, the output is [rows, labels]."""
+    graph = onnx.load(str(stages.raw)).graph
+    shapes = {value.name: [axis.dim_param for axis in value.type.tensor_type.shape.dim] for value in graph.input}
+
+    assert {name: ["rows", "length"] for name in ("input_ids", "attention_mask", "token_type_ids")} == shapes
+    assert [spec.name for spec in stages.loaded.inputs] == list(shapes)
+    assert "rows" == graph.output[0].type.tensor_type.shape.dim[0].dim_param
+
+
+def test_an_input_that_the_model_does_not_use_is_an_error(stages: Stages, tmp_path: Path) -> None:
+    """A graph that lost one of its inputs in tracing is refused, with the inputs that it has."""
+
+    class Deaf(type(stages.loaded.model)):  # type: ignore[misc]
+        def forward(self, input_ids: Any, attention_mask: Any, token_type_ids: Any) -> Any:
+            return super().forward(input_ids=input_ids, attention_mask=attention_mask)
+
+    model = Deaf(stages.loaded.model.config)
+
+    with pytest.raises(GraphError, match=r"\['input_ids', 'attention_mask'\].*does not use all of its inputs"):
+        trace(replace(stages.loaded, model=model), tmp_path / "raw.onnx")
+
+
+# ---- optimize
+
+
+def test_attention_is_fused_in_every_layer(stages: Stages) -> None:
+    """The counts are those of the written graph, and none of the unfused attention is left."""
+    counts = operators(stages.fused)
+
+    assert 2 == stages.fusions["Attention"]
+    assert stages.fusions == {name: counts[name] for name in stages.fusions}
+    assert 0 == counts["Softmax"]
+
+
+def test_optimize_leaves_its_input_alone(stages: Stages, tmp_path: Path) -> None:
+    """The stage writes another file."""
+    before = digest(stages.raw)
+    optimize(stages.raw, tmp_path / "fused.onnx", stages.loaded)
+
+    assert before == digest(stages.raw)
+
+
+def test_fewer_fusions_than_layers_are_an_error(stages: Stages, tmp_path: Path) -> None:
+    """A layer whose attention was not fused is noticed, and no graph is written."""
+    config = SimpleNamespace(**{**stages.loaded.model.config.to_dict(), "num_hidden_layers": 3})
+    lying: Any = SimpleNamespace(model=SimpleNamespace(config=config))
+
+    with pytest.raises(GraphError, match="2 of 3 attention layers were fused"):
+        optimize(stages.raw, tmp_path / "fused.onnx", lying)
+    assert not (tmp_path / "fused.onnx").exists()
+
+
+def test_a_graph_without_attention_is_an_error(stages: Stages, tmp_path: Path) -> None:
+    """A graph in which there is nothing to fuse is refused."""
+    onnx.save(tiny.graph(), str(tmp_path / "raw.onnx"))
+
+    with pytest.raises(GraphError, match="0 of 2 attention layers were fused"):
+        optimize(tmp_path / "raw.onnx", tmp_path / "fused.onnx", stages.loaded)
+
+
+# ---- quantize
+
+
+def edit_rows(words: Array) -> None:
+    """Gives the word embedding rows as training leaves some: all zero, huge, tiny, and with one outlier."""
+    words[0] = 0
+    words[1] *= 1e4
+    words[2] *= 1e-6
+    words[3, 0] = 50
+
+
+@pytest.fixture(name="quantized", scope="module")
+def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, int]]:
+    """A float32 graph with rows of very different size, its int8 graph, and the reported counts."""
+    folder = tmp_path_factory.mktemp("quantized")
+    source = perturbed(stages.fused, folder / "source.onnx", "word_embeddings.weight", edit_rows)
+    before = digest(source)
+    counts = quantize(source, folder / "int8.onnx", folder, blocks=False)
+    assert before == digest(source)
+    return source, folder / "int8.onnx", counts
+
+
+Quantized = tuple[Path, Path, dict[str, int]]
+
+
+def embedding(quantized: Quantized) -> tuple[Array, Array, Array]:
+    """Returns the word embedding in float32, its int8 rows and their scales."""
+    before, after = initializers(quantized[0]), initializers(quantized[1])
+    [name] = [name for name in before if name.endswith("word_embeddings.weight")]
+    return before[name], after[f"{name}.int8"], after[f"{name}.scale"]
+
+
+def test_an_element_of_the_embedding_is_off_by_half_a_scale_at_most(quantized: Quantized) -> None:
+    """Each row has a scale of its own and keeps its precision, however large other rows are."""
+    values, rows, scales = embedding(quantized)
+    error = np.abs(values - rows.astype(np.float64) * scales)
+
+    assert (np.int8, (len(values), 1)) == (rows.dtype, scales.shape)
+    assert (error <= scales * (0.5 + 1e-5)).all()
+
+
+def test_the_scale_of_a_row_is_its_largest_element(quantized: Quantized) -> None:
+    """A row uses all of int8: its largest element is 127 steps."""
+    values, rows, scales = embedding(quantized)
+    used = np.abs(values).max(axis=1) > 0
+
+    np.testing.assert_allclose(np.abs(values).max(axis=1)[used] / 127, scales[used, 0], rtol=1e-6)
+    assert {127} == set(np.abs(rows[used].astype(int)).max(axis=1))
+
+
+def test_a_row_of_zeros_stays_zero(quantized: Quantized) -> None:
+    """A padding row that training zeroed does not become NaN."""
+    _, rows, scales = embedding(quantized)
+
+    assert (True, True) == (bool((rows[0] == 0).all()), bool(np.isfinite(scales).all()))
+
+
+def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> None:
+    """What the evidence will say stands in the file."""
+    _, target, counts = quantized
+    found = operators(target)
+    tables = sum(name.endswith(".int8") for name in initializers(target))
+
+    assert counts == {name: found[name] for name in counts if name != "PerRowEmbedding"} | {"PerRowEmbedding": tables}
+    assert 2 == counts["QAttention"]
+
+
+def test_small_tables_stay_in_float(quantized: Quantized) -> None:
+    """Positions and token types are not quantized; only large tables are."""
+    tables = {name: values for name, values in initializers(quantized[1]).items() if "embeddings.weight" in name and values.ndim == 2}
+    small = [values.dtype for name, values in tables.items() if "position" in name or "token_type" in name]
+
+    assert [np.float32, np.float32] == small
+    assert {True} == {len(values) >= MIN_ROWS for values in tables.values() if values.dtype == np.int8}
+
+
+def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> None:
+    """A small embedding and no MatMul end the stage instead of calling a float graph int8."""
+    onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
+
+    with pytest.raises(GraphError, match="not quantized as expected"):
+        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, blocks=False)
+
+
+# ---- parity: engines and tokenizers with a known fault
+
+
+class Faulty:
+    """An engine whose logits `fault` changes, given the batch and each encoding's place in it."""
+
+    def __init__(self, engine: OnnxEngine, fault: Callable[[Array, Sequence[Encoding], int], Array]) -> None:
+        self.engine = engine
+        self.fault = fault
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Returns the engine's rows, changed."""
+        rows = self.engine.run(encodings)
+        return [{"logits": self.fault(row["logits"], encodings, i)} for i, row in enumerate(rows)]
+
+
+def test_a_sound_graph_passes(stages: Stages) -> None:
+    """The fused graph is within the bound, agrees on every label and is batch-invariant."""
+    found = stages.compare()
+
+    assert (17, 1.0) == (found.samples, found.label_agreement)
+    assert found.worst_abs_error <= parity.MAX_ABS_ERROR["fp32"]
+    assert found.worst_row_error <= parity.MAX_ROW_ERROR
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        pytest.param("classifier.bias", lambda bias: bias.__iadd__(1e-3), id="a bias a little off"),
+        pytest.param(
+            "classifier.weight", lambda weight: weight.__setitem__(slice(None), weight[::-1].copy()), id="labels in another order"
+        ),
+        pytest.param("layer.1.output.LayerNorm.weight", lambda weight: weight.__imul__(1.01), id="a norm of one layer scaled"),
+        pytest.param("token_type_embeddings.weight", lambda table: table.__setitem__((1, 0), 1), id="the second segment"),
+        pytest.param("position_embeddings.weight", lambda table: table.__setitem__((POSITIONS - 1, 0), 1), id="the last position"),
+        pytest.param("position_embeddings.weight", lambda table: table.__setitem__((0, 0), 1), id="the first position"),
+        pytest.param("word_embeddings.weight", lambda table: table.__setitem__((1, 0), 1), id="the unknown token"),
+    ],
+)
+def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: str, edit: Callable[[Array], object]) -> None:
+    """One wrong constant, even one that few texts reach, is a ParityError that names a text."""
+    path = perturbed(stages.fused, tmp_path / "faulty.onnx", name, edit)
+
+    with pytest.raises(ParityError, match=r"fp32 logits are off by .*, allowed is 1e-04: .* \(\d+ characters\).*expected .*got"):
+        stages.compare(stages.engine(path))
+
+
+def test_the_worst_case_is_named(stages: Stages) -> None:
+    """Of several texts over the bound the message holds the one that is furthest off."""
+    [good] = stages.tokenizer().tokenize(["good"])
+
+    def fault(logits: Array, encodings: Sequence[Encoding], place: int) -> Array:
+        return logits + np.float32(0.5 if good.ids == encodings[place].ids[1:-1].tolist() else 0.001)
+
+    with pytest.raises(ParityError, match=r"off by 5\.00e-01.*'good' \(4 characters\)"):
+        stages.compare(Faulty(stages.engine(stages.fused), fault))
+
+
+def without_end(spec: TokenizerSpec) -> dict[str, Any]:
+    """Returns a template that forgot the last special token."""
+    return {"single": spec.single[:-1]}
+
+
+def without_segments(spec: TokenizerSpec) -> dict[str, Any]:
+    """Returns a template of a pair in one segment."""
+    return {"pair": tuple(piece.model_copy(update={"type_id": 0}) for piece in spec.pair)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(without_end, id="no closing token"),
+        pytest.param(without_segments, id="no second segment"),
+        pytest.param(lambda spec: {"max_length": spec.max_length - 1}, id="a token less of room"),
+    ],
+)
+def test_a_fault_in_the_tokenizers_facts_is_caught(stages: Stages, change: Callable[[TokenizerSpec], dict[str, Any]]) -> None:
+    """A wrong template or length is a ParityError."""
+    with pytest.raises(ParityError, match="characters"):
+        stages.compare(tokenizer=stages.tokenizer(**change(stages.manifest.tokenizer)))
+
+
+def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Path) -> None:
+    """A tokenizer that does not lower-case as the checkpoint's does is a ParityError."""
+    other = tiny.tokenizer()
+    other.normalizer = None
+    other.save(str(tmp_path / TOKENIZER_FILE))
+
+    with pytest.raises(ParityError, match="characters"):
+        stages.compare(tokenizer=Tokenizer(tmp_path / TOKENIZER_FILE, stages.manifest.tokenizer))
+
+
+def test_another_number_of_windows_is_caught(stages: Stages) -> None:
+    """Where only the cutting of windows differs the message counts them."""
+    reference = parity.Reference.__new__(parity.Reference)
+    windowed = [i for i, request in enumerate(stages.reference.requests) if request.window]
+    reference.requests = [stages.reference.requests[i] for i in windowed]
+    reference.rows = [stages.reference.rows[i][:-1] for i in windowed]
+
+    with pytest.raises(ParityError, match=r"\d+ windows where the reference has \d+"):
+        parity.compare(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
+
+
+def test_neighbors_that_move_a_row_are_measured(stages: Stages) -> None:
+    """An engine whose rows depend on the size of the batch is found not to be batch-invariant."""
+    leaky = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits + np.float32(0.25 * (len(encodings) > 1)))
+
+    assert pytest.approx(0.25, abs=1e-4) == stages.compare(leaky).worst_row_error
+
+
+def test_int8_may_be_off_and_its_labels_disagree(stages: Stages) -> None:
+    """Within the wide bound int8 passes, and the evidence counts the labels that changed."""
+    turned = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits[::-1].copy())
+    found = stages.compare(turned, precision="int8")
+
+    assert found.label_agreement < 1
+    assert parity.MAX_ABS_ERROR["fp32"] < found.worst_abs_error < parity.MAX_ABS_ERROR["int8"]
+
+
+def test_a_broken_int8_graph_is_caught(stages: Stages) -> None:
+    """Logits beyond any rounding are a ParityError in int8 too."""
+    broken = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits * np.float32(1e3))
+
+    with pytest.raises(ParityError, match="int8 logits are off by"):
+        stages.compare(broken, precision="int8")
+
+
+def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exporting int8 alone still compares the float32 graph, so that int8's wide bound hides nothing."""
+
+    def faulty(source: Path, target: Path, loaded: Checkpoint) -> dict[str, int]:
+        counts = optimize(source, target, loaded)
+        perturbed(target, target, "classifier.bias", lambda bias: bias.__iadd__(1e-2))
+        return counts
+
+    monkeypatch.setattr("export.optimize.optimize", faulty)
+
+    with pytest.raises(ParityError, match=r"fp32 logits are off by 1\.00e-02"):
+        export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", precisions=("int8",)), lambda line: None)
+    assert [] == list((tmp_path / "models").iterdir())

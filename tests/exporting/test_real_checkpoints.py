@@ -1,0 +1,33 @@
+"""Real checkpoints in float32 against PyTorch: `make parity CHECKPOINTS=DIR`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from export.parity import MAX_ABS_ERROR
+from export.pipeline import ExportSpec, export
+
+VARIABLE = "BERTSERVE_CHECKPOINTS"
+NAMES = ("sentiment", "ner", "qa", "fill-mask")
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.checkpoints,
+    pytest.mark.skipif(VARIABLE not in os.environ, reason=f"needs real checkpoints: set {VARIABLE} to a folder of checkpoint folders"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The fp32 bundle's logits are within the bound and its labels are PyTorch's on every sample; the evidence is printed."""
+    source = Path(os.environ[VARIABLE]) / name
+    _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
+    evidence = manifest.graphs[0].evidence
+    with capsys.disabled():
+        print(f"\n{name}: {evidence.model_dump_json()}")
+
+    assert 1 == evidence.label_agreement
+    assert evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]

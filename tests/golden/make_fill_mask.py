@@ -1,0 +1,218 @@
+"""Makes the golden answers of filling masks with PyTorch and the Hugging Face pipeline.
+
+    python tests/golden/make_fill_mask.py CHECKPOINT_DIR > tests/golden/fill_mask.jsonl
+
+Each line is one case of `fill_mask_cases.py` with
+
+- `masks`: for each input, for each mask of it, from running its window alone, without padding: the `best` 100 ids and
+  their logits, descending, equal ones by id; those of the `targets`, if there are any, in order of their first mention;
+  `logsumexp` of the logits of the whole `vocabulary`, whose size that is; and `window`, if the text does not fit one:
+  its first text token and how many it holds;
+- `answer`: for each input, or for the one text that was no list, what the pipeline returned, called with this text alone.
+  For texts of more than one window, which the pipeline does not know, what `fill()` below makes of the stored logits;
+- `scores`: for each input, for each mask, the scores of the answer with the softmax in float64. PyTorch sums the 30,522
+  exponentials in float32 lane by lane, so that the pipeline's own scores are wrong from the fifth digit on (they add up
+  to 1.00001 with AVX-512, to 1.00003 with AVX2);
+- `reference`: what made the answer.
+
+`fill()` is proven against the pipeline here: from the stored logits it gives its answer to every text of one window, the
+scores within 1e-6 of what the pipeline makes of the model's logits in float64, and within 1e-4 (relative) in float32.
+
+Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from fill_mask_cases import cases
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Mask = dict[str, Any]
+Fill = dict[str, Any]
+
+ROOM = 510  # text tokens beside [CLS] and [SEP]
+BEST = 100
+DEFAULT_TOP_K = 5
+TOLERANCE = 1e-6
+SUMMATION = 1e-4  # relative, of PyTorch's float32 softmax over a vocabulary
+# JSON may hold these as they are, but str.splitlines() ends a line at them.
+LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
+
+
+class Reference:
+    """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Loads model and tokenizer."""
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        model = transformers.AutoModelForMaskedLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
+        self.model = model.eval()
+        self.pipeline = transformers.pipeline("fill-mask", model=model, tokenizer=self.tokenizer, device="cpu")
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of all tokens of a text, without special tokens."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def enclose(self, ids: list[int]) -> list[int]:
+        """Returns text tokens between special tokens."""
+        return [self.tokenizer.cls_token_id, *ids, self.tokenizer.sep_token_id]
+
+    def target_ids(self, targets: list[str]) -> list[int]:
+        """Returns the ids of targets: those in the vocabulary as they are, else the first piece; none of nothing."""
+        vocabulary = self.tokenizer.get_vocab()
+        found = [[vocabulary[target]] if target in vocabulary else self.encode(target)[:1] for target in targets]
+        return list(dict.fromkeys(token_id for ids in found for token_id in ids))
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> Floats:
+        """Returns the logits [tokens, vocabulary] of some text tokens, run alone between special tokens."""
+        logits: Floats = self.model(input_ids=torch.tensor([self.enclose(ids)])).logits[0, 1:-1].numpy()
+        return logits
+
+    def piped(self, text: str, parameters: dict[str, Any]) -> list[Any]:
+        """Returns the pipeline's answer to a text that fits one window."""
+        answer: list[Any] = self.pipeline(text, **parameters)
+        return answer
+
+    @torch.inference_mode()
+    def piped_exactly(self, text: str, parameters: dict[str, Any]) -> list[Any]:
+        """Returns the same with the softmax in float64."""
+        outputs = self.pipeline._forward(self.pipeline.preprocess(text))
+        outputs["logits"] = outputs["logits"].double()
+        answer: list[Any] = self.pipeline.postprocess(outputs, **self.pipeline._sanitize_parameters(**parameters)[2])
+        return answer
+
+
+def window(mask: int, count: int) -> range:
+    """Returns the tokens in the window around a mask in a text of `count` tokens."""
+    start = max(0, min(mask - ROOM // 2, count - ROOM))
+    return range(start, min(start + ROOM, count))
+
+
+def facts(logits: Floats, targets: list[int] | None, span: range, count: int) -> Mask:
+    """Returns what is stored of the logits of one mask, float32 [vocabulary]."""
+    wide = logits.astype(np.float64)
+    best = np.argsort(-wide, kind="stable")[:BEST].tolist()
+    mask: Mask = {"best": [[token_id, _short(logits[token_id])] for token_id in best]}
+    if targets is not None:
+        mask["targets"] = [[token_id, _short(logits[token_id])] for token_id in targets]
+    mask["logsumexp"] = float(wide.max() + np.log(np.exp(wide - wide.max()).sum()))
+    mask["vocabulary"] = len(logits)
+    if count > ROOM:
+        mask["window"] = {"first": span.start, "count": len(span)}
+    return mask
+
+
+def fill(ids: list[int], places: list[int], masks: list[Mask], top_k: int, reference: Reference) -> list[Any]:
+    """Returns the answer to a text: the best fillings of each mask, with the text in which it is filled.
+
+    Args:
+        ids: All tokens of the text.
+        places: Which of them are masks.
+        masks: What is stored of each mask.
+        top_k: Fillings of each mask.
+        reference: Decodes tokens.
+    """
+    tokenizer = reference.tokenizer
+    lists = []
+    for place, mask in zip(places, masks, strict=True):
+        ranked = sorted(mask.get("targets", mask["best"]), key=lambda entry: (-entry[1], entry[0]))
+        fills: list[Fill] = []
+        for token_id, logit in ranked[:top_k]:
+            filled = reference.enclose([*ids[:place], token_id, *ids[place + 1 :]])
+            # One mask: without special tokens, and so without what is unknown. Several: with all of them.
+            sequence = tokenizer.decode([i for i in filled if i != tokenizer.pad_token_id], skip_special_tokens=len(masks) == 1)
+            score = float(np.exp(logit - mask["logsumexp"]))
+            fills.append({"score": score, "token": token_id, "token_str": tokenizer.decode([token_id]), "sequence": sequence})
+        lists.append(fills)
+    return lists[0] if len(lists) == 1 else lists
+
+
+def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
+    """Returns the golden line of a case."""
+    inputs, parameters = case["request"]["inputs"], case["request"].get("parameters", {})
+    top_k = parameters.get("top_k", DEFAULT_TOP_K)
+    targets = reference.target_ids(parameters["targets"]) if "targets" in parameters else None
+    stored, answers, scores, forced = [], [], [], []
+    for number, text in enumerate(inputs if isinstance(inputs, list) else [inputs]):
+        ids = reference.encode(text)
+        places = [place for place, token_id in enumerate(ids) if token_id == reference.tokenizer.mask_token_id]
+        masks = []
+        for place in places:
+            span = window(place, len(ids))
+            logits = reference.logits(ids[span.start : span.stop])
+            masks.append(facts(logits[place - span.start], targets, span, len(ids)))
+        computed = answer = fill(ids, places, masks, top_k, reference)
+        if len(ids) > ROOM:
+            forced.append(number)
+        else:
+            answer = reference.piped(text, parameters)
+            _check_equal(case["id"], computed, answer, SUMMATION)
+            _check_equal(case["id"], computed, reference.piped_exactly(text, parameters), 0.0)
+        exact = {(number, entry["token"]): entry["score"] for number, fills in enumerate(per_mask(computed)) for entry in fills}
+        stored.append(masks)
+        answers.append(answer)
+        scores.append([[exact[number, entry["token"]] for entry in fills] for number, fills in enumerate(per_mask(answer))])
+    answer = answers if isinstance(inputs, list) else answers[0]
+    return {**case, "masks": stored, "answer": answer, "scores": scores, "reference": _source(len(stored), forced)}
+
+
+def per_mask(answer: list[Any]) -> list[list[Fill]]:
+    """Returns the answer to a text as a list for each mask, also for one."""
+    return [answer] if isinstance(answer[0], dict) else answer
+
+
+def _short(logit: np.float32) -> float:
+    """Returns a logit with as few digits as tell it from its neighbors in float32, so that the order is kept."""
+    return float(str(logit))
+
+
+def _source(count: int, forced: list[int]) -> str:
+    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
+    pipeline = f"transformers {transformers.__version__} pipeline"
+    brute_force = f"brute force over transformers {transformers.__version__} windows"
+    if forced and len(forced) < count:
+        return f"{pipeline}; inputs {forced}: {brute_force}"
+    return brute_force if forced else pipeline
+
+
+def _check_equal(case_id: str, computed: list[Any], piped: list[Any], relative: float) -> None:
+    """Stops the script if the stored logits do not give the pipeline's answer, up to the order of equal scores."""
+    for ours, theirs in zip(per_mask(computed), per_mask(piped), strict=True):
+        same = len(ours) == len(theirs)
+        by_token = {entry["token"]: entry for entry in ours}
+        for our, their in zip(ours, theirs, strict=False):
+            twin = by_token.get(their["token"], {})
+            same = same and all(twin.get(name) == their[name] for name in ("token_str", "sequence"))
+            same = same and abs(twin["score"] - their["score"]) <= TOLERANCE + relative * their["score"]
+            if same and our["token"] != their["token"]:
+                same = next(entry["score"] for entry in theirs if entry["token"] == our["token"]) == their["score"]
+                print(f"{case_id}: the tokens {our['token']} and {their['token']} tie.", file=sys.stderr)
+        if not same:
+            raise SystemExit(f"{case_id}: the logits give {ours}, the pipeline {theirs}.")
+
+
+def main() -> None:
+    """Writes the golden lines to standard output."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the masked language model")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()  # the pipeline warns of every target that is not in the vocabulary
+    reference = Reference(arguments.checkpoint)
+    lines = [json.dumps(golden(case, reference), ensure_ascii=False).translate(LINE_ENDS) for case in cases()]
+    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+
+
+if __name__ == "__main__":
+    main()

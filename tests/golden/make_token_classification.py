@@ -1,0 +1,307 @@
+"""Makes the golden answers of token classification with PyTorch and the Hugging Face pipeline.
+
+    python tests/golden/make_token_classification.py CHECKPOINT_DIR > tests/golden/token_classification.jsonl
+
+Each line is one case of `token_classification_cases.py` with
+
+- `windows`: for each input its windows, each with `first`, the index of its first text token, `count`, how many text
+  tokens it holds, and their `logits`, to seven digits, without those of the special tokens; from running the window
+  alone, without padding. A text without tokens has one window of nothing;
+- `answer`: for each input, or for the one text that was no list, its entities. From the pipeline where the text fits one
+  window, else from `aggregate()` below, where the pipeline would cut the text off. Its `word` is the pipeline's in the
+  first case; in the second the text between `start` and `end`, or the token where nothing is aggregated;
+- `reference`: which of the two made the answer;
+- `deviation` and `corrected`, where the pipeline's answer is wrong: why, and what `aggregate()` gives without the
+  mistake. `words`: the pipeline takes a token for the continuation of a word where its length differs from that of the
+  text it stands for, so also the first token of a word with combining marks or zero-width characters in it. `marks`:
+  the tokenizer's offsets leave out a combining mark after the last letter of a token.
+
+`aggregate()` is proven against the pipeline here: from the stored logits it gives its answer to every text of one window.
+
+Needs torch and transformers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
+from token_classification_cases import cases
+
+Floats = NDArray[np.float32]
+Entity = dict[str, Any]
+
+ROOM = 510  # text tokens beside [CLS] and [SEP]
+DEFAULT_STRATEGY = "simple"
+DEFAULT_STRIDE = 128
+DEFAULT_IGNORED = ("O",)
+TOLERANCE = 1e-6
+# JSON may hold these as they are, but str.splitlines() ends a line at them.
+LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\u0085\u2028\u2029"})
+REASONS = {
+    "words": "words: a token whose length differs from its text's is taken for the continuation of a word",
+    "marks": "marks: an entity ends before the combining mark of its last letter",
+}
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a text.
+
+    Attributes:
+        word: The token as in the vocabulary, or its text where it is unknown.
+        start: Where its text starts.
+        end: Where its text ends.
+        is_subword: Whether it continues the word of the token before.
+    """
+
+    word: str
+    start: int
+    end: int
+    is_subword: bool
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Neighboring words of one entity: its label, the score of each word, and the indices of all tokens."""
+
+    label: str
+    scores: list[np.float32]
+    tokens: list[int]
+
+
+class Reference:
+    """A checkpoint in PyTorch (float32, eager attention), and the pipeline around it."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Loads model and tokenizer."""
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+        model = transformers.AutoModelForTokenClassification.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
+        self.model = model.eval()
+        self.labels: list[str] = [model.config.id2label[i] for i in range(model.config.num_labels)]
+        self.pipeline = transformers.pipeline("token-classification", model=model, tokenizer=self.tokenizer, device="cpu")
+
+    def encode(self, text: str) -> tuple[list[int], list[Token]]:
+        """Returns the ids of all tokens of a text, without special tokens, and the tokens as the pipeline sees them."""
+        encoding = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ids: list[int] = encoding["input_ids"]
+        tokens = []
+        for token_id, (start, end) in zip(ids, encoding["offset_mapping"], strict=True):
+            word = self.tokenizer.convert_ids_to_tokens(token_id)
+            is_unknown = token_id == self.tokenizer.unk_token_id
+            is_subword = not is_unknown and len(word) != end - start
+            tokens.append(Token(text[start:end] if is_unknown else word, start, end, is_subword))
+        return ids, tokens
+
+    @torch.inference_mode()
+    def logits(self, ids: list[int]) -> Floats:
+        """Returns the logits of each of some text tokens, run alone between special tokens."""
+        row = [self.tokenizer.cls_token_id, *ids, self.tokenizer.sep_token_id]
+        logits: Floats = self.model(input_ids=torch.tensor([row])).logits[0, 1:-1].numpy()
+        return logits
+
+    def piped(self, text: str, strategy: str, ignore_labels: Sequence[str]) -> list[Entity]:
+        """Returns the pipeline's answer to a text that fits one window."""
+        answer = self.pipeline(text, aggregation_strategy=strategy, ignore_labels=list(ignore_labels))
+        return [{name: float(value) if name == "score" else value for name, value in entity.items()} for entity in answer]
+
+
+def windows(count: int, stride: int) -> list[range]:
+    """Returns the tokens in each window over `count` of them, neighbors sharing `stride`."""
+    return [range(start, min(start + ROOM, count)) for start in range(0, max(count - stride, 1), ROOM - stride)]
+
+
+def best_window(token: int, spans: list[range], count: int) -> int:
+    """Returns the first of the windows in which a token lies farthest from an edge; the ends of the text are none."""
+
+    def distance(span: range) -> int:
+        left = token - span.start if span.start > 0 else count
+        right = span.stop - 1 - token if span.stop < count else count
+        return min(left, right) if token in span else -1
+
+    return max(range(len(spans)), key=lambda number: distance(spans[number]))
+
+
+def combine(spans: list[range], logits: list[Floats]) -> Floats:
+    """Returns the logits of all tokens of a text, each from its best window."""
+    count = spans[-1].stop
+    rows = []
+    for token in range(count):
+        number = best_window(token, spans, count)
+        rows.append(logits[number][token - spans[number].start])
+    return np.array(rows, np.float32)
+
+
+def softmax(logits: Floats) -> Floats:
+    """Returns the probabilities over the last axis."""
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    probabilities: Floats = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return probabilities
+
+
+def aggregate(
+    text: str, tokens: list[Token], scores: Floats, labels: list[str], strategy: str, ignore_labels: Sequence[str]
+) -> list[Entity]:
+    """Returns the entities of a text from the label scores of its tokens, float32 [tokens, labels].
+
+    With strategy "none" one per token. Else of tokens ("simple") or words ("first", "average", "max"), each with one
+    label, those are joined that follow each other with the same tag and have no "B-" within.
+    """
+    entities: list[Entity] = []
+    if strategy == "none":
+        for index, (token, row) in enumerate(zip(tokens, scores, strict=True), 1):
+            best = int(row.argmax())
+            entity = {"entity": labels[best], "score": float(row[best]), "index": index}
+            entities.append({**entity, "word": token.word, "start": token.start, "end": token.end})
+        return [entity for entity in entities if entity["entity"] not in ignore_labels]
+
+    words: list[list[int]] = []
+    for number, token in enumerate(tokens):
+        if strategy != "simple" and token.is_subword and words:
+            words[-1].append(number)
+        else:
+            words.append([number])
+
+    groups: list[_Group] = []
+    previous = None
+    for word in words:
+        row = word_scores(scores[word], strategy)
+        label = labels[int(row.argmax())]
+        tag = label[2:] if label.startswith(("B-", "I-")) else label
+        if tag != previous or label.startswith("B-"):
+            groups.append(_Group(label.split("-", 1)[-1], [], []))
+        groups[-1].scores.append(row.max())
+        groups[-1].tokens.extend(word)
+        previous = tag
+
+    for group in groups:
+        start, end = tokens[group.tokens[0]].start, tokens[group.tokens[-1]].end
+        score = float(np.mean(group.scores, dtype=np.float32))
+        entities.append({"entity_group": group.label, "score": score, "word": text[start:end], "start": start, "end": end})
+    return [entity for entity in entities if entity["entity_group"] not in ignore_labels]
+
+
+def word_scores(rows: Floats, strategy: str) -> Floats:
+    """Returns the label scores of a word from those of its tokens."""
+    if strategy == "average":
+        mean: Floats = rows.mean(axis=0)
+        return mean
+    # Of equal maxima the first token's.
+    return rows[int(rows.max(axis=1).argmax())] if strategy == "max" else rows[0]
+
+
+def corrected(text: str, tokens: list[Token], ids: list[int], to_word: Callable[[int], str]) -> dict[str, list[Token]]:
+    """Returns the tokens of a text without each of the pipeline's mistakes, and without both."""
+    starts = {token.start for token in tokens}
+
+    def subword(token: Token, token_id: int) -> Token:
+        return replace(token, is_subword=to_word(token_id).startswith("##"))
+
+    def whole(token: Token) -> Token:
+        end = token.end
+        while end < len(text) and end not in starts and unicodedata.category(text[end]).startswith("M"):
+            end += 1
+        return replace(token, end=end)
+
+    by_prefix = [subword(token, token_id) for token, token_id in zip(tokens, ids, strict=True)]
+    return {"words": by_prefix, "marks": [whole(token) for token in tokens], "both": [whole(token) for token in by_prefix]}
+
+
+def golden(case: dict[str, Any], reference: Reference) -> dict[str, Any]:
+    """Returns the golden line of a case."""
+    inputs, parameters = case["request"]["inputs"], case["request"].get("parameters", {})
+    strategy = parameters.get("aggregation_strategy", DEFAULT_STRATEGY)
+    ignored = parameters.get("ignore_labels", DEFAULT_IGNORED)
+    stored, answers, corrections, forced, found = [], [], [], [], set()
+    for number, text in enumerate(inputs if isinstance(inputs, list) else [inputs]):
+        ids, tokens = reference.encode(text)
+        spans = windows(len(ids), parameters.get("stride", DEFAULT_STRIDE))
+        logits = [seven_digits(reference.logits(ids[span.start : span.stop])) for span in spans]
+        scores = softmax(combine(spans, logits)) if ids else np.empty((0, len(reference.labels)), np.float32)
+
+        def answer_with(changed: list[Token], text: str = text, scores: Floats = scores, ignored: Sequence[str] = ignored) -> list[Entity]:
+            return aggregate(text, changed, scores, reference.labels, strategy, ignored)
+
+        answer = answer_with(tokens)
+        fixed = {name: answer_with(changed) for name, changed in corrected(text, tokens, ids, _words(reference)).items()}
+        reasons = {name for name in REASONS if not _same(answer, fixed[name])}
+        if len(spans) > 1:
+            forced.append(number)
+            if reasons:
+                raise SystemExit(f"{case['id']}: a text of several windows should not differ by {reasons}.")
+        elif ids:
+            computed, answer = answer, reference.piped(text, strategy, ignored)
+            if not _same(computed, answer):
+                raise SystemExit(f"{case['id']}: the logits give {computed}, the pipeline {answer}.")
+        found |= reasons
+        stored.append(
+            [
+                {"first": span.start, "count": len(span), "logits": [[_short(logit) for logit in row] for row in rows]}
+                for span, rows in zip(spans, logits, strict=True)
+            ]
+        )
+        answers.append(answer)
+        corrections.append(fixed["both"])
+    pick = (lambda values: values) if isinstance(inputs, list) else (lambda values: values[0])
+    row = {**case, "windows": stored, "answer": pick(answers), "reference": _source(len(stored), forced)}
+    if found:
+        row |= {"deviation": "; ".join(REASONS[name] for name in REASONS if name in found), "corrected": pick(corrections)}
+    return row
+
+
+def seven_digits(logits: Floats) -> Floats:
+    """Returns logits as they come back from the golden file."""
+    return np.array([[_short(logit) for logit in row] for row in logits], np.float32)
+
+
+def _short(logit: np.float32) -> float:
+    return float(f"{float(logit):.7g}")
+
+
+def _words(reference: Reference) -> Callable[[int], str]:
+    return lambda token_id: str(reference.tokenizer.convert_ids_to_tokens(token_id))
+
+
+def _source(count: int, forced: list[int]) -> str:
+    """Returns what made the answer to `count` texts, of which those at `forced` are longer than a window."""
+    pipeline = f"transformers {transformers.__version__} pipeline"
+    brute_force = f"brute force over transformers {transformers.__version__} windows"
+    if forced and len(forced) < count:
+        return f"{pipeline}; inputs {forced}: {brute_force}"
+    return brute_force if forced else pipeline
+
+
+def _same(ours: list[Entity], theirs: list[Entity]) -> bool:
+    """Returns whether two answers agree in everything but the word and the last digits of the scores."""
+
+    def facts(entity: Entity) -> list[Any]:
+        return [entity.get(name) for name in ("entity", "entity_group", "index", "start", "end")]
+
+    return [facts(entity) for entity in ours] == [facts(entity) for entity in theirs] and all(
+        abs(our["score"] - their["score"]) <= TOLERANCE for our, their in zip(ours, theirs, strict=True)
+    )
+
+
+def main() -> None:
+    """Writes the golden lines to standard output."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT_DIR", help="folder of the fine-tuned token classifier")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    reference = Reference(arguments.checkpoint)
+    lines = [json.dumps(golden(case, reference), ensure_ascii=False).translate(LINE_ENDS) for case in cases()]
+    sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+
+
+if __name__ == "__main__":
+    main()

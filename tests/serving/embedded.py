@@ -1,0 +1,49 @@
+"""The embedded bundles and the golden files, for the tests that compare them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service import bundle
+from service.api import reading
+from service.bundle import Manifest
+from service.engine import OnnxEngine, Row
+from service.tokenization import Encoding, Tokenizer
+
+ROOT = Path(__file__).parents[2]
+LIMITS = reading.Limits(max_inputs=512, max_chars=200_000)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A bundle of models/, loaded."""
+
+    manifest: Manifest
+    tokenizer: Tokenizer
+    engine: OnnxEngine
+
+    def rows(self, encodings: list[Encoding]) -> list[Row]:
+        """Runs encodings one by one, as the service does with a graph that is not batch-invariant."""
+        return [self.engine.run([encoding])[0] for encoding in encodings]
+
+
+def load(name: str) -> Embedded:
+    """Loads an embedded bundle with its default CPU graph."""
+    loaded = bundle.load(ROOT / "models" / name)
+    spec, graph = loaded.manifest.tokenizer, loaded.graph("cpu")
+    engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    return Embedded(loaded.manifest, Tokenizer(loaded.tokenizer_path, spec), engine)
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    """Returns the rows of a golden file."""
+    text = (ROOT / f"tests/golden/{name}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def read(task: str, request: dict[str, Any]) -> Any:
+    """Returns the body of a request, read from JSON as the service reads it."""
+    return reading.read(task, json.dumps(request).encode(), LIMITS)

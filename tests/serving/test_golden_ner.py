@@ -1,0 +1,82 @@
+"""Entities equal those of the reference: stored logits decode to what the transformers pipeline gave.
+
+Deliberate differences, each compared with `corrected`, what the pipeline would give without its mistake: what continues a
+word is told by "##" and not by comparing lengths (`words:`), and a combining mark that the tokenizer strips belongs to
+the letter before it (`marks:`). `word` is the caller's slice. Texts of several windows have no reference but brute force.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import embedded
+from service.tasks import ner
+
+CASES = embedded.golden("token_classification")
+NER = embedded.load("ner")
+LABELS = len(NER.manifest.labels)
+FLOOR = 0.9
+
+
+def decoded(request: ner.Request, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Decodes stored logits, put into place between the special tokens."""
+    encoded = ner.encode(request, NER.tokenizer)
+    assert [(w["first"], w["count"]) for w in windows if w["count"]] == [(cut.start, len(cut)) for cut in encoded.cuts]
+    rows = []
+    for encoding, window in zip(encoded.encodings, windows, strict=False):
+        logits = np.zeros((len(encoding), LABELS), dtype=np.float32)
+        logits[encoding.start : encoding.start + window["count"]] = window["logits"]
+        rows.append({"logits": logits})
+    return ner.decode(request, encoded, rows, NER.manifest)
+
+
+def test_there_are_enough_cases() -> None:
+    """At least 200 requests, of which some take several windows and some are known mistakes of the reference."""
+    assert len(CASES) >= 200
+    assert len([case for case in CASES if any(len(windows) > 1 for windows in case["windows"])]) >= 10
+    assert {"words", "marks"} == {case["deviation"].split(":")[0] for case in CASES if "deviation" in case}
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
+    """Labels, offsets and order exactly, scores to 1e-6; `word` is the text between the offsets."""
+    body = embedded.read(ner.TASK, case["request"])
+    actual = body.shape([decoded(request, windows) for request, windows in zip(body.requests(), case["windows"], strict=True)])
+    expected = case.get("corrected", case["answer"])
+
+    for request, wanted, found in zip(
+        body.requests(), expected if body.is_list else [expected], actual if body.is_list else [actual], strict=True
+    ):
+        keys = [key for key in ("entity", "entity_group", "index", "start", "end") if wanted and key in wanted[0]]
+        assert [[item[key] for key in keys] for item in wanted] == [[item[key] for key in keys] for item in found]
+        assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in found]
+        if request.aggregation_strategy == "none":
+            assert [item["word"] for item in wanted] == [item["word"] for item in found]
+        else:
+            assert [request.text[item["start"] : item["end"]] for item in found] == [item["word"] for item in found]
+
+
+def test_the_embedded_bundle_agrees_with_the_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    """Entities of the served graph against those of float32, where that is sure of every token: F1 of the spans."""
+    right = found = wanted = texts = 0
+    for case in CASES:
+        for request, windows in zip(embedded.read(ner.TASK, case["request"]).requests(), case["windows"], strict=True):
+            logits = [np.array(window["logits"], dtype=np.float32) for window in windows if window["count"]]
+            best = [
+                np.sort(np.exp(x - x.max(-1, keepdims=True)) / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) for x in logits
+            ]
+            if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
+                continue
+            plain = ner.Request(request.text, stride=request.stride)
+            encoded = ner.encode(plain, NER.tokenizer)
+            served = ner.decode(plain, encoded, NER.rows(encoded.encodings), NER.manifest)
+            a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (decoded(plain, windows), served))
+            right, found, wanted, texts = right + len(a & b), found + len(b), wanted + len(a), texts + 1
+    f1 = 2 * right / (found + wanted)
+    with capsys.disabled():
+        print(f"\nembedded ner bundle: entity F1 against fp32 {f1:.4f} over {texts} texts with {wanted} entities")
+
+    assert f1 >= FLOOR
