@@ -25,6 +25,16 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def exports_stay_offline(request: pytest.FixtureRequest) -> Iterator[None]:
+    """An export test must not look for what is missing on the network; the official client, elsewhere, must reach loopback."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "exporting" in request.path.parts:
+            # HF_HUB_OFFLINE itself is read at the first import only
+            patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        yield
+
+
 @pytest.fixture(name="models")
 def models_folder(tmp_path: Path) -> Path:
     """A models folder with the tiny bundle `tiny`."""

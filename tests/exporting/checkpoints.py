@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import numpy as np
 import torch
 import transformers
@@ -17,8 +16,6 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 
 import tiny
 
-# what is missing in a folder must not be looked for on the network; HF_HUB_OFFLINE itself is read at the first import only
-huggingface_hub.constants.HF_HUB_OFFLINE = True
 # two shared cores, and tiny matrices: more threads only wait for each other
 torch.set_num_threads(1)
 transformers.utils.logging.disable_progress_bar()
