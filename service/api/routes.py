@@ -164,9 +164,10 @@ def _answer(model: Model, body: Body, prediction: Prediction) -> Response:
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
             f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
         )
-    if warnings:
-        headers["x-hf-warning"] = ", ".join(warnings)
-    return Response(to_json(body.shape(prediction.results)), headers=headers, media_type="application/json")
+    response = Response(to_json(body.shape(prediction.results)), headers=headers, media_type="application/json")
+    for warning in dict.fromkeys(warnings):
+        response.headers.append("x-hf-warning", warning)  # a line each, as the official client reads them
+    return response
 
 
 async def _read(request: Request, limit: int) -> bytes:
