@@ -11,7 +11,7 @@ import inspect
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from huggingface_hub import snapshot_download
@@ -95,7 +95,7 @@ class Checkpoint:
     tokenizer_json: str
     max_length: int
     pad_id: int
-    padding_side: str
+    padding_side: Literal["left", "right"]
     single: tuple[Piece, ...]
     pair: tuple[Piece, ...]
     cls_index: int | None
@@ -119,14 +119,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
     folder = _folder(source, revision)
     config = _read(f"the configuration of `{source}`", AutoConfig.from_pretrained, folder)
     built, loader = _head(config, task)
-    tokenizer = _read(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
-    if not getattr(tokenizer, "is_fast", False):
-        raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
-    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        # transformers 5 makes up a tokenizer of special tokens where there is no file
-        raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
-    if tokenizer.pad_token_id is None:
-        raise CheckpointError(f"the tokenizer of `{source}` has no padding token; set `pad_token` and save it again.")
+    tokenizer = _tokenizer(source, folder)
     model, report = _read(
         f"the weights of `{source}`",
         loader.from_pretrained,
@@ -143,6 +136,9 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         )
     _check_weights(source, model, len(tokenizer))
     single, pair = _template(tokenizer, ("a",)), _template(tokenizer, ("a", "b"))
+    cls_index = _cls_index(tokenizer, single, pair)
+    if built == "question-answering" and cls_index is None:
+        raise CheckpointError(f"the tokenizer of `{source}` does not begin its inputs with a [CLS] token, which question answering needs.")
     return Checkpoint(
         name=Path(source.rstrip("/")).name,
         source=Path(source).name if Path(source).is_dir() else source,
@@ -161,7 +157,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         padding_side=tokenizer.padding_side,
         single=single,
         pair=pair,
-        cls_index=_cls_index(tokenizer, single, pair),
+        cls_index=cls_index,
         subword_prefix=_subword_prefix(tokenizer),
         mask=_mask(source, tokenizer) if built == "fill-mask" else None,
         flops=_flops(model),
@@ -193,6 +189,19 @@ def _read(what: str, read: Any, folder: Path, **options: Any) -> Any:
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         hint = " Pickled weights are never loaded: save them with `save_pretrained` as safetensors." if "weights" in what else ""
         raise CheckpointError(f"{what} cannot be read: {str(error).splitlines()[0]}{hint}") from error
+
+
+def _tokenizer(source: str, folder: Path) -> Any:
+    """Returns the fast tokenizer, refusing what cannot be served."""
+    tokenizer = _read(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
+    if not getattr(tokenizer, "is_fast", False):
+        raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        # transformers 5 makes up a tokenizer of special tokens where there is no file
+        raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
+    if tokenizer.pad_token_id is None:
+        raise CheckpointError(f"the tokenizer of `{source}` has no padding token; set `pad_token` and save it again.")
+    return tokenizer
 
 
 def _head(config: Any, task: str) -> tuple[Task, Any]:

@@ -118,54 +118,20 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: P
     with _stage(progress, "optimize", "cpu"):
         fusions = optimize.optimize(raw, fused, loaded)
     (built / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
-    tokenizer_spec = TokenizerSpec.model_validate(
-        {
-            "sha256": digest(built / TOKENIZER_FILE),
-            "max_length": loaded.max_length,
-            "pad_id": loaded.pad_id,
-            "padding_side": loaded.padding_side,
-            "single": loaded.single,
-            "pair": loaded.pair,
-            "cls_index": loaded.cls_index,
-            "subword_prefix": loaded.subword_prefix,
-            "mask": loaded.mask,
-        }
-    )
-    tokenizer = Tokenizer(built / TOKENIZER_FILE, tokenizer_spec)
+    tokenizer = Tokenizer(built / TOKENIZER_FILE, _tokenizer_spec(loaded, built))
     with _stage(progress, "reference", "PyTorch float32"):
         reference = parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
-    graphs = []
+    graphs = {}
     for precision in _ORDER:
-        path = (built if precision in spec.precisions else work) / f"model.cpu.{precision}.onnx"
-        quantized: dict[str, int] = {}
-        if precision == "fp32":
-            # compared also where it is not kept: without it a fault of the trace could hide in int8's wide bound
-            shutil.copyfile(fused, path)
-        elif precision in spec.precisions:
-            with _stage(progress, "quantize", precision):
-                quantized = quantize.quantize(fused, path, work, blocks=loaded.task != "text-classification")
-        else:
-            continue
-        graph = _graph_spec(path, loaded, precision, default=precision == spec.precisions[-1])
-        with _stage(progress, "parity", f"cpu/{precision}"):
-            try:
-                engine = OnnxEngine(path, graph, pad_id=loaded.pad_id, padding_side=tokenizer_spec.padding_side)
-                found = parity.compare(engine, tokenizer, reference, loaded, precision)
-            except BertServeError as error:
-                raise ParityError(f"the {precision} graph cannot be served: {error}") from error
-        evidence = Evidence(
-            samples=found.samples,
-            worst_abs_error=found.worst_abs_error,
-            label_agreement=found.label_agreement,
-            worst_row_error=found.worst_row_error,
-            nodes=len(onnx.load(str(path)).graph.node),
-            fusions=fusions,
-            quantized=quantized,
-        )
-        if precision in spec.precisions:
-            graphs.append(graph.model_copy(update={"evidence": evidence, "batch_invariant": found.worst_row_error <= parity.MAX_ROW_ERROR}))
-        if graph.default:
-            example = _example(loaded, tokenizer, engine)
+        # fp32 is compared also where it is not kept: without it a fault of the trace could hide in int8's wide bound
+        if precision == "fp32" or precision in spec.precisions:
+            path = (built if precision in spec.precisions else work) / f"model.cpu.{precision}.onnx"
+            quantized = _write_graph(precision, fused, path, loaded, progress)
+            default = precision == spec.precisions[-1]
+            with _stage(progress, "parity", f"cpu/{precision}"):
+                graphs[precision], engine = _measured(path, precision, loaded, tokenizer, reference, fusions, quantized, default)
+            if default:
+                example = _example(loaded, tokenizer, engine)
     return Manifest(
         format="bertserve-bundle",
         format_version=1,
@@ -173,13 +139,61 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: P
         task=loaded.task,
         labels=loaded.labels,
         activation=loaded.activation,
-        tokenizer=tokenizer_spec,
+        tokenizer=_tokenizer_spec(loaded, built),
         flops=loaded.flops,
-        graphs=tuple(graphs),
+        graphs=tuple(graph for precision, graph in graphs.items() if precision in spec.precisions),
         example=example,
         figures=tuple(spec.figures),
         source=Source(checkpoint=loaded.source, revision=loaded.revision, weights_sha256=loaded.weights_sha256, versions=_versions()),
     )
+
+
+def _tokenizer_spec(loaded: Checkpoint, built: Path) -> TokenizerSpec:
+    facts = ("max_length", "pad_id", "padding_side", "single", "pair", "cls_index", "subword_prefix", "mask")
+    return TokenizerSpec.model_validate({"sha256": digest(built / TOKENIZER_FILE)} | {fact: getattr(loaded, fact) for fact in facts})
+
+
+def _write_graph(precision: Precision, fused: Path, path: Path, loaded: Checkpoint, progress: Progress) -> dict[str, int]:
+    """Writes the graph of a precision and returns its quantized operators."""
+    if precision == "fp32":
+        shutil.copyfile(fused, path)
+        return {}
+    with _stage(progress, "quantize", precision):
+        return quantize.quantize(fused, path, fused.parent, blocks=loaded.task != "text-classification")
+
+
+def _measured(
+    path: Path,
+    precision: Precision,
+    loaded: Checkpoint,
+    tokenizer: Tokenizer,
+    reference: parity.Reference,
+    fusions: dict[str, int],
+    quantized: dict[str, int],
+    default: bool,
+) -> tuple[GraphSpec, OnnxEngine]:
+    """Compares a graph with the checkpoint; returns its manifest entry with the evidence, and the engine that ran it.
+
+    Raises:
+        ParityError: It answers differently, or cannot be served.
+    """
+    graph = _graph_spec(path, loaded, precision, default=default)
+    try:
+        engine = OnnxEngine(path, graph, pad_id=loaded.pad_id, padding_side=loaded.padding_side)
+        found = parity.compare(engine, tokenizer, reference, loaded, precision)
+    except BertServeError as error:
+        raise ParityError(f"the {precision} graph cannot be served: {error}") from error
+    evidence = Evidence(
+        samples=found.samples,
+        worst_abs_error=found.worst_abs_error,
+        label_agreement=found.label_agreement,
+        worst_row_error=found.worst_row_error,
+        nodes=len(onnx.load(str(path)).graph.node),
+        fusions=fusions,
+        quantized=quantized,
+    )
+    invariant = found.worst_row_error <= parity.MAX_ROW_ERROR
+    return graph.model_copy(update={"evidence": evidence, "batch_invariant": invariant}), engine
 
 
 def _example(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
