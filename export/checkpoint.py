@@ -280,7 +280,7 @@ def _tokenizer_json(tokenizer: Any, task: Task) -> str:
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in document["added_tokens"]:
         if task == "fill-mask" and token["id"] == tokenizer.mask_token_id:
-            token["special"] = False
+            token["special"] = token["normalized"] = False
     return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
 
 

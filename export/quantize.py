@@ -22,7 +22,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from export.errors import GraphError
 
 QUANTIZED_OPS = ("QAttention", "MatMulInteger", "MatMulNBits", "DynamicQuantizeLinear")
-MIN_ROWS = 1024  # smaller tables (positions, types) are not worth the lost precision
+MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types always are, are not worth the lost precision
 BLOCK = 32
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: compute in int8
 

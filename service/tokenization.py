@@ -8,6 +8,7 @@ no task and no padding to a batch: the engine pads.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,14 @@ import tokenizers
 from numpy.typing import NDArray
 
 from service.bundle import Piece, SpecialPiece, TokenizerSpec
-from service.errors import BundleError, EngineError
+from service.errors import BundleError, EngineError, InvalidValueError
 
 # Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TokenIds = Sequence[int]
+# Of one text; a stride just short of a window would make one for each token.
+MAX_WINDOWS = 4096
 
 
 class Tokens:
@@ -42,6 +45,21 @@ class Tokens:
         """Start and end of each token in the text, in code points, end exclusive."""
         offsets: list[tuple[int, int]] = self._encoding.offsets
         return offsets
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns the offsets, with combining marks that the tokenizer has stripped added to the token before them.
+
+        Args:
+            text: The text that these tokens are of.
+        """
+        offsets = self.offsets
+        whole = []
+        for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
+            marks = 0
+            while end + marks < following and unicodedata.category(text[end + marks])[0] == "M":
+                marks += 1
+            whole.append((start, end + marks))
+        return whole
 
     @property
     def pieces(self) -> list[str]:
@@ -194,8 +212,16 @@ def windows(count: int, room: int, stride: int) -> list[range]:
         count: Tokens of the text.
         room: Tokens of a full window, greater than `stride`.
         stride: Tokens that a window shares with the one before.
+
+    Raises:
+        InvalidValueError: There are more windows than a text may have.
     """
     starts = range(0, max(count - stride, 1), room - stride)
+    if len(starts) > MAX_WINDOWS:
+        raise InvalidValueError(
+            f"a text of {count} tokens needs {len(starts)} windows of {room} that share {stride}, and {MAX_WINDOWS} are allowed; "
+            "make the stride or the text smaller."
+        )
     return [range(start, min(start + room, count)) for start in starts]
 
 

@@ -112,7 +112,7 @@ def bundle(
     path.mkdir(parents=True)
     made = tokenizer()
     if task == "fill-mask":
-        made.add_tokens([tokenizers.AddedToken("[MASK]", special=False)])
+        made.add_tokens([tokenizers.AddedToken("[MASK]", special=False, normalized=False)])
     made.save(str(path / TOKENIZER_FILE))
     labels = changes.setdefault("labels", LABELS_OF.get(task, ()))
     file = path / "model.cpu.fp32.onnx"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,7 +95,7 @@ def _add_models(routes: APIRouter, service: Service) -> None:
     async def model_health(name: str) -> Response:
         return _health(service.registry.get(name).ready)
 
-    @routes.post("/models/{name}", summary="Answer with this model, in the form of its task", **_documented(classify.TASK))
+    @routes.post("/models/{name}", summary="Answer with this model, in the form of its task", **_documented(*PATHS))
     async def predict(request: Request, name: str) -> Response:
         return await _predict(service, request, UNKNOWN, name)
 
@@ -248,18 +250,27 @@ def _json(value: Any) -> Response:
     return Response(to_json(value), media_type="application/json")
 
 
-def _documented(task: str) -> dict[str, Any]:
-    """Returns what OpenAPI needs of a route that reads the raw request; the body's schema is added in app.py."""
+def _documented(*tasks: str) -> dict[str, Any]:
+    """Returns what OpenAPI needs of a route, of one task or several, that reads the raw request; the body's schema is added in app.py."""
     described = {
-        200: {"model": schemas.RESPONSES[task], "description": "A result, or a list of them: one for each input."},
+        200: {
+            "model": functools.reduce(operator.or_, (schemas.RESPONSES[task] for task in tasks)),
+            "description": "A result, or a list of them: one for each input.",
+        },
         **{status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)},
     }
-    reference = f"#/components/schemas/{schemas.BODIES[task].__name__}"
+    bodies = [{"$ref": f"#/components/schemas/{schemas.BODIES[task].__name__}"} for task in tasks]
     parameter = {
         "name": TIMEOUT_HEADER,
         "in": "header",
         "schema": {"type": "integer", "minimum": 1},
         "description": "Milliseconds until the request must have started.",
     }
-    extra = {"requestBody": {"required": True, "content": {"application/json": {"schema": {"$ref": reference}}}}, "parameters": [parameter]}
+    extra = {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": bodies[0] if len(bodies) == 1 else {"anyOf": bodies}}},
+        },
+        "parameters": [parameter],
+    }
     return {"tags": ["inference"], "responses": described, "openapi_extra": extra, "response_class": Response}

@@ -103,7 +103,11 @@ class FillMaskParameters(Parameters):
     """Parameters of fill-mask."""
 
     top_k: Annotated[int, Field(ge=1, description="How many tokens to return for each mask.")] = 5
-    targets: Annotated[list[str] | None, BeforeValidator(_listed), Field(min_length=1, description="The only words to consider.")] = None
+    targets: Annotated[
+        Annotated[list[str], Field(min_length=1, max_length=1000)] | None,
+        BeforeValidator(_listed),
+        Field(description="The only words to consider."),
+    ] = None
 
 
 class TextPair(BaseModel):

@@ -88,8 +88,10 @@ def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, over all windows."""
     question, passage = estimate_tokens(request.question), estimate_tokens(request.context)
     length = min(request.max_seq_len or DEFAULT_SEQ_LEN, max_length)
-    step = max(1, length - question - (DEFAULT_STRIDE if request.doc_stride is None else request.doc_stride))
-    return min(question + passage, length) if question + passage <= length else (passage // step + 1) * length
+    stride = min(length // 2, DEFAULT_STRIDE) if request.doc_stride is None else request.doc_stride
+    room = length - 3 - question
+    # without room encode says so, and that is the better error
+    return min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
@@ -161,7 +163,8 @@ class _Texts:
 
     def __init__(self, request: Request, passage: Tokens) -> None:
         self._context = request.context
-        self._offsets = passage.offsets
+        # the reference leaves out combining marks that the tokenizer strips
+        self._offsets = passage.offsets if request.duplicates == "sum" else passage.spans(request.context)
         self._firsts = self._lasts = list(range(len(passage)))
         if request.align_to_words:
             self._firsts, self._lasts = _word_bounds(passage.word_ids)

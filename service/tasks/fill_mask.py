@@ -41,7 +41,7 @@ class Request:
     @property
     def chars(self) -> int:
         """Characters that have to be tokenized."""
-        return len(self.text) + sum(map(len, self.targets or ()))
+        return len(self.text) + sum(len(target) + 1 for target in self.targets or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,17 +147,12 @@ def _targets(targets: tuple[str, ...] | None, tokenizer: Tokenizer) -> tuple[lis
     """Returns the distinct token ids of the targets, and a warning for those that stand for their first piece only."""
     if targets is None:
         return None, ()
-    ids: list[int] = []
-    cut = []
-    for target in targets:
-        id_ = tokenizer.token_id(target)
-        if id_ is None:
-            pieces = tokenizer.tokenize([target])[0].ids
-            if not pieces:
-                continue
-            id_ = pieces[0]
-            cut.append(tokenizer.decode([id_], skip_special=False))
-        ids.append(id_)
+    exact = [tokenizer.token_id(target) for target in targets]
+    others = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
+    # the first piece of what is no entry; nothing of what has none
+    first = [next(others).ids[:1] if id_ is None else [id_] for id_ in exact]
+    ids = [id_ for pieces in first for id_ in pieces]
+    cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]
     if not ids:
         raise InvalidValueError("`targets` has no word that the vocabulary knows; give at least one.")
     some = ", ".join(piece.encode("ascii", "replace").decode() for piece in cut[:5])

@@ -7,7 +7,6 @@ lengths, which fails on text that the tokenizer normalizes; `word` is the caller
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -76,7 +75,9 @@ def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, the windows' overlap included."""
     tokens = estimate_tokens(request.text)
     stride = default_stride(max_length) if request.stride is None else request.stride
-    return tokens if tokens <= max_length else tokens * max_length // max(1, max_length - stride)
+    room = max_length - 2
+    # without room encode says so, and that is the better error
+    return min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
@@ -111,7 +112,7 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: He
     if not rows:
         return []
     scores = activate(merge(encoded.encodings, encoded.cuts, [row["logits"] for row in rows]), "softmax")
-    offsets, ignored = _with_marks(request.text, encoded.tokens.offsets), set(request.ignore_labels)
+    offsets, ignored = encoded.tokens.spans(request.text), set(request.ignore_labels)
     if request.aggregation_strategy == "none":
         pieces = encoded.tokens.pieces
         best = scores.argmax(axis=-1)
@@ -173,17 +174,6 @@ def words(text: str, tokens: Tokens, subword_prefix: str | None) -> list[list[in
         else:
             found.append([i])
     return found
-
-
-def _with_marks(text: str, offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns the offsets with combining marks that the tokenizer has stripped added to the token before them."""
-    whole = []
-    for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
-        marks = 0
-        while end + marks < following and unicodedata.category(text[end + marks])[0] == "M":
-            marks += 1
-        whole.append((start, end + marks))
-    return whole
 
 
 def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strategy, labels: Sequence[str]) -> _Token:

@@ -65,7 +65,7 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
 
 def brute_force(request: answer.Request, encoded: answer.EncodedPassage, rows: list[dict[str, Any]]) -> list[tuple[float, int, int, str]]:
     """Returns every distinct answer with its best score, by the plain definition: loops over windows, starts and ends."""
-    offsets, words = encoded.passage.offsets, encoded.passage.word_ids
+    offsets, words = encoded.passage.spans(request.context), encoded.passage.word_ids
     found: dict[str, tuple[float, int, int, str]] = {}
     for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
         allowed = [0, *range(encoding.start, encoding.start + len(cut))]

@@ -1,0 +1,519 @@
+"""Entities, answers and masks from checkpoint to bundle: the service answers as PyTorch does, and the manifest says what it needs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+import transformers
+from onnx import numpy_helper
+
+import service.cli
+import tiny
+from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json
+from export.errors import ExportError
+from export.parity import MAX_ROW_ERROR
+from export.pipeline import ExportSpec, export
+from service.bundle import TOKENIZER_FILE, GraphSpec, Manifest, Precision, load
+from service.engine import OnnxEngine, Row
+from service.model import TASKS
+from service.tasks import answer, fill_mask, ner
+from service.tokenization import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+LONG = "the film was not very good , but the book is great ! " * 20
+ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+ARCHITECTURES = {
+    ner.TASK: "BertForTokenClassification",
+    answer.TASK: "BertForQuestionAnswering",
+    fill_mask.TASK: "BertForMaskedLM",
+}
+LABELS = {ner.TASK: ENTITIES, answer.TASK: ("LABEL_0", "LABEL_1"), fill_mask.TASK: tiny.LABELS}
+# So long that no sample of the export is cut, and under the 1024 rows of a table that int8 quantizes; short ones have their own test.
+LENGTHS = {ner.TASK: POSITIONS, answer.TASK: POSITIONS, fill_mask.TASK: 1000}
+REQUESTS: dict[str, list[Any]] = {
+    ner.TASK: [
+        ner.Request("good"),
+        ner.Request("Ünïcödé 看 😴 films, e\u0301x"),
+        ner.Request(LONG),
+        ner.Request(LONG, "first", stride=20),
+        *(ner.Request("the quick film was not very good", strategy) for strategy in ("none", "average", "max")),
+    ],
+    answer.TASK: [
+        answer.Request("good?", "the film was not very good"),
+        answer.Request("what is great ?", LONG),
+        answer.Request("what is great ?", LONG, top_k=5, max_seq_len=40, doc_stride=10, handle_impossible_answer=True),
+        answer.Request("quick 看?", "zebras, e\u0301x 😴 and films", top_k=3, align_to_words=False),
+        answer.Request("what is great ?", LONG, top_k=4, duplicates="sum"),
+    ],
+    fill_mask.TASK: [
+        fill_mask.Request("[MASK]"),
+        fill_mask.Request("the [MASK] was not very good"),
+        fill_mask.Request("the [MASK] was [MASK] very [MASK] !", top_k=3),
+        fill_mask.Request(f"{LONG * 3} [MASK] {LONG} [MASK]", targets=("good", "bad", "film")),
+        fill_mask.Request("Ünïcödé 看 😴 [MASK], films", top_k=50),
+    ],
+}
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def random_checkpoint(folder: Path, task: str, *, positions: int | None = None, **options: Any) -> Path:
+    """Writes a random BERT of a task and returns its path."""
+    length = LENGTHS[task] if positions is None else positions
+    options = {"positions": length, "model_max_length": length, **options}
+    return bert(folder, f"tiny-{task}", labels=LABELS[task], architecture=ARCHITECTURES[task], **options)
+
+
+class PyTorch:
+    """A checkpoint in transformers: its own tokenizer, windows and logits."""
+
+    def __init__(self, path: Path, task: str) -> None:
+        self.task = task
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.model = getattr(transformers, ARCHITECTURES[task]).from_pretrained(path, dtype=torch.float32).eval()
+
+    def rows(self, request: Any) -> list[Row]:
+        """Returns the outputs of each window of a request, as the service's engine names and shapes them."""
+        return [self.row(window) for window in self.windows(request)]
+
+    def windows(self, request: Any) -> list[dict[str, torch.Tensor]]:
+        """Returns the inputs of each window, cut by the tokenizer of transformers; around masks, by hand."""
+        if self.task == fill_mask.TASK:
+            return self.masked_windows(request.text)
+        if self.task == ner.TASK:
+            texts, stride, length = (request.text,), request.stride, self.model.config.max_position_embeddings
+            stride = min(128, (length - 2) // 2) if stride is None else stride
+        else:
+            texts, stride, length = (
+                (request.question, request.context),
+                request.doc_stride,
+                request.max_seq_len or self.model.config.max_position_embeddings,
+            )
+            stride = min(128, length // 2) if stride is None else stride
+        batch = self.tokenizer(
+            *texts,
+            truncation="only_first" if len(texts) == 1 else "only_second",
+            max_length=length,
+            stride=stride,
+            return_overflowing_tokens=True,
+        )
+        names = ("input_ids", "token_type_ids", "attention_mask")
+        return [{name: torch.tensor([batch[name][i]]) for name in names} for i in range(len(batch["input_ids"]))]
+
+    def masked_windows(self, text: str) -> list[dict[str, torch.Tensor]]:
+        """Returns one window with all masks, or of a long text one with each mask in its middle."""
+        ids, room = self.tokenizer(text, add_special_tokens=False)["input_ids"], self.model.config.max_position_embeddings - 2
+        masks = [i for i, id_ in enumerate(ids) if id_ == self.tokenizer.mask_token_id]
+        parts = [(ids, masks)]
+        if len(ids) > room:
+            starts = [min(max(mask - room // 2, 0), len(ids) - room) for mask in masks]
+            parts = [(ids[start : start + room], [mask - start]) for start, mask in zip(starts, masks, strict=True)]
+        return [{"input_ids": torch.tensor([[2, *part, 3]]), "masks": torch.tensor(places) + 1} for part, places in parts]
+
+    def row(self, window: dict[str, torch.Tensor]) -> Row:
+        """Returns the outputs of one window, run alone and without padding."""
+        masks = window.pop("masks", None)
+        with torch.no_grad():
+            outputs = self.model(**window)
+        if self.task == answer.TASK:
+            return {name: outputs[name][0].numpy() for name in ("start_logits", "end_logits")}
+        logits = outputs["logits"][0].numpy()
+        return {"logits": logits if masks is None else logits[masks.numpy()]}
+
+
+class Served:
+    """A bundle's graph behind the service's own tokenizer, engine and decoder."""
+
+    def __init__(self, path: Path, precision: Precision = "fp32") -> None:
+        loaded = load(path)
+        graph = loaded.graph("cpu", precision)
+        spec = loaded.manifest.tokenizer
+        self.manifest = loaded.manifest
+        self.task = TASKS[loaded.manifest.task]
+        self.tokenizer = Tokenizer(loaded.tokenizer_path, spec)
+        self.engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+
+    def encode(self, request: Any) -> Any:
+        """Returns what the task's encoder makes of a request."""
+        return self.task.encode(request, self.tokenizer)
+
+    def alone(self, request: Any) -> list[Row]:
+        """Returns the rows of a request, each window run alone."""
+        return [self.engine.run([encoding])[0] for encoding in self.encode(request).encodings]
+
+    def decode(self, request: Any, rows: list[Row]) -> Any:
+        """Returns the answer that rows decode to."""
+        return self.task.decode(request, self.encode(request), rows, self.manifest)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A checkpoint, its bundle, and PyTorch's rows of the task's requests."""
+
+    source: Path
+    target: Path
+    manifest: Manifest
+    pytorch: PyTorch
+    rows: list[list[Row]]
+
+    @property
+    def task(self) -> str:
+        """The checkpoint's task."""
+        return self.manifest.task
+
+    @property
+    def requests(self) -> list[Any]:
+        """The requests that `rows` answers."""
+        return REQUESTS[self.task]
+
+    def graph(self, precision: str) -> GraphSpec:
+        """Returns the manifest's entry of a graph."""
+        [graph] = [graph for graph in self.manifest.graphs if graph.precision == precision]
+        return graph
+
+
+@pytest.fixture(name="all_exported", scope="module")
+def all_exported_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Exported]:
+    """A checkpoint of each task, exported as fp32 and int8 into one models folder."""
+    folder = tmp_path_factory.mktemp("tasks")
+    made = {}
+    for task in ARCHITECTURES:
+        source = random_checkpoint(folder, task)
+        target, manifest = export(ExportSpec(str(source), folder / "models"), silent)
+        pytorch = PyTorch(source, task)
+        made[task] = Exported(source, target, manifest, pytorch, [pytorch.rows(request) for request in REQUESTS[task]])
+    return made
+
+
+@pytest.fixture(name="exported", params=list(ARCHITECTURES))
+def exported_bundle(request: pytest.FixtureRequest, all_exported: dict[str, Exported]) -> Exported:
+    """The bundle of each task in turn."""
+    return all_exported[request.param]
+
+
+def assert_near(expected: list[Row], actual: list[Row], atol: float) -> None:
+    """Asserts that rows have the same outputs, shapes and, within `atol`, values."""
+    assert [{name: value.shape for name, value in row.items()} for row in expected] == [
+        {name: value.shape for name, value in row.items()} for row in actual
+    ]
+    for a, b in zip(expected, actual, strict=True):
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], rtol=0, atol=atol)
+
+
+def without_scores(result: Any) -> Any:
+    """Returns a result with its scores taken out, at any depth."""
+    if isinstance(result, list):
+        return [without_scores(item) for item in result]
+    return {key: value for key, value in result.items() if key != "score"}
+
+
+def scores(result: Any) -> list[float]:
+    """Returns the scores of a result, at any depth."""
+    return [score for item in result for score in scores(item)] if isinstance(result, list) else [result["score"]]
+
+
+# ---- answers
+
+
+def test_windows_are_answered_as_in_pytorch(exported: Exported) -> None:
+    """Short, long and unicode texts have PyTorch's logits, window by window."""
+    served = Served(exported.target)
+    for request, expected in zip(exported.requests, exported.rows, strict=True):
+        assert_near(expected, served.alone(request), 1e-4)
+
+
+def test_some_requests_have_several_windows(exported: Exported) -> None:
+    """The comparison above is also one of windows."""
+    assert max(len(rows) for rows in exported.rows) > 1
+
+
+def test_a_mixed_batch_is_answered_as_in_pytorch(exported: Exported) -> None:
+    """All windows of all requests in one padded batch have PyTorch's logits of each alone."""
+    served = Served(exported.target)
+    encodings = [encoding for request in exported.requests for encoding in served.encode(request).encodings]
+    expected = [row for rows in exported.rows for row in rows]
+
+    assert_near(expected, served.engine.run(encodings), 1e-4)
+    assert_near(expected[::-1], served.engine.run(encodings[::-1]), 1e-4)
+
+
+def test_a_row_in_a_batch_is_the_row_alone(exported: Exported) -> None:
+    """In fp32 the neighbors of a window do not move its logits, and the manifest says so."""
+    served = Served(exported.target)
+    encodings = [encoding for request in exported.requests for encoding in served.encode(request).encodings]
+    alone = [served.engine.run([encoding])[0] for encoding in encodings]
+
+    assert_near(alone, served.engine.run(encodings), MAX_ROW_ERROR)
+    assert exported.graph("fp32").batch_invariant
+
+
+def test_decoded_answers_are_those_of_pytorchs_logits(exported: Exported) -> None:
+    """The served graph and PyTorch decode to the same entities, spans and tokens, with the same scores."""
+    served = Served(exported.target)
+    for request, rows in zip(exported.requests, exported.rows, strict=True):
+        expected, actual = served.decode(request, rows), served.decode(request, served.alone(request))
+        assert without_scores(expected) == without_scores(actual)
+        assert pytest.approx(scores(expected), abs=1e-4) == scores(actual)
+
+
+def test_int8_is_near_pytorch(exported: Exported) -> None:
+    """The int8 graph's logits stay within the error that its evidence admits, times two for texts it has not seen."""
+    served = Served(exported.target, "int8")
+    allowed = 2 * exported.graph("int8").evidence.worst_abs_error
+    spread = max(float(np.abs(value).max()) for rows in exported.rows for row in rows for value in row.values())
+
+    assert allowed < spread
+    for request, expected in zip(exported.requests, exported.rows, strict=True):
+        assert_near(expected, served.alone(request), allowed)
+
+
+def test_entities_are_those_of_the_transformers_pipeline(all_exported: dict[str, Exported]) -> None:
+    """For plain text that fits, every strategy gives the pipeline's entities."""
+    exported = all_exported[ner.TASK]
+    pipeline = transformers.TokenClassificationPipeline(model=exported.pytorch.model, tokenizer=exported.pytorch.tokenizer)
+    served = Served(exported.target)
+    for strategy in ("none", "simple", "first", "average", "max"):
+        request = ner.Request("the quick film was not very good , but zebras", strategy)  # type: ignore[arg-type]
+        expected = [
+            {key: value for key, value in item.items() if key != "word"}
+            for item in pipeline(request.text, aggregation_strategy=strategy, ignore_labels=["O"])
+        ]
+        actual = [{key: value for key, value in item.items() if key != "word"} for item in served.decode(request, served.alone(request))]
+        assert without_scores(expected) == without_scores(actual)
+        assert pytest.approx([float(item["score"]) for item in expected], abs=1e-4) == scores(actual)
+
+
+@pytest.mark.parametrize("text", ["the [MASK] was not very good", "a [MASK] [MASK] film"])
+@pytest.mark.parametrize("targets", [None, ["good", "bad", "quick"]])
+def test_fillings_are_those_of_the_transformers_pipeline(all_exported: dict[str, Exported], text: str, targets: list[str] | None) -> None:
+    """Tokens, scores and sequences of one mask and of two are the pipeline's, padding rows of the vocabulary apart."""
+    exported = all_exported[fill_mask.TASK]
+    pipeline = transformers.FillMaskPipeline(model=exported.pytorch.model, tokenizer=exported.pytorch.tokenizer)
+    served = Served(exported.target)
+    expected = pipeline(text, top_k=20, **({} if targets is None else {"targets": targets}))
+    request = fill_mask.Request(text, 20, None if targets is None else tuple(targets))
+    actual = served.decode(request, served.alone(request))
+
+    assert without_scores(expected) == without_scores(actual)
+    assert pytest.approx(scores(expected), abs=1e-4) == scores(actual)
+
+
+# ---- the manifest
+
+
+def test_the_stored_examples_check(all_exported: dict[str, Exported], capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-serve check` gets each task's stored result from the default graph."""
+    models = all_exported[ner.TASK].target.parent
+
+    assert 0 == service.cli.main(["check", "--models", str(models)])
+    out = capsys.readouterr().out
+    assert [True] * 3 == [f"tiny-{task}: {task}, cpu/int8: ok" in out for task in ARCHITECTURES]
+
+
+def test_examples_are_in_the_form_of_the_wire(all_exported: dict[str, Exported]) -> None:
+    """The stored answers have the fields of their task: entities a list, the answer a dict, fillings a list."""
+    examples = {task: exported.manifest.example for task, exported in all_exported.items()}
+    results = {task: example.result for task, example in examples.items()}
+    text = examples[ner.TASK].request["inputs"]
+
+    assert all({"entity_group", "score", "word", "start", "end"} == set(item) for item in results[ner.TASK])
+    assert [item["word"] for item in results[ner.TASK]] == [text[item["start"] : item["end"]] for item in results[ner.TASK]]
+    assert {"answer", "score", "start", "end"} == set(results[answer.TASK])
+    assert [{"score", "token", "token_str", "sequence"}] == [set(item) for item in results[fill_mask.TASK]]
+    assert "[MASK]" in examples[fill_mask.TASK].request["inputs"]
+
+
+def test_the_manifest_has_what_its_task_needs(exported: Exported) -> None:
+    """Labels for entities alone, the mask for fill-mask alone; [CLS] first, and BERT's prefix of pieces."""
+    manifest = exported.manifest
+    mask = {"token": "[MASK]", "id": 4} if exported.task == fill_mask.TASK else None
+    spec = manifest.tokenizer
+
+    assert (exported.task, ENTITIES if exported.task == ner.TASK else (), "softmax") == (
+        manifest.task,
+        manifest.labels,
+        manifest.activation,
+    )
+    assert (0, "##", mask) == (spec.cls_index, spec.subword_prefix, spec.mask.model_dump() if spec.mask else None)
+    assert manifest == load(exported.target).manifest
+
+
+def test_only_the_mask_is_no_special_token_and_only_for_fill_mask(exported: Exported) -> None:
+    """`tokenizer.json` marks the mask as text where texts may hold it, and all five as special elsewhere."""
+    document = json.loads((exported.target / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    special = {token["content"]: token["special"] for token in document["added_tokens"]}
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+    assert {name: name != "[MASK]" or exported.task != fill_mask.TASK for name in names} == special
+
+
+def test_special_tokens_spelled_in_a_text_are_text(exported: Exported) -> None:
+    """`[SEP]` in a text is three tokens; `[MASK]` is one for fill-mask, and text for the others."""
+    (tokens, masked) = Served(exported.target).tokenizer.tokenize(["[SEP]", "[MASK]"])
+
+    assert ["[", "sep", "]"] == tokens.pieces
+    assert (["[MASK]"] if exported.task == fill_mask.TASK else ["[", "mask", "]"]) == masked.pieces
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_inputs_and_outputs_have_their_kinds(exported: Exported, precision: str) -> None:
+    """BERT's three inputs, for fill-mask the masks' positions too; one row of outputs per token or per mask."""
+    inputs = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    if exported.task == fill_mask.TASK:
+        inputs["mask_index"] = "mask_index"
+    outputs = {
+        ner.TASK: [("logits", "per_token")],
+        answer.TASK: [("start_logits", "per_token"), ("end_logits", "per_token")],
+        fill_mask.TASK: [("logits", "per_mask")],
+    }[exported.task]
+    graph = exported.graph(precision)
+    written = onnx.load(str(exported.target / graph.file)).graph
+
+    assert inputs == {spec.name: spec.fill for spec in graph.inputs}
+    assert outputs == [(spec.name, spec.kind) for spec in graph.outputs]
+    assert (list(inputs), [name for name, _ in outputs]) == ([value.name for value in written.input], [v.name for v in written.output])
+
+
+def test_int8_reports_what_was_quantized(exported: Exported) -> None:
+    """Both attention layers, one embedding, and in blocks the matrices that narrow: two feed-forward ones, and the head of spans."""
+    quantized = exported.graph("int8").evidence.quantized
+    blocks = {ner.TASK: 3, answer.TASK: 3, fill_mask.TASK: 2}[exported.task]
+    counts = {name: quantized[name] for name in ("QAttention", "PerRowEmbedding", "MatMulNBits")}
+
+    assert {"QAttention": 2, "PerRowEmbedding": 1, "MatMulNBits": blocks} == counts
+    assert quantized["MatMulInteger"] > 0
+    nodes = [node.op_type for node in onnx.load(str(exported.target / exported.graph("int8").file)).graph.node]
+    assert {name: nodes.count(name) for name in quantized if name != "PerRowEmbedding"} == {
+        name: count for name, count in quantized.items() if name != "PerRowEmbedding"
+    }
+
+
+# ---- the tied projection of fill-mask
+
+
+def test_int8_keeps_the_tied_projection(all_exported: dict[str, Exported]) -> None:
+    """Embedding and projection of the int8 graph are both the checkpoint's one table, within half a step of their scales."""
+    exported = all_exported[fill_mask.TASK]
+    graph = onnx.load(str(exported.target / exported.graph("int8").file)).graph
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    table = exported.pytorch.model.get_input_embeddings().weight.detach().numpy()
+    assert exported.pytorch.model.config.tie_word_embeddings
+    [embedding] = [name for name, value in tensors.items() if value.dtype == np.int8 and value.shape == table.shape]
+    [projection] = [name for name, value in tensors.items() if value.dtype == np.int8 and value.shape == table.T.shape]
+    rows = tensors[embedding.removesuffix(".int8") + ".scale"]
+    columns = tensors[projection.removesuffix("_quantized") + "_scale"]
+
+    assert (np.abs(table - tensors[embedding] * rows) <= rows * 0.501).all()
+    assert (np.abs(table.T - tensors[projection].astype(np.float32) * columns) <= columns * 0.501).all()
+
+
+def test_int8_has_no_float_copy_of_the_vocabulary(exported: Exported) -> None:
+    """No float32 tensor of the vocabulary's rows is left but for scales and biases."""
+    graph = onnx.load(str(exported.target / exported.graph("int8").file)).graph
+    floats = [tensor.dims for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT and ROWS in tensor.dims]
+
+    assert [] == [list(dims) for dims in floats if np.prod(dims) > ROWS]
+
+
+def test_an_untied_projection_is_exported_too(tmp_path: Path) -> None:
+    """A masked language model whose projection is a matrix of its own has PyTorch's logits."""
+    source = random_checkpoint(tmp_path, fill_mask.TASK, tie_word_embeddings=False)
+    pytorch = PyTorch(source, fill_mask.TASK)
+    assert not torch.equal(pytorch.model.get_input_embeddings().weight, pytorch.model.get_output_embeddings().weight)
+    target, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    for request in REQUESTS[fill_mask.TASK]:
+        assert_near(pytorch.rows(request), Served(target).alone(request), 1e-4)
+
+
+def test_the_graph_projects_masks_only(all_exported: dict[str, Exported]) -> None:
+    """A batch without a full logits tensor: the output has a row per mask, whatever the batch is padded to."""
+    served = Served(all_exported[fill_mask.TASK].target)
+    encodings = [
+        encoding for text in ("[MASK]", f"a [MASK] [MASK] {LONG[:300]}") for encoding in served.encode(fill_mask.Request(text)).encodings
+    ]
+
+    assert [(1, ROWS), (2, ROWS)] == [row["logits"].shape for row in served.engine.run(encodings)]
+
+
+# ---- padding on the left
+
+
+@pytest.mark.parametrize("task", list(ARCHITECTURES))
+def test_padding_on_the_left_leaves_the_longest_row(all_exported: dict[str, Exported], task: str) -> None:
+    """The longest row of a batch is the row alone; the others have position ids of their own, which BERT counts from the left."""
+    exported = all_exported[task]
+    graph = exported.graph("fp32")
+    left = OnnxEngine(exported.target / graph.file, graph, pad_id=0, padding_side="left")
+    served = Served(exported.target)
+    encodings = [encoding for request in exported.requests for encoding in served.encode(request).encodings]
+    longest = max(range(len(encodings)), key=lambda i: len(encodings[i]))
+
+    assert_near([served.engine.run([encodings[longest]])[0]], [left.run(encodings)[longest]], 1e-5)
+
+
+# ---- short checkpoints
+
+
+@pytest.mark.parametrize("task", list(ARCHITECTURES))
+def test_a_short_checkpoint_is_answered_as_in_pytorch(tmp_path: Path, task: str) -> None:
+    """A model of 64 tokens is exported, although samples are longer, and has PyTorch's logits of them."""
+    source = random_checkpoint(tmp_path, task, positions=64)
+    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    pytorch, served = PyTorch(source, task), Served(target)
+
+    assert 64 == manifest.tokenizer.max_length
+    for request in REQUESTS[task]:
+        assert_near(pytorch.rows(request), served.alone(request), 1e-4)
+
+
+# ---- refusals
+
+
+def test_a_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
+    """A masked language model whose tokenizer names no mask ends with an error that says where it is set."""
+    source = random_checkpoint(tmp_path, fill_mask.TASK)
+    edit_json(source / "tokenizer_config.json", mask_token=None, tokenizer_class="PreTrainedTokenizerFast")
+
+    with pytest.raises(ExportError, match=r"has no mask token; add it to tokenizer_config\.json"):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+
+
+def test_a_question_answering_checkpoint_without_cls_first_is_refused(tmp_path: Path) -> None:
+    """Where no [CLS] leads the pair there is nothing to read "no answer" from; the export ends with an error that says so."""
+    source = random_checkpoint(tmp_path, answer.TASK)
+    edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    for template in ("single", "pair"):
+        pieces = document["post_processor"][template]
+        document["post_processor"][template] = [piece for piece in pieces if piece.get("SpecialToken", {}).get("id") != "[CLS]"]
+    (source / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+
+    with pytest.raises(ExportError, match=r"\[CLS\]"):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+    assert [] == [path for path in (tmp_path / "models").glob("*") if not path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("task", list(ARCHITECTURES))
+def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path, task: str) -> None:
+    """A task that the architecture was not made for is named in the error."""
+    other = answer.TASK if task == ner.TASK else ner.TASK
+    source = random_checkpoint(tmp_path, task)
+
+    with pytest.raises(ExportError, match=f"is a {ARCHITECTURES[task]}, made for {task}; --task {other} does not fit it"):
+        export(ExportSpec(str(source), tmp_path / "models", task=other), silent)
+
+
+def test_sizes_admit_blocks() -> None:
+    """The tiny checkpoints are as wide as blocks of 32 and vocabularies of 1024 rows need."""
+    assert (0, 0, True) == (SIZES["hidden_size"] % 32, SIZES["intermediate_size"] % 32, ROWS >= 1024)

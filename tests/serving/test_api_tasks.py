@@ -1,0 +1,810 @@
+"""The wire of /ner, /answer and /fill-mask over tiny bundles of all tasks: shapes, parameters, errors, long texts, pages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import tiny
+from application import LONG, call, classify, play, rejected
+from service.api.app import build, create_app
+from service.settings import Settings
+
+Send = Callable[..., httpx.Response]
+# path -> the tiny bundle that answers there, its task, its parameters, and an input
+NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
+NAMES = {"/classify": "sentiment", NER: "ner", ANSWER: "qa", FILL: "mask"}
+TASKS = {"/classify": "text-classification", NER: "token-classification", ANSWER: "question-answering", FILL: "fill-mask"}
+KNOWN = {
+    NER: ["aggregation_strategy", "ignore_labels", "stride"],
+    ANSWER: [
+        "top_k",
+        "doc_stride",
+        "max_answer_len",
+        "max_question_len",
+        "max_seq_len",
+        "handle_impossible_answer",
+        "align_to_words",
+        "duplicates",
+    ],
+    FILL: ["top_k", "targets"],
+}
+QUESTION = {"question": "good?", "context": "a great film and a dull book"}
+INPUTS: dict[str, Any] = {"/classify": "good", NER: "a good film was bad", ANSWER: QUESTION, FILL: "a [MASK] film"}
+OTHERS: dict[str, Any] = {NER: "poor", ANSWER: {"question": "who?", "context": "x y z"}, FILL: "the [MASK] was dull"}
+FIELDS = {
+    NER: ["end", "entity_group", "score", "start", "word"],
+    ANSWER: ["answer", "end", "score", "start"],
+    FILL: ["score", "sequence", "token", "token_str"],
+}
+EVERYTHING: dict[str, Any] = {"ignore_labels": []}
+ROOM = 30  # text tokens that a tiny bundle takes
+UNICODE = "a cafe\u0301 \U0001f600 日本語 was good\r\nfilm,\tbad\u200b book \U0001f469\u200d\U0001f469\u200d\U0001f467 x\ufe0f n\u0303o. "
+WINDOWED = UNICODE * 4  # several windows
+
+
+@pytest.fixture(scope="module", name="folder")
+def folder_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder with a tiny bundle of each task."""
+    folder = tmp_path_factory.mktemp("tasks")
+    for path, name in NAMES.items():
+        tiny.bundle(folder, name, task=TASKS[path])
+    return folder
+
+
+@pytest.fixture(scope="module", name="api")
+def started_service(folder: Path) -> Iterator[Send]:
+    """Sends requests to one started application with these bundles, one after the other."""
+    app = create_app(build(Settings(models=folder)))
+    lifespan = app.router.lifespan_context(app)
+    with asyncio.Runner() as runner:
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20)
+
+        async def send(method: str, path: str, **request: Any) -> httpx.Response:
+            return await asyncio.wait_for(client.request(method, path, **request), 20)
+
+        async def stop() -> None:
+            await client.aclose()
+            await lifespan.__aexit__(None, None, None)
+
+        runner.run(lifespan.__aenter__())
+        yield lambda *args, **request: runner.run(send(*args, **request))
+        runner.run(stop())
+
+
+def post(api: Send, body: Any, *, path: str, **options: Any) -> httpx.Response:
+    """Returns the answer to one POST of a body."""
+    return api("POST", path, content=json.dumps(body).encode(), **options)
+
+
+def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
+    """Returns the answer to one request."""
+    return post(api, {"inputs": inputs, "parameters": parameters}, path=path)
+
+
+def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
+    """Returns the result of a request that must succeed."""
+    response = ask(api, path, inputs, **parameters)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
+    """Returns the message of a request that must be 422."""
+    return rejected(ask(api, path, inputs, **parameters), 422, "invalid_value")
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    """Holds two results to each other: scores within 1e-5, everything else exactly."""
+    if isinstance(expected, list):
+        assert isinstance(actual, list)
+        for one, other in zip(expected, actual, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(actual)
+        for key, value in expected.items():
+            assert_same(value, actual[key])
+    else:
+        assert (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected) == actual
+
+
+def long_of(path: str) -> Any:
+    """Returns an input of a task that takes several windows."""
+    return {NER: LONG, ANSWER: {"question": "good?", "context": LONG}, FILL: f"[MASK] {LONG} [MASK]"}[path]
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("path", [NER, FILL])
+def test_one_text_gives_a_list_of_objects(api: Send, path: str) -> None:
+    """A text gives the list of its entities, or of the tokens for its mask, each with exactly the documented fields."""
+    result = answered(api, path, INPUTS[path])
+    assert result
+    assert [FIELDS[path]] * len(result) == [sorted(item) for item in result]
+
+
+def test_one_question_gives_an_object(api: Send) -> None:
+    """A question gives one answer, not a list."""
+    assert FIELDS[ANSWER] == sorted(answered(api, ANSWER, QUESTION))
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_a_list_gives_the_result_of_each(api: Send, path: str) -> None:
+    """A list gives, in order, what each input gets alone; so does a list of one."""
+    one, other = answered(api, path, INPUTS[path]), answered(api, path, OTHERS[path])
+    assert_same([one, other, one], answered(api, path, [INPUTS[path], OTHERS[path], INPUTS[path]]))
+    assert_same([one], answered(api, path, [INPUTS[path]]))
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_an_empty_list_gives_an_empty_list(api: Send, path: str) -> None:
+    """No inputs have no results."""
+    assert [] == answered(api, path, [])
+
+
+@pytest.mark.parametrize("text", ["", " \r\n\t", "\u200b"])
+def test_a_text_without_tokens_has_no_entities(api: Send, text: str) -> None:
+    """What the tokenizer finds nothing in gives no entities, alone and within a list."""
+    assert [] == answered(api, NER, text)
+    assert_same([[], answered(api, NER, "good"), []], answered(api, NER, [text, "good", text]))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"question": "", "context": "good"}, "inputs: `question` is empty"),
+        ({"question": "good?", "context": ""}, "inputs: `context` is empty"),
+        ({"question": " \n", "context": "good"}, "inputs: `question` is empty"),
+        ([QUESTION, {"question": "good?", "context": "\t"}], "inputs[1]: `context` is empty"),
+    ],
+)
+def test_an_empty_question_or_passage_is_an_error(api: Send, inputs: Any, message: str) -> None:
+    """Without a question or a passage there is no answer, which is said, with the place in a list."""
+    assert refused(api, ANSWER, inputs).startswith(message)
+
+
+@pytest.mark.parametrize(("inputs", "name"), [("", "inputs"), ("a film", "inputs"), (["a [MASK]", "a film"], "inputs[1]")])
+def test_a_text_without_a_mask_is_an_error(api: Send, inputs: Any, name: str) -> None:
+    """A text with nothing to fill in is refused, and the message shows the mask."""
+    assert refused(api, FILL, inputs).startswith(f"{name}: the text has no mask; write `[MASK]`")
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+@pytest.mark.parametrize("more", [{"options": {"wait_for_model": True}}, {"parameters": None}, {"model": None, "x": []}])
+def test_keys_that_say_nothing_are_allowed(api: Send, path: str, more: dict[str, Any]) -> None:
+    """Unknown keys beside `inputs` are ignored, and null parameters are none."""
+    assert answered(api, path, INPUTS[path]) == post(api, {"inputs": INPUTS[path], **more}, path=path).json()
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "near"),
+    [
+        (NER, "agregation_strategy", "aggregation_strategy"),
+        (NER, "ignore_label", "ignore_labels"),
+        (NER, "strides", "stride"),
+        (ANSWER, "topk", "top_k"),
+        (ANSWER, "stride", "doc_stride"),
+        (ANSWER, "max_answer_length", "max_answer_len"),
+        (ANSWER, "max_question_length", "max_question_len"),
+        (ANSWER, "max_seq_length", "max_seq_len"),
+        (ANSWER, "handle_impossible", "handle_impossible_answer"),
+        (ANSWER, "align_to_word", "align_to_words"),
+        (ANSWER, "duplicate", "duplicates"),
+        (FILL, "topk", "top_k"),
+        (FILL, "target", "targets"),
+    ],
+)
+def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str, name: str, near: str) -> None:
+    """A misspelled parameter is refused with the nearest that this task has, and all that it has."""
+    known = ", ".join(f"`{known}`" for known in KNOWN[path])
+    message = f"`parameters` has no `{name}`; did you mean `{near}`? Known are {known}."
+    assert message == refused(api, path, INPUTS[path], **{name: 1})
+
+
+@pytest.mark.parametrize(("path", "name"), [(NER, "top_k"), (NER, "targets"), (ANSWER, "ignore_labels"), (FILL, "doc_stride")])
+def test_a_parameter_of_another_task_is_unknown(api: Send, path: str, name: str) -> None:
+    """What another task takes is refused here, with what this one takes and nothing else."""
+    known = ", ".join(f"`{known}`" for known in KNOWN[path])
+    message = refused(api, path, INPUTS[path], **{name: 1})
+    assert message.startswith(f"`parameters` has no `{name}`; ")
+    assert message.endswith(f"Known are {known}.")
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "where"),
+    [
+        (NER, {"aggregation_strategy": "fast"}, "aggregation_strategy"),
+        (NER, {"aggregation_strategy": 1}, "aggregation_strategy"),
+        (NER, {"ignore_labels": "O"}, "ignore_labels"),
+        (NER, {"ignore_labels": ["O", 1]}, "ignore_labels[1]"),
+        (NER, {"stride": -1}, "stride"),
+        (NER, {"stride": "4"}, "stride"),
+        (NER, {"stride": 1.5}, "stride"),
+        (NER, {"stride": True}, "stride"),
+        (ANSWER, {"top_k": 0}, "top_k"),
+        (ANSWER, {"top_k": 1001}, "top_k"),
+        (ANSWER, {"top_k": "1"}, "top_k"),
+        (ANSWER, {"top_k": True}, "top_k"),
+        (ANSWER, {"doc_stride": -1}, "doc_stride"),
+        (ANSWER, {"doc_stride": 0.5}, "doc_stride"),
+        (ANSWER, {"max_answer_len": 0}, "max_answer_len"),
+        (ANSWER, {"max_answer_len": []}, "max_answer_len"),
+        (ANSWER, {"max_question_len": 0}, "max_question_len"),
+        (ANSWER, {"max_seq_len": 0}, "max_seq_len"),
+        (ANSWER, {"max_seq_len": "384"}, "max_seq_len"),
+        (ANSWER, {"handle_impossible_answer": 1}, "handle_impossible_answer"),
+        (ANSWER, {"align_to_words": "no"}, "align_to_words"),
+        (ANSWER, {"duplicates": "mean"}, "duplicates"),
+        (FILL, {"top_k": 0}, "top_k"),
+        (FILL, {"top_k": "5"}, "top_k"),
+        (FILL, {"targets": []}, "targets"),
+        (FILL, {"targets": 5}, "targets"),
+        (FILL, {"targets": ["good", 5]}, "targets[1]"),
+        (FILL, {"targets": {"good": 1}}, "targets"),
+    ],
+)
+def test_a_wrong_parameter_is_named(api: Send, path: str, parameters: dict[str, Any], where: str) -> None:
+    """A value of a wrong type or out of range is 422 and named by where it stands."""
+    assert refused(api, path, INPUTS[path], **parameters).startswith(f"`parameters.{where}` is wrong: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "where"),
+    [
+        *((path, body, where) for path in (NER, ANSWER, FILL) for body, where in (({}, "inputs"), ({"inputs": None}, "inputs"))),
+        *((path, {"inputs": 5}, "inputs") for path in (NER, ANSWER, FILL)),
+        *((path, {"inputs": [INPUTS[path], 5]}, "inputs[1]") for path in (NER, ANSWER, FILL)),
+        *((path, {"inputs": INPUTS[path], "parameters": []}, "parameters") for path in (NER, ANSWER, FILL)),
+        *((path, {"inputs": INPUTS[path], "model": 5}, "model") for path in (NER, ANSWER, FILL)),
+        (NER, {"inputs": QUESTION}, "inputs"),
+        (NER, {"inputs": ["good", ["bad"]]}, "inputs[1]"),
+        (FILL, {"inputs": {"text": "a [MASK]"}}, "inputs"),
+        (ANSWER, {"inputs": "good?"}, "inputs"),
+        (ANSWER, {"inputs": {"question": "good?"}}, "inputs.context"),
+        (ANSWER, {"inputs": {"context": "good"}}, "inputs.question"),
+        (ANSWER, {"inputs": {"question": "good?", "context": ["good"]}}, "inputs.context"),
+        (ANSWER, {"inputs": [QUESTION, "good?"]}, "inputs[1]"),
+        (ANSWER, {"inputs": [QUESTION, {"question": None, "context": "good"}]}, "inputs[1].question"),
+    ],
+)
+def test_a_wrong_body_is_named_by_its_path(api: Send, path: str, body: Any, where: str) -> None:
+    """What is no input of the task is 422 and named by where it stands."""
+    assert rejected(post(api, body, path=path), 422, "invalid_value").startswith(f"`{where}` is wrong: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs", "where"),
+    [
+        (NER, "x" * 101, "inputs"),
+        (NER, ["x", "x" * 101], "inputs[1]"),
+        (ANSWER, {"question": "x" * 101, "context": "x"}, "inputs"),
+        (ANSWER, [QUESTION, {"question": "x", "context": "x" * 101}], "inputs[1]"),
+        (FILL, ["[MASK]", "[MASK]" + "x" * 95], "inputs[1]"),
+    ],
+)
+def test_a_text_over_the_limit_is_too_large(folder: Path, path: str, inputs: Any, where: str) -> None:
+    """Each text of an input counts for the limit of characters, questions and passages too."""
+    response = classify(folder, {"inputs": inputs}, path=path, settings={"max_chars": 100})
+    assert rejected(response, 413, "too_large").startswith(f"{where}: the text has 101 characters and 100 are allowed")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), [(NER, "stride"), (ANSWER, "doc_stride"), (ANSWER, "max_question_len"), (ANSWER, "max_seq_len"), (FILL, "targets")]
+)
+def test_null_is_the_default(api: Send, path: str, name: str) -> None:
+    """A parameter that may be null means what it means when absent."""
+    assert_same(answered(api, path, INPUTS[path]), answered(api, path, INPUTS[path], **{name: None}))
+
+
+# Models and endpoints
+
+
+@pytest.mark.parametrize("path", list(NAMES))
+def test_a_model_answers_in_the_form_of_its_task(api: Send, path: str) -> None:
+    """POST /models/{name} is what the task's endpoint is, `model` in the body or not."""
+    expected = answered(api, path, INPUTS[path])
+    for place, named in ((f"/models/{NAMES[path]}", {}), (path, {"model": NAMES[path]})):
+        response = post(api, {"inputs": INPUTS[path], **named}, path=place)
+        assert expected == response.json()
+        assert NAMES[path] == response.headers["x-model"]
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_a_models_path_takes_its_tasks_parameters(api: Send, path: str) -> None:
+    """At /models/{name}, too, an unknown parameter is held against those of the model's task."""
+    message = refused(api, f"/models/{NAMES[path]}", INPUTS[path], top_kk=1)
+    assert all(f"`{name}`" in message for name in KNOWN[path])
+    assert "`truncation`" not in message
+
+
+@pytest.mark.parametrize("path", list(NAMES))
+def test_a_model_of_another_task_is_refused_by_its_task(api: Send, path: str) -> None:
+    """A model that is for something else is 422, with what it is for and where it answers."""
+    for other in set(NAMES) - {path}:
+        message = rejected(post(api, {"inputs": INPUTS[path], "model": NAMES[other]}, path=path), 422, "invalid_value")
+        assert f"the model `{NAMES[other]}` is for {TASKS[other]}, this endpoint is for {TASKS[path]}" in message
+        assert f"/models/{NAMES[other]}" in message
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
+    """Where no model of the task is loaded its endpoint and the pages below it are 404, with what there is."""
+    expected = f"no model for {TASKS[path]} is loaded; there is tiny (text-classification)."
+    assert expected == rejected(classify(models, {"inputs": INPUTS[path]}, path=path), 404, "not_found")
+    for leaf in ("info", "health"):
+        assert expected == rejected(call(models, "GET", f"{path}/{leaf}"), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_a_default_model_is_chosen_by_path_or_task(tmp_path: Path, path: str) -> None:
+    """`--default` takes the task's path or its Hugging Face name; without it the first by name answers."""
+    tiny.bundle(tmp_path, "ant", task=TASKS[path], seed=1)
+    tiny.bundle(tmp_path, "zebra", task=TASKS[path], seed=2)
+    for default, name in (({}, "ant"), ({path[1:]: "zebra"}, "zebra"), ({TASKS[path]: "zebra"}, "zebra")):
+        response = classify(tmp_path, {"inputs": INPUTS[path]}, path=path, settings={"default": default})
+        assert name == response.headers["x-model"]
+
+
+@pytest.mark.parametrize("path", list(NAMES))
+def test_each_base_has_info_and_health(api: Send, path: str) -> None:
+    """Below a task's endpoint and below a model's path stand the model's page and its health."""
+    for base in (path, f"/models/{NAMES[path]}"):
+        page = api("GET", f"{base}/info").json()
+        assert (NAMES[path], TASKS[path], path) == (page["name"], page["task"], page["endpoint"])
+        health = api("GET", f"{base}/health")
+        assert (200, True) == (health.status_code, health.json()["ready"])
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_a_wrong_method_names_the_right_one(api: Send, path: str) -> None:
+    """GET of an endpoint is 405 with POST in `Allow`."""
+    response = api("GET", path)
+    rejected(response, 405, "method_not_allowed")
+    assert "POST" == response.headers["allow"]
+
+
+def test_requests_are_counted_under_the_tasks_name(folder: Path) -> None:
+    """Metrics are labeled with the Hugging Face name of the task, answered or not, at either path."""
+
+    async def check(client: httpx.AsyncClient) -> str:
+        for path, name in NAMES.items():
+            await client.post(path, json={"inputs": INPUTS[path]})
+            await client.post(f"/models/{name}", json={"inputs": INPUTS[path]})
+            await client.post(path, json={"inputs": 5})
+            await client.post(path, json={"inputs": INPUTS[path], "model": name, "parameters": {"x": 1}})
+        return (await client.get("/metrics")).text
+
+    page = play(build(Settings(models=folder)), check)
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    counted = {
+        (sample.labels["task"], sample.labels["model"], sample.labels["status"]): sample.value
+        for sample in samples
+        if sample.name == "bertserve_requests_total" and sample.value
+    }
+    good = {(TASKS[path], name, "200"): 2 for path, name in NAMES.items()}
+    assert good | {(task, "unknown", "422"): 2 for task in TASKS.values()} == counted
+    rows = {sample.labels["task"]: sample.value for sample in samples if sample.name == "bertserve_batch_rows_sum"}
+    assert dict.fromkeys(TASKS.values(), 2) == rows
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_openapi_describes_the_task(api: Send, path: str, tmp_path: Path) -> None:
+    """The document has each task's body with every parameter described, an example that is answered, and its result's fields."""
+    document = api("GET", "/openapi.json").json()
+    schemas, operation = document["components"]["schemas"], document["paths"][path]["post"]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    body = schemas[reference.rpartition("/")[2]]
+    parameters = schemas[body["title"].replace("Body", "Parameters")]["properties"]
+    assert KNOWN[path] == list(parameters)
+    assert all(parameter["description"] for parameter in parameters.values())
+    tiny.bundle(tmp_path, task=TASKS[path], max_length=384)
+    assert 200 == classify(tmp_path, body["examples"][0], path=path).status_code
+    result = {NER: "Entity", ANSWER: "Answer", FILL: "Filled"}[path]
+    assert f"#/components/schemas/{result}" in str(operation["responses"]["200"]["content"]["application/json"]["schema"])
+    assert set(FIELDS[path]) <= set(schemas[result]["properties"])
+
+
+def test_openapi_does_not_promise_one_tasks_body_for_every_model(api: Send) -> None:
+    """POST /models/{name}, which goes by the model's task, is documented with the bodies and results of all tasks."""
+    operation = api("GET", "/openapi.json").json()["paths"]["/models/{name}"]["post"]
+    assert all(f"schemas/{task}Body" in str(operation["requestBody"]) for task in ("Classify", "Ner", "Answer", "FillMask"))
+    assert all(f"schemas/{result}" in str(operation["responses"]["200"]) for result in ("LabelScore", "Entity", "Answer", "Filled"))
+
+
+# /ner
+
+
+def test_entities_tile_the_text_when_nothing_is_ignored(api: Send) -> None:
+    """With no label ignored the entities cover the text from its first token to its last, in order and without overlap."""
+    entities = answered(api, NER, "  a good film, zq. ", **EVERYTHING)
+    assert (2, 18) == (entities[0]["start"], entities[-1]["end"])
+    assert all(one["end"] <= other["start"] for one, other in pairwise(entities))
+
+
+@pytest.mark.parametrize("name", ["simple", "SIMPLE", "Simple"])
+def test_the_strategy_is_read_in_any_case(api: Send, name: str) -> None:
+    """`aggregation_strategy` in any case is the same, and `simple` is the default."""
+    assert answered(api, NER, UNICODE) == answered(api, NER, UNICODE, aggregation_strategy=name)
+
+
+def test_the_strategy_none_gives_tokens(api: Send) -> None:
+    """`none` gives each token as the vocabulary spells it, with its label and its index from 1."""
+    tokens = answered(api, NER, "zq good.", aggregation_strategy="none", **EVERYTHING)
+    assert ["end", "entity", "index", "score", "start", "word"] == sorted(tokens[0])
+    assert [("z", 1, 0, 1), ("##q", 2, 1, 2), ("good", 3, 3, 7), (".", 4, 7, 8)] == [
+        (token["word"], token["index"], token["start"], token["end"]) for token in tokens
+    ]
+    assert {token["entity"] for token in tokens} <= set(tiny.LABELS_OF["token-classification"])
+
+
+@pytest.mark.parametrize("strategy", ["first", "average", "max"])
+def test_word_strategies_do_not_cut_words(api: Send, strategy: str) -> None:
+    """With a strategy of words no entity begins or ends within one."""
+    text = "zqxw good abcdef bad"
+    entities = answered(api, NER, text, aggregation_strategy=strategy, **EVERYTHING)
+    assert " ".join(text.split()) == " ".join(entity["word"] for entity in entities)
+
+
+def test_ignored_labels_are_left_out(api: Send) -> None:
+    """`ignore_labels` replaces the default, by entity group, and by label for the strategy none."""
+    everything = answered(api, NER, INPUTS[NER], **EVERYTHING)
+    groups = {entity["entity_group"] for entity in everything}
+    assert {"O", "PER"} <= groups
+    assert_same([e for e in everything if e["entity_group"] != "PER"], answered(api, NER, INPUTS[NER], ignore_labels=["PER"]))
+    assert_same([e for e in everything if e["entity_group"] != "O"], answered(api, NER, INPUTS[NER]))
+    assert [] == answered(api, NER, INPUTS[NER], ignore_labels=list(groups))
+    tokens = answered(api, NER, INPUTS[NER], aggregation_strategy="none", ignore_labels=["B-PER", "O"])
+    assert not {"B-PER", "O"} & {token["entity"] for token in tokens}
+
+
+@pytest.mark.parametrize("stride", [None, 0, 1, 15, 29])
+def test_a_long_text_is_read_to_its_end(api: Send, stride: int | None) -> None:
+    """Every token of a text of several windows comes out once, in order, whatever the windows share."""
+    tokens = answered(api, NER, LONG, aggregation_strategy="none", stride=stride, **EVERYTHING)
+    assert LONG.split() == [token["word"] for token in tokens]
+    assert list(range(1, 61)) == [token["index"] for token in tokens]
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+@pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
+def test_offsets_of_entities_are_slices(api: Send, strategy: str, text: str) -> None:
+    """Offsets count the code points of the caller's text, of one window and of several, beside emoji, marks, CJK and CRLF."""
+    entities = answered(api, NER, text, aggregation_strategy=strategy, **EVERYTHING)
+    for entity in entities:
+        part = text[entity["start"] : entity["end"]]
+        if strategy != "none":
+            assert part == entity["word"]
+        assert part == part.strip()
+        assert text[entity["end"] : entity["end"] + 1] not in ("\u0301", "\u0303")
+    assert all(one["end"] <= other["start"] for one, other in pairwise(entities))
+    assert (0, len(text.rstrip())) == (entities[0]["start"], entities[-1]["end"])
+
+
+def test_a_stride_that_leaves_no_room_names_the_numbers(api: Send) -> None:
+    """A stride of a window or more is refused for a text that needs windows, and does not matter for another."""
+    message = refused(api, NER, ["good", LONG], stride=ROOM)
+    assert message.startswith("inputs[1]: windows of 30 tokens have no room for a `stride` of 30")
+    assert_same(answered(api, NER, "good"), answered(api, NER, "good", stride=ROOM))
+
+
+@pytest.mark.parametrize(
+    ("path", "inputs", "parameters"),
+    [
+        (NER, LONG, {"stride": ROOM}),
+        (NER, LONG, {"stride": 10**9}),
+        (ANSWER, {"question": "good?", "context": LONG}, {"doc_stride": 10**9}),
+        (ANSWER, {"question": "good " * 40, "context": LONG}, {}),
+    ],
+)
+def test_what_has_no_room_is_not_refused_for_its_size(folder: Path, path: str, inputs: Any, parameters: dict[str, Any]) -> None:
+    """A stride or a question that never fits is 422 and not 413 or 429, however small the queue: it would never run."""
+    response = classify(
+        folder, {"inputs": inputs, "parameters": parameters}, path=path, settings={"max_batch_tokens": 64, "max_queue_tokens": 512}
+    )
+    assert "room" in rejected(response, 422, "invalid_value")
+
+
+# /answer
+
+
+@pytest.mark.parametrize(("top_k", "kind"), [(None, dict), (1, dict), (2, list), (3, list), (1000, list)])
+def test_answers_are_a_list_if_more_than_one_is_asked_for(api: Send, top_k: int | None, kind: type) -> None:
+    """The answer is an object, and a list exactly if `top_k` is over 1; the same holds for each of a list."""
+    parameters = {} if top_k is None else {"top_k": top_k}
+    alone = answered(api, ANSWER, QUESTION, **parameters)
+    assert isinstance(alone, kind)
+    assert_same([alone, alone], answered(api, ANSWER, [QUESTION, QUESTION], **parameters))
+    best = alone[0] if isinstance(alone, list) else alone
+    assert_same(answered(api, ANSWER, QUESTION), best)
+
+
+def test_a_list_of_answers_may_have_one(api: Send) -> None:
+    """Where there is but one answer, `top_k` over 1 still gives a list."""
+    assert ["good"] == [answer["answer"] for answer in answered(api, ANSWER, {"question": "a", "context": "good"}, top_k=5)]
+
+
+def test_answers_come_by_score_and_once(api: Send) -> None:
+    """Answers fall in score within 0 and 1, and no text comes twice, case aside."""
+    found = answered(api, ANSWER, {"question": "good?", "context": "Good film good FILM bad good"}, top_k=100)
+    scores = [answer["score"] for answer in found]
+    assert sorted(scores, reverse=True) == scores
+    assert all(0 <= score <= 1 for score in scores)
+    assert len({answer["answer"].lower() for answer in found}) == len(found)
+
+
+def test_no_answer_is_longer_than_allowed(api: Send) -> None:
+    """`max_answer_len` limits the tokens of an answer."""
+    for longest in (1, 2, 99):
+        found = answered(api, ANSWER, QUESTION, top_k=1000, max_answer_len=longest)
+        assert min(longest, 7) == max(len(answer["answer"].split()) for answer in found)
+
+
+def test_answers_are_widened_to_words_unless_told(api: Send) -> None:
+    """With `align_to_words` an answer is whole words, without it a word's pieces are answers too."""
+    inputs = {"question": "good?", "context": "zqx film"}
+    assert {"zqx", "film"} == {answer["answer"] for answer in answered(api, ANSWER, inputs, top_k=9, max_answer_len=1)}
+    pieces = answered(api, ANSWER, inputs, top_k=9, max_answer_len=1, align_to_words=False)
+    assert {"z", "q", "x", "film"} == {answer["answer"] for answer in pieces}
+
+
+def test_no_answer_can_be_the_answer(api: Send) -> None:
+    """`handle_impossible_answer` lets the empty answer in, at 0, and nothing else does."""
+    inputs = {"question": "good?", "context": "film"}
+    assert "" not in [answer["answer"] for answer in answered(api, ANSWER, inputs, top_k=10)]
+    found = answered(api, ANSWER, inputs, top_k=10, handle_impossible_answer=True)
+    [null] = [answer for answer in found if not answer["answer"]]
+    assert (0, 0) == (null["start"], null["end"])
+    assert 0 < null["score"] < 1
+
+
+def test_equal_answers_add_up_when_asked(api: Send) -> None:
+    """`duplicates: sum` adds the scores of equal texts up, in any case; `best`, the default, keeps the best."""
+    inputs = {"question": "good?", "context": "film film film film"}
+    best, summed = (answered(api, ANSWER, inputs, max_answer_len=1, duplicates=how) for how in ("best", "SUM"))
+    assert_same(answered(api, ANSWER, inputs, max_answer_len=1), best)
+    assert ("film", "film") == (best["answer"], summed["answer"])
+    assert pytest.approx(4 * best["score"], rel=1e-4) == summed["score"]
+
+
+@pytest.mark.parametrize("longest", [1, 64, None])
+def test_the_length_of_questions_has_no_effect(api: Send, longest: int | None) -> None:
+    """`max_question_len` is accepted and does nothing."""
+    assert answered(api, ANSWER, QUESTION) == answered(api, ANSWER, QUESTION, max_question_len=longest)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"doc_stride": 0}, {"doc_stride": 20}, {"max_seq_len": 16}, {"max_seq_len": 9, "doc_stride": 2}, {"duplicates": "sum"}],
+)
+def test_a_long_passage_is_read_to_its_end(api: Send, parameters: dict[str, Any]) -> None:
+    """Each word of a passage of several windows can be the answer, whatever the windows' length and stride."""
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    words = [f"{one}{other}" for one in letters[:4] for other in letters[:9]]
+    inputs = {"question": "good?", "context": " ".join(words)}
+    found = answered(api, ANSWER, inputs, top_k=1000, max_answer_len=1, **parameters)
+    # a word at a window's edge may be halved in "sum", as in the reference
+    assert set(words) <= {answer["answer"] for answer in found}
+    for answer in found:
+        assert inputs["context"][answer["start"] : answer["end"]] == answer["answer"]
+
+
+@pytest.mark.parametrize("text", [UNICODE, WINDOWED], ids=["one window", "several windows"])
+@pytest.mark.parametrize("longest", [1, 2, 15])
+def test_offsets_of_answers_are_slices(api: Send, text: str, longest: int) -> None:
+    """Offsets count the code points of the caller's passage, of one window and of several."""
+    found = answered(api, ANSWER, {"question": "wer 😀 e\u0301?", "context": text}, top_k=1000, max_answer_len=longest)
+    assert {"日", "\U0001f600", "book"} <= {answer["answer"] for answer in found}
+    for answer in found:
+        assert text[answer["start"] : answer["end"]] == answer["answer"]
+        assert answer["answer"] == answer["answer"].strip()
+
+
+def test_an_answer_keeps_its_combining_marks(api: Send) -> None:
+    """An answer that ends in a letter with a combining mark ends behind the mark."""
+    found = answered(api, ANSWER, {"question": "good?", "context": "a cafe\u0301 film"}, top_k=9, max_answer_len=1)
+    assert {"a", "cafe\u0301", "film"} == {answer["answer"] for answer in found}
+
+
+@pytest.mark.parametrize(
+    ("question", "parameters", "numbers"),
+    [
+        (20, {}, (32, 9, 20, 16)),
+        (5, {"doc_stride": 24}, (32, 24, 5, 24)),
+        (40, {"doc_stride": 0}, (32, 0, 40, 0)),
+        (5, {"max_seq_len": 10, "doc_stride": 3}, (10, 2, 5, 3)),
+        (5, {"max_seq_len": 1}, (1, 0, 5, 0)),
+    ],
+)
+def test_no_room_for_the_passage_names_the_numbers(
+    api: Send, question: int, parameters: dict[str, Any], numbers: tuple[int, int, int, int]
+) -> None:
+    """A question that leaves no room for the stride is 422, with window, room, question and stride."""
+    inputs = {"question": " ".join(["good"] * question), "context": LONG}
+    length, room, asked, stride = numbers
+    expected = f"inputs[1]: a window of {length} tokens has room for {room} of the passage beside a question of {asked}, and `doc_stride` is {stride};"
+    assert refused(api, ANSWER, [OTHERS[ANSWER], inputs] if length > 8 else [inputs], **parameters).startswith(
+        expected if length > 8 else expected.replace("inputs[1]", "inputs[0]")
+    )
+
+
+@pytest.mark.parametrize(("length", "ok"), [(32, True), (33, False), (384, False)])
+def test_a_window_over_the_models_length_is_an_error(api: Send, length: int, ok: bool) -> None:
+    """`max_seq_len` over what the model takes is refused with both numbers."""
+    if ok:
+        assert_same(answered(api, ANSWER, QUESTION), answered(api, ANSWER, QUESTION, max_seq_len=length))
+    else:
+        message = refused(api, ANSWER, QUESTION, max_seq_len=length)
+        assert message.startswith(f"inputs: `max_seq_len` is {length}, the model takes 32")
+
+
+# /fill-mask
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5, 100_000])
+def test_top_k_limits_the_tokens(api: Send, top_k: int) -> None:
+    """The `top_k` best tokens come by falling score, at most all of the vocabulary; five by default."""
+    everything = answered(api, FILL, INPUTS[FILL], top_k=len(tiny.VOCABULARY))
+    found = answered(api, FILL, INPUTS[FILL], top_k=top_k)
+    assert_same(everything[:top_k], found)
+    assert_same(everything[:5], answered(api, FILL, INPUTS[FILL]))
+    assert pytest.approx(1, abs=1e-5) == sum(item["score"] for item in everything)
+    assert [(tiny.VOCABULARY[item["token"]]) for item in everything] == [item["token_str"] for item in everything]
+
+
+def test_a_sequence_is_the_text_with_the_token(api: Send) -> None:
+    """`sequence` is the text with its mask filled."""
+    for item in answered(api, FILL, INPUTS[FILL], targets=["good", "bad"]):
+        assert f"a {item['token_str']} film" == item["sequence"]
+
+
+def test_several_masks_give_a_list_for_each(api: Send) -> None:
+    """Several masks give a list each, from left to right, with the other masks left in `sequence`."""
+    first, second = answered(api, FILL, "a [MASK] film, [MASK]!", targets=["good", "bad"])
+    for item in first:
+        assert f"[CLS] a {item['token_str']} film, [mask]! [SEP]" == lowered(item["sequence"])
+    for item in second:
+        assert f"[CLS] a [mask] film, {item['token_str']}! [SEP]" == lowered(item["sequence"])
+    mixed = answered(api, FILL, ["a [MASK] film", "a [MASK] film, [MASK]!"], targets=["good", "bad"])
+    assert_same([answered(api, FILL, "a [MASK] film", targets=["good", "bad"]), [first, second]], mixed)
+
+
+def lowered(sequence: str) -> str:
+    """Returns a sequence with the tiny tokenizer's spaces before marks of punctuation taken away, and its mask in lower case."""
+    return sequence.replace(" ,", ",").replace(" !", "!").replace("[MASK]", "[mask]")
+
+
+@pytest.mark.parametrize("targets", ["good", ["good"], ["good", "good"]])
+def test_one_target_gives_one_token(api: Send, targets: Any) -> None:
+    """A target, alone or in a list, once or twice, gives its token with the score that it has among all."""
+    everything = {item["token_str"]: item for item in answered(api, FILL, INPUTS[FILL], top_k=1000)}
+    response = ask(api, FILL, INPUTS[FILL], targets=targets)
+    assert_same([everything["good"]], response.json())
+    assert "x-hf-warning" not in response.headers
+
+
+def test_targets_limit_top_k(api: Send) -> None:
+    """With targets at most their number is returned, and `top_k` counts among them."""
+    targets = ["good", "bad", "dull"]
+    everything = answered(api, FILL, INPUTS[FILL], targets=targets)
+    assert sorted(targets) == sorted(item["token_str"] for item in everything)
+    assert_same(everything[:2], answered(api, FILL, INPUTS[FILL], targets=targets, top_k=2))
+
+
+def test_targets_outside_the_vocabulary_are_warned_of(api: Send) -> None:
+    """A target that is no vocabulary entry stands for its first piece, which the warning says with numbers."""
+    response = ask(api, FILL, INPUTS[FILL], targets=["zebra", "good", "Film"])
+    assert {"z", "good", "film"} == {item["token_str"] for item in response.json()}
+    expected = "targets; 2 of 3 are no vocabulary entries, their first pieces were used: z, film"
+    assert [expected] == response.headers.get_list("x-hf-warning")
+    assert "x-truncated" not in response.headers
+
+
+def test_the_warning_does_not_grow_with_the_list(api: Send) -> None:
+    """Targets belong to the whole request, so their warning comes once, however many inputs there are."""
+    response = ask(api, FILL, [INPUTS[FILL]] * 40, targets=["zebra"])
+    assert "targets; 1 of 1 are no vocabulary entries, their first pieces were used: z" == response.headers["x-hf-warning"]
+
+
+def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
+    """Targets of any characters, more than a few, make a header of ASCII that stays short."""
+    response = ask(api, FILL, INPUTS[FILL], targets=["日本", "\U0001f600", "é\r\nx-evil: 1", *(f"z{i}" for i in range(500))])
+    assert 200 == response.status_code
+    assert response.headers["x-hf-warning"].isascii()
+    assert len(response.headers["x-hf-warning"]) < 300
+    assert "x-evil" not in response.headers
+
+
+@pytest.mark.parametrize("targets", ["", [""], ["", " \n"]])
+def test_targets_without_a_token_are_an_error(api: Send, targets: Any) -> None:
+    """Targets that the tokenizer finds nothing in are refused."""
+    assert "`targets` has no word" in refused(api, FILL, INPUTS[FILL], targets=targets)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a [mask] film", "a [Mask] film", "a <mask> film", "a ___ film", "a [ MASK ] film", "a {{mask}} film", "a [MASK film", "a MASK film"],
+)
+def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> None:
+    """A mask of another model, or with odd spacing, is no mask, and the message has the one to write."""
+    message = refused(api, FILL, ["a [MASK] film", text])
+    assert message.startswith("inputs[1]: ")
+    assert message.endswith("; write `[MASK]` for each word to be filled in.")
+
+
+def test_masks_have_a_limit(api: Send) -> None:
+    """More than 64 masks in a text are refused with both numbers; 64 are answered."""
+    assert [1] * 64 == [len(found) for found in answered(api, FILL, "[MASK]" * 64, top_k=1)]
+    assert refused(api, FILL, "[MASK] " * 65).startswith("inputs: the text has 65 masks and 64 are allowed")
+
+
+@pytest.mark.parametrize("place", [0, 1, 29, 30, 45, 60])
+def test_a_mask_anywhere_in_a_long_text_is_filled(api: Send, place: int) -> None:
+    """A mask is filled wherever it stands in a text over the model's length, and `sequence` is the whole text."""
+    words = LONG.split()
+    text = " ".join([*words[:place], "[MASK]", *words[place:]])
+    [item] = answered(api, FILL, text, targets=["book"])
+    assert text.replace("[MASK]", "book") == item["sequence"]
+
+
+def test_each_mask_of_a_long_text_has_its_window(api: Send) -> None:
+    """A mask far from the others is scored as it is within the text around it."""
+    text = f"a [MASK] film {LONG} the [MASK] was dull"
+    first, last = answered(api, FILL, text)
+    words = text.split()
+    assert_same(
+        [item["score"] for item in answered(api, FILL, " ".join(words[:ROOM]))],
+        [item["score"] for item in first],
+    )
+    assert_same(
+        [item["score"] for item in answered(api, FILL, " ".join(words[-ROOM:]))],
+        [item["score"] for item in last],
+    )
+
+
+# All three
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_a_long_text_is_not_cut(api: Send, path: str) -> None:
+    """A text of several windows is answered without any note of a cut, within a list as alone."""
+    alone = ask(api, path, long_of(path))
+    together = ask(api, path, [INPUTS[path], long_of(path), OTHERS[path]])
+    for response in (alone, together):
+        assert 200 == response.status_code
+        assert {"x-truncated", "x-hf-warning"}.isdisjoint(response.headers)
+    expected = [answered(api, path, INPUTS[path]), alone.json(), answered(api, path, OTHERS[path])]
+    assert_same(expected, together.json())
+
+
+def test_special_tokens_in_a_text_are_text(api: Send) -> None:
+    """Special tokens that a caller spells are read as the words and brackets that they consist of."""
+    spelled = {token: ["[", token[1:-1].lower(), "]"] for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")}
+    text = " ".join(spelled)
+    tokens = answered(api, NER, text, aggregation_strategy="none", **EVERYTHING)
+    assert list(chain(*spelled.values())) == [token["word"] for token in tokens]
+    found = answered(api, ANSWER, {"question": "[SEP]", "context": text}, top_k=1000, max_answer_len=3)
+    assert set(spelled) <= {answer["answer"] for answer in found}
+    [item] = answered(api, FILL, "[CLS] [MASK] [SEP] [PAD]", targets=["good"])
+    assert "[ cls ] good [ sep ] [ pad ]" == item["sequence"]
+
+
+@pytest.mark.parametrize("path", [NER, ANSWER, FILL])
+def test_an_answer_has_the_headers(api: Send, path: str) -> None:
+    """Each answer names its model, its request and its times."""
+    response = post(api, {"inputs": INPUTS[path]}, path=path, headers={"x-request-id": "my-id"})
+    assert ("my-id", NAMES[path]) == (response.headers["x-request-id"], response.headers["x-model"])
+    assert ["tokenize", "queue", "inference", "decode"] == [
+        part.split(";")[0].strip() for part in response.headers["server-timing"].split(",")
+    ]

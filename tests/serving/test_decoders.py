@@ -1,0 +1,494 @@
+"""The decoders of entities, answers and masks on random logits, each against its definition written as plain loops."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tiny
+from fakes import Head
+from service import bundle
+from service.errors import InvalidValueError
+from service.tasks import answer, fill_mask, ner
+from service.tasks.scores import Floats, activate
+from service.tokenization import Encoding, Tokenizer, windows
+
+MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Known words, words in pieces, unknown ones, punctuation that joins, white space of many kinds, marks that the tokenizer strips.
+CHUNKS = ["good", "Film", "films", "quick", "x9", "看", "😴", "-", ",", "'", "é", "e\u0301x", "ñ\u0327", "\u200b", "ZÜRICH", "[SEP]", "##a"]
+TEXTS = st.lists(st.tuples(st.sampled_from(CHUNKS), st.sampled_from([" ", "", "\t", "\r\n", "  "])), min_size=1, max_size=24).map(
+    lambda parts: "".join(a + b for a, b in parts)
+)
+LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "PER", "X-Y-Z", "S-LOC")
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@functools.cache
+def tokenizer_of(task: str, max_length: int) -> Tokenizer:
+    """Returns the tokenizer of a tiny bundle of this length."""
+    with tempfile.TemporaryDirectory() as folder:
+        loaded = bundle.load(tiny.bundle(Path(folder), task=task, max_length=max_length))
+        return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+def random_logits(seed: int, *shape: int, coarse: bool = False) -> Floats:
+    """Returns float32 logits; coarse ones are whole numbers, so that equal scores are common."""
+    values = np.random.default_rng(seed).normal(scale=2, size=shape)
+    return (np.rint(values) if coarse else values).astype(np.float32)
+
+
+# ---- entities: windows
+
+
+def plain_merge(cuts: Sequence[range], parts: Sequence[Floats]) -> Floats:
+    """Returns for each token the values of the first of the windows where it is farthest from an edge, token by token."""
+    count = cuts[-1].stop
+    merged = []
+    for token in range(count):
+        candidates = []
+        for number, cut in enumerate(cuts):
+            if token in cut:
+                left = float("inf") if cut.start == 0 else token - cut.start
+                right = float("inf") if cut.stop == count else cut.stop - 1 - token
+                candidates.append((-min(left, right), number))
+        _, number = min(candidates)
+        merged.append(parts[number][token - cuts[number].start])
+    return np.array(merged, dtype=np.float32)
+
+
+@MANY
+@given(st.integers(1, 90), st.integers(1, 20), st.data(), SEEDS)
+def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge(
+    count: int, room: int, data: st.DataObject, seed: int
+) -> None:
+    """Ends of the text are no edges, of equal distances the earlier window counts; special tokens take no part."""
+    cuts = windows(count, room, data.draw(st.integers(0, room - 1)) if count > room else 0)
+    before, after = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
+    whole = [random_logits(seed + i, before + len(cut) + after, 3) for i, cut in enumerate(cuts)]
+    encodings = [Encoding(np.zeros(len(v), dtype=np.int64), np.zeros(len(v), dtype=np.int64), start=before) for v in whole]
+    expected = plain_merge(cuts, [values[before : before + len(cut)] for cut, values in zip(cuts, whole, strict=True)])
+
+    np.testing.assert_array_equal(expected, ner.merge(encodings, cuts, whole))
+
+
+def test_a_tie_between_windows_goes_to_the_earlier_one() -> None:
+    """Of 5 tokens in windows 0-2 and 2-4 the middle one lies at both edges."""
+    cuts = [range(3), range(2, 5)]
+    encodings = [Encoding(np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), start=0)] * 2
+    merged = ner.merge(encodings, cuts, [np.full((3, 1), 1, dtype=np.float32), np.full((3, 1), 2, dtype=np.float32)])
+
+    assert [1, 1, 1, 2, 2] == merged[:, 0].tolist()
+
+
+# ---- entities: aggregation
+
+
+def tag_of(label: str) -> tuple[str, str]:
+    """Returns prefix and tag as the pipeline's `get_tag`."""
+    if label.startswith("B-"):
+        return "B", label[2:]
+    if label.startswith("I-"):
+        return "I", label[2:]
+    return "I", label
+
+
+def word_scores(members: list[dict[str, Any]], strategy: str) -> tuple[str, np.float32]:
+    """Returns label and score of a word as the pipeline's `aggregate_word`."""
+    if strategy == "first":
+        scores = members[0]["scores"]
+    elif strategy == "max":
+        scores = max(members, key=lambda member: member["scores"].max())["scores"]
+    else:
+        scores = np.nanmean(np.stack([member["scores"] for member in members]), axis=0)
+    best = scores.argmax()
+    return LABELS[best], scores[best]
+
+
+def hugging_face(request: ner.Request, encoded: ner.EncodedText, logits: Floats) -> list[dict[str, Any]]:
+    """Returns entities by the pipeline's rules, words by the prefix and texts cut from the request, as decided in issue 4."""
+    text, offsets, pieces = request.text, encoded.tokens.offsets, encoded.tokens.pieces
+    scores = activate(logits, "softmax")
+    tokens = []
+    for i, (start, end) in enumerate(offsets):
+        following = offsets[i + 1][0] if i + 1 < len(offsets) else len(text)
+        while end < following and unicodedata.category(text[end]).startswith("M"):
+            end += 1  # noqa: PLW2901 - a combining mark belongs to the character before it
+        word = text[start:end] if pieces[i] == "[UNK]" else pieces[i]
+        tokens.append(
+            {"word": word, "scores": scores[i], "start": start, "end": end, "index": i + 1, "subword": pieces[i].startswith("##")}
+        )
+    if request.aggregation_strategy == "none":
+        found = []
+        for token in tokens:
+            best = token["scores"].argmax()
+            entity = {"entity": LABELS[best], "score": float(token["scores"][best])}
+            found.append(entity | {key: token[key] for key in ("index", "word", "start", "end")})
+        return [entity for entity in found if entity["entity"] not in request.ignore_labels]
+    units: list[list[dict[str, Any]]] = []
+    for token in tokens:
+        if units and request.aggregation_strategy != "simple" and token["subword"]:
+            units[-1].append(token)
+        else:
+            units.append([token])
+    items = []
+    for members in units:
+        strategy = "first" if request.aggregation_strategy == "simple" else request.aggregation_strategy
+        label, score = word_scores(members, strategy)
+        items.append({"label": label, "score": score, "start": members[0]["start"], "end": members[-1]["end"]})
+    groups: list[list[dict[str, Any]]] = []
+    for item in items:
+        prefix, tag = tag_of(item["label"])
+        if groups and prefix != "B" and tag == tag_of(groups[-1][-1]["label"])[1]:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    entities = []
+    for group in groups:
+        start, end = group[0]["start"], group[-1]["end"]
+        name, score = group[0]["label"].split("-", 1)[-1], float(np.nanmean([item["score"] for item in group]))
+        entities.append({"entity_group": name, "score": score, "word": text[start:end], "start": start, "end": end})
+    return [entity for entity in entities if entity["entity_group"] not in request.ignore_labels]
+
+
+def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
+    """Asserts that results are equal in everything, scores within a rounding."""
+    assert [{**item, "score": None} for item in expected] == [{**item, "score": None} for item in actual]
+    assert pytest.approx([item["score"] for item in expected], abs=1e-6) == [item["score"] for item in actual]
+
+
+@MANY
+@given(
+    TEXTS,
+    st.sampled_from(["none", "simple", "first", "average", "max"]),
+    st.lists(st.sampled_from([*LABELS, "LOC", "Y-Z"]), max_size=3),
+    SEEDS,
+    st.booleans(),
+)
+def test_aggregation_equals_the_rules_of_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
+    """Every strategy, label form and ignored label gives the pipeline's entities, scores, offsets and order."""
+    request = ner.Request(text, strategy, tuple(ignored))
+    encoded = ner.encode(request, tokenizer_of(ner.TASK, 4096))
+    rows = [{"logits": random_logits(seed, len(encoding), len(LABELS), coarse=coarse)} for encoding in encoded.encodings]
+    expected = hugging_face(request, encoded, rows[0]["logits"][1:-1]) if rows else []
+
+    assert_same(expected, ner.decode(request, encoded, rows, Head(LABELS)))
+
+
+@MANY
+@given(TEXTS, st.sampled_from(["none", "simple", "first", "average", "max"]), st.integers(1, 9), st.data(), SEEDS)
+def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
+    text: str, strategy: Any, room: int, data: st.DataObject, seed: int
+) -> None:
+    """Where every window says the same of a token, cutting and merging leaves no trace: no seam splits or doubles an entity."""
+    request = ner.Request(text, strategy, stride=data.draw(st.integers(0, room - 1)))
+    whole, cut = (ner.encode(request, tokenizer_of(ner.TASK, length)) for length in (4096, room + 2))
+    logits = random_logits(seed, len(whole.tokens), len(LABELS))
+    border = random_logits(seed + 1, 1, len(LABELS))
+    rows = [
+        [{"logits": np.concatenate([border, logits[part.start : part.stop], border])} for part in encoded.cuts] for encoded in (whole, cut)
+    ]
+    head = Head(LABELS)
+
+    assert all(len(encoding) <= room + 2 for encoding in cut.encodings)
+    assert ner.decode(request, whole, rows[0], head) == ner.decode(request, cut, rows[1], head)
+
+
+def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
+    """With strategy max two tokens that are equally sure of different labels give the word the first one's."""
+    request = ner.Request("films", "max", ())
+    encoded = ner.encode(request, tokenizer_of(ner.TASK, 32))
+    rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
+
+    assert ["B"] == [item["entity_group"] for item in ner.decode(request, encoded, rows, Head(("A", "B")))]
+
+
+@MANY
+@given(st.lists(st.sampled_from(LABELS), min_size=1, max_size=12))
+def test_neighbors_are_grouped_by_tag(labels: list[str]) -> None:
+    """Any sequence of labels is grouped as in the pipeline, labels of other schemes too."""
+    request = ner.Request("good " * len(labels), "simple", ())
+    encoded = ner.encode(request, tokenizer_of(ner.TASK, 4096))
+    logits = 5 * np.eye(len(LABELS), dtype=np.float32)[[0, *(LABELS.index(label) for label in labels), 0]]
+
+    assert_same(hugging_face(request, encoded, logits[1:-1]), ner.decode(request, encoded, [{"logits": logits}], Head(LABELS)))
+
+
+# ---- answers
+
+
+def probabilities(encoded: answer.EncodedPassage, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
+    """Returns start and end probabilities of each window over [CLS], at 0, and its part of the passage."""
+    found = []
+    for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
+        allowed = [encoded.cls_index, *(encoding.start + i for i in range(len(cut)))]
+        start, end = (activate(np.array([row[name][i] for i in allowed]), "softmax") for name in ("start_logits", "end_logits"))
+        found.append((start, end))
+    return found
+
+
+def plain_text(request: answer.Request, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
+    """Returns start, end and text of a span of tokens, word by word where the request says so, within `cut`."""
+    words = passage.word_ids
+    while request.align_to_words and first > cut.start and words[first - 1] == words[first]:
+        first -= 1
+    while request.align_to_words and last + 1 < cut.stop and words[last + 1] == words[last]:
+        last += 1
+    start, end = passage.offsets[first][0], passage.offsets[last][1]
+    following = passage.offsets[last + 1][0] if last + 1 < len(words) else len(request.context)
+    # the reference leaves out combining marks that the tokenizer strips
+    while request.duplicates == "best" and end < following and unicodedata.category(request.context[end]).startswith("M"):
+        end += 1
+    return start, end, request.context[start:end]
+
+
+def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
+    """Returns the answer that there is none: its score is the least over the windows."""
+    return {"answer": "", "score": min(float(start[0]) * float(end[0]) for start, end in pairs), "start": 0, "end": 0}
+
+
+def best_answers(request: answer.Request, encoded: answer.EncodedPassage, rows: Sequence[dict[str, Floats]]) -> list[dict[str, Any]]:
+    """Returns all distinct answers by loops over windows, starts and ends: by falling score, then start, then end."""
+    pairs = probabilities(encoded, rows)
+    spans = []
+    for cut, (start, end) in zip(encoded.cuts, pairs, strict=True):
+        for i in range(len(cut)):
+            for j in range(i, len(cut)):
+                if j < i + request.max_answer_len:
+                    spans.append((float(start[i + 1] * end[j + 1]), cut.start + i, cut.start + j))
+    whole = range(len(encoded.passage))
+    found: dict[str, dict[str, Any]] = {}
+    for score, first, last in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
+        begin, stop, text = plain_text(request, encoded.passage, first, last, whole)
+        found.setdefault(text.lower(), {"answer": text, "score": score, "start": begin, "end": stop})
+    answers = sorted(found.values(), key=lambda item: (-item["score"], item["start"], item["end"]))
+    return [*answers[: request.top_k], *([null_answer(pairs)] if request.handle_impossible_answer else [])]
+
+
+def listed(result: Any, top_k: int) -> list[dict[str, Any]]:
+    """Returns a result as a list, having checked that it is one iff several answers were asked for."""
+    assert isinstance(result, list) == (top_k > 1)
+    return result if isinstance(result, list) else [result]
+
+
+PASSAGES = TEXTS.filter(lambda text: len(tokenizer_of(answer.TASK, 4096).tokenize([text])[0]) > 0)
+REQUESTS = st.builds(
+    lambda **fields: fields,
+    context=PASSAGES,
+    top_k=st.integers(1, 60),
+    max_answer_len=st.integers(1, 20),
+    handle_impossible_answer=st.booleans(),
+    align_to_words=st.booleans(),
+)
+
+
+def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: bool = False, **more: Any) -> tuple[Any, Any, Any]:
+    """Returns a request whose windows have room for so many tokens of the passage, its encoding, and random rows."""
+    request = answer.Request("good?", **fields, max_seq_len=room + 5, doc_stride=stride, **more)
+    encoded = answer.encode(request, tokenizer_of(answer.TASK, 4096))
+    rows = [
+        {name: random_logits(seed + 2 * n + m, len(encoding), coarse=coarse) for m, name in enumerate(("start_logits", "end_logits"))}
+        for n, encoding in enumerate(encoded.encodings)
+    ]
+    return request, encoded, rows
+
+
+@MANY
+@given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
+def test_the_best_answers_are_those_of_loops_over_all_spans(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
+    """Over all windows, with any `top_k`, answer length and alignment; equal texts once, and every score a probability."""
+    request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed)
+    expected = best_answers(request, encoded, rows)
+    expected = sorted(expected, key=lambda item: -item["score"])[: request.top_k]
+    actual = listed(answer.decode(request, encoded, rows, Head()), request.top_k)
+
+    assert_same(expected, actual)
+    assert all(0 <= item["score"] <= 1 for item in actual)
+
+
+@MANY
+@given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
+def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
+    """With many equal scores the order, and which of them `top_k` keeps, are still those of the loops."""
+    fields = {**fields, "handle_impossible_answer": False}
+    request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, coarse=True)
+
+    assert best_answers(request, encoded, rows) == listed(answer.decode(request, encoded, rows, Head()), request.top_k)
+
+
+@MANY
+@given(st.lists(st.text("qxz", min_size=6, max_size=22), min_size=2, max_size=5), st.integers(1, 8), SEEDS, st.booleans())
+def test_few_texts_are_found_behind_many_spans_of_one(words: list[str], top_k: int, seed: int, coarse: bool) -> None:
+    """In words of many pieces hundreds of spans have one text; the next best texts are still found, and none is left out."""
+    fields = {"context": " ".join(words), "top_k": top_k, "max_answer_len": 30}
+    request, encoded, rows = asked(fields, 200, 0, seed, coarse=coarse)
+
+    assert best_answers(request, encoded, rows) == listed(answer.decode(request, encoded, rows, Head()), top_k)
+
+
+def transformers_5_2_0(
+    request: answer.Request, encoded: answer.EncodedPassage, rows: Sequence[dict[str, Floats]]
+) -> tuple[list[dict[str, Any]], float]:
+    """Returns the answers of the last `question-answering` pipeline, in its own way over full matrices, and the null score."""
+    answers: list[dict[str, Any]] = []
+    nulls = 1000000.0
+    for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
+        allowed = np.zeros(len(encoding), dtype=bool)
+        allowed[0] = True
+        allowed[encoding.start : encoding.start + len(cut)] = True
+        start, end = (np.where(allowed, row[name], np.float32(-10000.0))[None] for name in ("start_logits", "end_logits"))
+        start, end = (np.exp(values - values.max(axis=-1, keepdims=True)) for values in (start, end))
+        start, end = start / start.sum(), end / end.sum()
+        nulls = min(nulls, (start[0, 0] * end[0, 0]).item())
+        start[0, 0] = end[0, 0] = 0.0
+        outer = np.matmul(np.expand_dims(start, -1), np.expand_dims(end, 1))
+        candidates = np.tril(np.triu(outer), request.max_answer_len - 1)
+        flat = candidates.flatten()
+        limit = request.top_k * 2 + 10 if request.align_to_words else request.top_k
+        if limit == 1:
+            order = np.array([np.argmax(flat)])
+        elif len(flat) <= limit:
+            order = np.argsort(-flat)
+        else:
+            order = np.argpartition(-flat, limit)[:limit]
+            order = order[np.argsort(-flat[order])]
+        starts, ends = np.unravel_index(order, candidates.shape)[1:]
+        kept = np.isin(starts, allowed.nonzero()) & np.isin(ends, allowed.nonzero())
+        for s, e, score in zip(starts[kept], ends[kept], candidates[0, starts[kept], ends[kept]], strict=True):
+            if score == 0:  # its fillers, of which there is no telling
+                continue
+            first, last = cut.start + int(s) - encoding.start, cut.start + int(e) - encoding.start
+            begin, stop, text = plain_text(request, encoded.passage, first, last, cut)
+            earlier = next((item for item in answers if item["answer"].lower() == text.lower()), None)
+            if earlier:
+                earlier["score"] += score.item()
+            else:
+                answers.append({"answer": text, "score": score.item(), "start": begin, "end": stop})
+    return answers, nulls
+
+
+@MANY
+@given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
+def test_summed_duplicates_are_those_of_transformers_5_2_0(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
+    """With `duplicates: "sum"` the candidates of each window, the sums and the order are the last pipeline's."""
+    request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, duplicates="sum")
+    expected, null = transformers_5_2_0(request, encoded, rows)
+    if request.handle_impossible_answer:
+        expected.append({"answer": "", "score": null, "start": 0, "end": 0})
+    expected = sorted(expected, key=lambda item: item["score"], reverse=True)[: request.top_k]
+
+    assert_same(expected, listed(answer.decode(request, encoded, rows, Head()), request.top_k))
+
+
+def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:
+    """A text that two windows are sure of counts twice in the reference, and once by default."""
+    fields = {"context": "bad good bad bad good bad", "align_to_words": True, "top_k": 1, "max_answer_len": 3}
+    sums = {}
+    for duplicates in ("sum", "best"):
+        request, encoded, _ = asked({**fields, "duplicates": duplicates}, 3, 0, 0)
+        rows = []
+        for encoding in encoded.encodings:
+            logits = np.where(encoding.ids == tiny.VOCABULARY.index("good"), 20, 0).astype(np.float32)
+            logits[: encoding.start] = 0
+            rows.append({"start_logits": logits, "end_logits": logits})
+        sums[duplicates] = answer.decode(request, encoded, rows, Head())
+
+    assert {"answer": "good", "score": pytest.approx(2, abs=1e-5), "start": 4, "end": 8} == sums["sum"]
+    assert {"answer": "good", "score": pytest.approx(1, abs=1e-5), "start": 4, "end": 8} == sums["best"]
+
+
+# ---- masks
+
+MASKED = st.lists(st.sampled_from(["[MASK]", "good", "film", "quick", "看", ",", "Bad"]), min_size=1, max_size=30).map(
+    lambda parts: " ".join(["[MASK]", *parts] if "[MASK]" not in parts else parts)
+)
+TARGETS = st.none() | st.lists(
+    st.sampled_from(["good", "bad", "film", "##s", "films", "Good", "看", "quick", "zebra"]), min_size=1, max_size=6
+)
+
+
+def plain_targets(targets: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Returns each target's vocabulary id, or its first piece's, once."""
+    ids = []
+    for target in targets:
+        id_ = tiny.VOCABULARY.index(target) if target in tiny.VOCABULARY else tokenizer.tokenize([target])[0].ids[0]
+        if id_ not in ids:
+            ids.append(id_)
+    return ids
+
+
+def plain_fill(request: fill_mask.Request, tokenizer: Tokenizer, logits: Floats) -> list[Any]:
+    """Returns the fillings of each mask by a full sort of the vocabulary, and sequences put together token by token."""
+    pieces = [tiny.VOCABULARY[id_] for id_ in tokenizer.tokenize([request.text])[0].ids]
+    masks = [i for i, piece in enumerate(pieces) if piece == "[MASK]"]
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    filled = []
+    for mask, values in zip(masks, logits, strict=True):
+        scores = activate(values, "softmax")
+        ids = range(len(scores)) if request.targets is None else plain_targets(request.targets, tokenizer)
+        items = []
+        for id_ in sorted(ids, key=lambda i: (-scores[i], i))[: request.top_k]:
+            sequence = [*pieces[:mask], tiny.VOCABULARY[id_], *pieces[mask + 1 :]]
+            sequence = ["[CLS]", *sequence, "[SEP]"] if len(masks) > 1 else [piece for piece in sequence if piece not in special]
+            items.append({"score": float(scores[id_]), "token": id_, "token_str": tiny.VOCABULARY[id_], "sequence": " ".join(sequence)})
+        filled.append(items)
+    return filled if len(masks) > 1 else filled[0]
+
+
+@MANY
+@given(MASKED, st.integers(1, 120), TARGETS, st.integers(3, 40), SEEDS, st.booleans())
+def test_fillings_are_those_of_a_full_sort(
+    text: str, top_k: int, targets: list[str] | None, max_length: int, seed: int, coarse: bool
+) -> None:
+    """Scores, tokens, ties by id, targets and whole sequences, for one mask and several, in one window and in many."""
+    tokenizer = tokenizer_of(fill_mask.TASK, max_length)
+    request = fill_mask.Request(text, top_k, None if targets is None else tuple(targets))
+    encoded = fill_mask.encode(request, tokenizer)
+    logits = random_logits(seed, text.count("[MASK]"), len(tiny.VOCABULARY), coarse=coarse)
+    ends = np.cumsum([len(encoding.masks) for encoding in encoded.encodings])
+    rows = [{"logits": part} for part in np.split(logits, ends[:-1])]
+
+    assert plain_fill(request, tokenizer, logits) == fill_mask.decode(request, encoded, rows, Head())
+
+
+@MANY
+@given(MASKED, st.integers(3, 40))
+def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -> None:
+    """A window is a full run of the text with its mask in the middle, or as near to it as the text's ends let it be."""
+    tokenizer = tokenizer_of(fill_mask.TASK, max_length)
+    encoded = fill_mask.encode(fill_mask.Request(text), tokenizer)
+    ids, room = tokenizer.tokenize([text])[0].ids, max_length - 2
+    masks = [i for i, id_ in enumerate(ids) if id_ == tiny.VOCABULARY.index("[MASK]")]
+    if len(ids) <= room:
+        expected = [([2, *ids, 3], tuple(i + 1 for i in masks))]
+    else:
+        expected = []
+        for mask in masks:
+            # the run whose middle is nearest to the mask, of two the left one
+            start = min(range(len(ids) - room + 1), key=lambda s: (abs(s + room // 2 - mask), s))
+            expected.append(([2, *ids[start : start + room], 3], (mask - start + 1,)))
+
+    assert expected == [(encoding.ids.tolist(), encoding.masks) for encoding in encoded.encodings]
+
+
+def test_targets_without_a_token_are_an_error() -> None:
+    """Targets that normalize to nothing leave nothing to choose from."""
+    with pytest.raises(InvalidValueError, match="`targets` has no word that the vocabulary knows"):
+        fill_mask.encode(fill_mask.Request("a [MASK]", targets=("", "\u200b")), tokenizer_of(fill_mask.TASK, 32))
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=600), st.integers(1, 5))
+def test_every_span_is_yielded_once_best_first(scores: list[int], at_least: int) -> None:
+    """However many spans are asked for, none is skipped or repeated between the portions that they are sorted in."""
+    starts, ends = np.arange(len(scores)), np.arange(len(scores))
+    found = list(answer._best_first(starts, ends, np.array(scores, dtype=np.float32), at_least))
+
+    assert sorted(range(len(scores)), key=lambda i: (-scores[i], i)) == found

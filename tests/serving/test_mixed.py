@@ -1,0 +1,135 @@
+"""End to end over a real port, on the embedded models: many clients of all tasks at once, right and wrong requests mixed."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny
+from conftest import ROOT
+
+CLIENTS = 32
+TURNS = 6
+FILLER = "The river is long and the valley is wide. "
+TEXT = "Ada Lovelace wrote to Charles Babbage from London."
+PASSAGE = "The bridge was built in Porto in 1886 by a company of engineers."
+BUILT = {"question": "Where was the bridge built?", "context": PASSAGE}
+
+# (path, body)
+RIGHT: list[tuple[str, Any]] = [
+    ("/classify", {"inputs": "A warm, funny film."}),
+    ("/classify", {"inputs": ["", "Dull.", {"text": "good", "text_pair": "bad"}], "parameters": {"top_k": 1}}),
+    ("/classify", {"inputs": "A poor book. " * 140}),
+    ("/classify", {"inputs": "A poor book, a fine film. " * 80, "parameters": {"window": "mean"}}),
+    ("/models/sentiment", {"inputs": ["A great day.", "A bad day."], "parameters": {"function_to_apply": "none"}}),
+    ("/ner", {"inputs": TEXT}),
+    ("/ner", {"inputs": ["", TEXT, "\U0001f600 Jose\u0301 lives in Berlin."], "parameters": {"aggregation_strategy": "max"}}),
+    ("/ner", {"inputs": FILLER * 60 + TEXT}),
+    ("/models/ner", {"inputs": TEXT, "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}),
+    ("/answer", {"inputs": BUILT}),
+    ("/answer", {"inputs": [BUILT, {"question": "When?", "context": PASSAGE}], "parameters": {"top_k": 3}}),
+    ("/answer", {"inputs": {**BUILT, "context": FILLER * 60 + PASSAGE}}),
+    ("/models/qa", {"inputs": BUILT, "parameters": {"max_seq_len": 24, "doc_stride": 4, "handle_impossible_answer": True}}),
+    ("/fill-mask", {"inputs": "The king of [MASK] died in 1066."}),
+    ("/fill-mask", {"inputs": ["The [MASK] of England [MASK].", "A [MASK]."], "parameters": {"top_k": 2}}),
+    ("/fill-mask", {"inputs": f"The [MASK] is long. {FILLER * 60} The king of [MASK] died.", "parameters": {"top_k": 1}}),
+    ("/models/fill-mask", {"inputs": "The king of [MASK] died.", "parameters": {"targets": ["france", "Zwickau"]}}),
+]
+WRONG: list[tuple[str, Any]] = [
+    ("/classify", {"inputs": 5}),
+    ("/classify", {"inputs": ["good", "A poor book. " * 140], "parameters": {"truncation": False}}),
+    ("/ner", {"inputs": ["good", FILLER * 60], "parameters": {"stride": 510}}),
+    ("/ner", {"inputs": "good", "model": "qa"}),
+    ("/answer", {"inputs": [BUILT, {"question": "", "context": "good"}]}),
+    ("/answer", {"inputs": BUILT, "parameters": {"topk": 1}}),
+    ("/fill-mask", {"inputs": ["A [MASK].", "A <mask>."]}),
+    ("/models/nobody", {"inputs": "good"}),
+]
+
+
+def assert_same(expected: Any, actual: Any) -> None:
+    """Holds two bodies to each other: scores within 1e-4, request ids not at all, everything else exactly."""
+    if isinstance(expected, list):
+        assert isinstance(actual, list)
+        for one, other in zip(expected, actual, strict=True):
+            assert_same(one, other)
+    elif isinstance(expected, dict):
+        assert list(expected) == list(actual)
+        for key, value in expected.items():
+            if key != "request_id":
+                assert_same(value, actual[key])
+    else:
+        assert (pytest.approx(expected, abs=1e-4) if isinstance(expected, float) else expected) == actual
+
+
+def gauge(page: str, name: str) -> float:
+    """Returns the value of the only sample of a metric."""
+    [line] = re.findall(rf"^bertserve_{name} (.*)$", page, re.MULTILINE)
+    return float(line)
+
+
+def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., Any]) -> None:
+    """32 clients at once, with every task, short texts, several windows and wrong requests, each get what one alone gets."""
+    requests = RIGHT + WRONG
+    with serve(ROOT / "models", "--timeout-ms", "120000") as served:
+
+        def client_of(name: str) -> httpx.Client:
+            return httpx.Client(base_url=served.url, timeout=120, headers={"x-request-id": name}, trust_env=False)
+
+        with client_of("before") as client:
+            expected = [client.post(path, json=body) for path, body in requests]
+        assert [200] * len(RIGHT) == [response.status_code for response in expected[: len(RIGHT)]]
+        assert [422] * (len(WRONG) - 1) + [404] == [response.status_code for response in expected[len(RIGHT) :]]
+        start = threading.Barrier(CLIENTS)
+
+        def ask(number: int) -> int:
+            chosen = random.Random(number).sample(range(len(requests)), TURNS)
+            with client_of(f"client-{number}") as client:
+                start.wait(30)
+                for index in chosen:
+                    path, body = requests[index]
+                    response = client.post(path, json=body)
+                    assert f"client-{number}" == response.headers["x-request-id"]
+                    assert expected[index].status_code == response.status_code, response.text
+                    for header in ("x-model", "x-truncated", "x-hf-warning"):
+                        assert expected[index].headers.get(header) == response.headers.get(header)
+                    assert_same(expected[index].json(), response.json())
+                    if response.status_code != 200:
+                        assert f"client-{number}" == response.json()["request_id"]
+            return len(chosen)
+
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            assert CLIENTS * TURNS == sum(pool.map(ask, range(CLIENTS)))
+        with client_of("after") as client:
+            page = client.get("/metrics").text
+        assert (0, 0) == (gauge(page, "queue_entries"), gauge(page, "queue_tokens"))
+        assert "ERROR" not in served.log.read_text()
+
+
+@pytest.mark.parametrize("target", ["", "zq"])
+def test_many_targets_do_not_keep_others_waiting(serve: Callable[..., Any], tmp_path: Path, target: str) -> None:
+    """Targets are read once a request, not once an input, and probes are answered meanwhile, be the targets empty or not."""
+    tiny.bundle(tmp_path / "models", task="fill-mask")
+    body = {"inputs": ["a [MASK] film"] * 40, "parameters": {"targets": ["good", *[target] * 20_000]}}
+    with serve(tmp_path / "models") as served, httpx.Client(base_url=served.url, timeout=60, trust_env=False) as client:
+        with ThreadPoolExecutor(1) as pool:
+            start = time.monotonic()
+            busy = pool.submit(httpx.post, f"{served.url}/fill-mask", json=body, timeout=60, trust_env=False)
+            waits = []
+            while not busy.done():
+                asked = time.monotonic()
+                assert client.get("/health/live").status_code == 200
+                waits.append(time.monotonic() - asked)
+                time.sleep(0.01)
+        assert busy.result().status_code in (200, 413, 422)
+        assert max(waits) < 0.5
+        assert time.monotonic() - start < 1.5

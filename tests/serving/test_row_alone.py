@@ -1,0 +1,127 @@
+"""What shares a batch with a text changes nothing: a row in a batch of mixed lengths equals the row alone, for every task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import tiny
+from service import bundle
+from service.engine import OnnxEngine
+from service.tasks import answer, classify, fill_mask, ner
+from service.tokenization import Encoding, Tokenizer
+
+LONG = "the film was not very good , but the book is great ! " * 4
+REQUESTS: dict[str, tuple[Any, list[Any]]] = {
+    classify.TASK: (
+        classify,
+        [*map(classify.Request, ["", "good", LONG, "a 看 film"]), classify.Request("a", LONG), classify.Request(LONG, window="max")],
+    ),
+    ner.TASK: (ner, [*map(ner.Request, ["good", LONG, "", "a 看 film", LONG[:60]]), ner.Request(LONG, stride=3)]),
+    answer.TASK: (
+        answer,
+        [
+            answer.Request("good?", "a good film"),
+            answer.Request("which one is good?", LONG),
+            answer.Request("a", "b"),
+            answer.Request("a", LONG, max_seq_len=16, doc_stride=2),
+        ],
+    ),
+    fill_mask.TASK: (
+        fill_mask,
+        [
+            fill_mask.Request("a [MASK] film"),
+            fill_mask.Request("[MASK]" * 20),
+            fill_mask.Request(f"{LONG} [MASK] [MASK] {LONG} [MASK]"),
+            fill_mask.Request("[MASK] , [MASK]"),
+            fill_mask.Request("the book was very [MASK] [MASK] [MASK] !"),
+        ],
+    ),
+}
+CASES = [(task, side) for task in REQUESTS for side in ("left", "right")]
+
+
+class Served:
+    """A tiny bundle of a task, its padding on one side, and the encodings of the task's requests."""
+
+    def __init__(self, folder: Path, task: str, side: Literal["left", "right"]) -> None:
+        path = tiny.bundle(folder, task=task)
+        loaded = bundle.load(path)
+        graph = loaded.manifest.graphs[0]
+        self.engine = OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)
+        self.manifest = loaded.manifest
+        self.task, self.requests = REQUESTS[task]
+        tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+        self.encoded = [self.task.encode(request, tokenizer) for request in self.requests]
+        self.encodings: list[Encoding] = [encoding for encoded in self.encoded for encoding in encoded.encodings]
+
+
+@pytest.fixture(name="served", params=CASES, ids=["-".join(case) for case in CASES])
+def served_bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+    """Each task with padding on each side."""
+    return Served(tmp_path, *request.param)
+
+
+def assert_equal_rows(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
+    """Asserts that rows have the same outputs in the same shapes, within 1e-5."""
+    assert [{name: value.shape for name, value in row.items()} for row in expected] == [
+        {name: value.shape for name, value in row.items()} for row in actual
+    ]
+    for a, b in zip(expected, actual, strict=True):
+        for name in a:
+            np.testing.assert_allclose(a[name], b[name], rtol=0, atol=1e-5)
+
+
+def test_the_lengths_are_mixed(served: Served) -> None:
+    """The batches below pad, and for fill-mask hold rows of one mask and of several."""
+    assert len({len(encoding) for encoding in served.encodings}) > 2
+    assert (served.task is fill_mask) == (len({len(encoding.masks) for encoding in served.encodings}) > 2)
+
+
+def test_a_row_in_a_batch_equals_the_row_alone(served: Served) -> None:
+    """Every row of one big batch is the row of a batch of its own, in this order and in the other one."""
+    alone = [served.engine.run([encoding])[0] for encoding in served.encodings]
+
+    assert_equal_rows(alone, served.engine.run(served.encodings))
+    assert_equal_rows(alone[::-1], served.engine.run(served.encodings[::-1]))
+
+
+def test_a_row_beside_each_other_one_equals_the_row_alone(served: Served) -> None:
+    """Neighbors two by two: longer and shorter, with more masks and with fewer."""
+    alone = [served.engine.run([encoding])[0] for encoding in served.encodings]
+    for i, first in enumerate(served.encodings):
+        for j, second in enumerate(served.encodings):
+            assert_equal_rows([alone[i], alone[j]], served.engine.run([first, second]))
+
+
+def test_answers_from_a_batch_are_those_of_texts_alone(served: Served) -> None:
+    """Decoded results are the same, whichever way the rows were computed."""
+    batch = served.engine.run(served.encodings)
+    for request, encoded in zip(served.requests, served.encoded, strict=True):
+        rows = [batch.pop(0) for _ in encoded.encodings]
+        alone = [served.engine.run([encoding])[0] for encoding in encoded.encodings]
+        expected, actual = (served.task.decode(request, encoded, some, served.manifest) for some in (alone, rows))
+        assert without_scores(expected) == without_scores(actual)
+
+
+def without_scores(result: Any) -> Any:
+    """Returns a result with its scores taken out, at any depth."""
+    if isinstance(result, list):
+        return [without_scores(item) for item in result]
+    return {key: value for key, value in result.items() if key != "score"}
+
+
+def test_mask_positions_follow_the_padding(tmp_path: Path) -> None:
+    """The flat positions of masks are those of their tokens in the padded batch, on either side."""
+    for side in ("left", "right"):
+        served = Served(tmp_path / side, fill_mask.TASK, side)
+        feed = served.engine._feed(served.encodings)
+        ids, mask = feed["input_ids"], served.manifest.tokenizer.mask
+        assert mask is not None
+        expected = [mask.id] * sum(len(encoding.masks) for encoding in served.encodings)
+
+        assert expected == ids.ravel()[feed["mask_index"]].tolist()
+        assert sorted(set(feed["mask_index"].tolist())) == feed["mask_index"].tolist()
