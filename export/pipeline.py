@@ -159,7 +159,7 @@ def _write_graph(precision: Precision, fused: Path, path: Path, loaded: Checkpoi
         shutil.copyfile(fused, path)
         return {}
     with _stage(progress, "quantize", precision):
-        return quantize.quantize(fused, path, fused.parent, blocks=loaded.task != "text-classification")
+        return quantize.quantize(fused, path, fused.parent, narrowing_only=loaded.task != "text-classification")
 
 
 def _measured(

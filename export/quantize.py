@@ -1,10 +1,11 @@
 """int8 for the CPU: weights per channel, activations at run time, and the word embeddings with a scale per row.
 
 Stock dynamic quantization takes one scale for the whole embedding table, whose rows differ widely in size; a scale per
-row costs two small gathers and answers closer to float. Where every token's output counts, the matrices that narrow (the
-second of each feed-forward block, whose inputs have the widest range) are quantized in blocks of 32 as MatMulNBits, with
-activations scaled per block too: slower, but spans and entities need it (docs/export.md has the measurements). The other
-activations get one scale per tensor and run, so the graph is not batch-invariant.
+row costs two small gathers and answers closer to float. Matrices are quantized in blocks of 32 as MatMulNBits, with
+activations scaled per block too: either all but attention's, or only those that narrow (the second of each feed-forward
+block, whose inputs have the widest range). Slower than one scale a tensor, but spans and entities need the second, and labels
+on CPUs without VNNI the first (docs/export.md has the measurements). The other activations get one scale per tensor and run,
+so the graph is not batch-invariant.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ BLOCK = 32
 INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: compute in int8
 
 
-def quantize(source: Path, target: Path, workspace: Path, *, blocks: bool) -> dict[str, int]:
+def quantize(source: Path, target: Path, workspace: Path, *, narrowing_only: bool) -> dict[str, int]:
     """Writes the int8 graph to a new file.
 
     Args:
         source: The fused float32 graph.
         target: The new graph.
         workspace: A folder for an intermediate file.
-        blocks: Whether narrowing matrices are quantized in blocks.
+        narrowing_only: Whether only matrices with more rows than columns are quantized in blocks, and the others as a whole.
 
     Returns:
         Quantized operator -> count.
@@ -47,7 +48,7 @@ def quantize(source: Path, target: Path, workspace: Path, *, blocks: bool) -> di
     try:
         model = onnx.load(str(source))
         tables = _quantize_embeddings(model.graph)
-        onnx.save(_quantize_blocks(model) if blocks else model, str(part))
+        onnx.save(_quantize_blocks(model, narrowing_only=narrowing_only), str(part))
         quantize_dynamic(
             str(part),
             str(target),
@@ -61,20 +62,20 @@ def quantize(source: Path, target: Path, workspace: Path, *, blocks: bool) -> di
         logging.disable(logging.NOTSET)
     counts = Counter(node.op_type for node in onnx.load(str(target)).graph.node)
     found = {name: counts[name] for name in QUANTIZED_OPS if counts[name]} | {"PerRowEmbedding": tables}
-    if not counts["MatMulInteger"] or not tables or (blocks and not counts["MatMulNBits"]):
+    if not counts["MatMulNBits"] or not tables:
         raise GraphError(f"the graph was not quantized as expected: {found}.")
     return found
 
 
-def _quantize_blocks(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Quantizes the matrices with more rows than columns as MatMulNBits, 8 bit, a scale per 32 rows of each column."""
+def _quantize_blocks(model: onnx.ModelProto, *, narrowing_only: bool) -> onnx.ModelProto:
+    """Quantizes matrices as MatMulNBits, 8 bit, a scale per 32 rows of each column."""
     weights = {weight.name: weight.dims for weight in model.graph.initializer}
 
-    def narrows(node: NodeProto) -> bool:
+    def chosen(node: NodeProto) -> bool:
         dims = weights.get(node.input[1]) if node.op_type == "MatMul" else None
-        return dims is not None and len(dims) == 2 and dims[0] > dims[1] and dims[0] % BLOCK == 0
+        return dims is not None and len(dims) == 2 and dims[0] % BLOCK == 0 and (dims[0] > dims[1] or not narrowing_only)
 
-    others = [node.name for node in model.graph.node if not narrows(node)]
+    others = [node.name for node in model.graph.node if not chosen(node)]
     quantizer = MatMulNBitsQuantizer(
         model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=INT8_ACTIVATIONS, nodes_to_exclude=others
     )

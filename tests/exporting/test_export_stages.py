@@ -183,7 +183,7 @@ def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("quantized")
     source = perturbed(stages.fused, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
-    counts = quantize(source, folder / "int8.onnx", folder, blocks=False)
+    counts = quantize(source, folder / "int8.onnx", folder, narrowing_only=False)
     assert before == digest(source)
     return source, folder / "int8.onnx", counts
 
@@ -247,7 +247,7 @@ def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> No
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
     with pytest.raises(GraphError, match="not quantized as expected"):
-        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, blocks=False)
+        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, narrowing_only=False)
 
 
 # ---- parity: engines and tokenizers with a known fault
