@@ -10,6 +10,7 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY service service
 COPY export export
+COPY bench bench
 RUN pip install --no-cache-dir --constraint constraints.txt ".[${ONNXRUNTIME}]" && useradd --system --uid 10001 bertserve
 COPY models /models
 

@@ -1,1 +1,1 @@
-"""Measurements of the service over HTTP, and of the engine alone. Nothing in service or export imports this."""
+"""bert-bench: load over HTTP, the engine's own limit, and reports with plots. Nothing in service or export imports this."""

@@ -94,16 +94,18 @@ def test_readme_requests_give_the_answers_that_it_shows(serve: Serve) -> None:
 def test_readme_names_make_targets_and_files_that_exist() -> None:
     """Commands and paths of README, CONTRIBUTING and docs are real."""
     makefile = document("Makefile")
-    for name in ("README.md", "CONTRIBUTING.md", "docs/export.md"):
+    for name in ("README.md", "CONTRIBUTING.md", "docs/export.md", "docs/benchmarking.md"):
         text = document(name)
         for target in re.findall(r"\bmake ([a-z]+)\b(?! it)", text):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{name}: make {target}"
-        for path in re.findall(r"`((?:service|export|models|docs|tests)/[\w./]+)`|\]\(([\w./-]+)\)", text):
+        for path in re.findall(r"`((?:service|export|bench|models|docs|tests)/[\w./]+)`|\]\(([\w./-]+)\)", text):
             file = next(filter(None, path))
             assert (ROOT / file).exists() or (ROOT / name).parent.joinpath(file).exists(), f"{name}: {file}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/export.md", "docs/operations.md", "models/README.md", "Dockerfile"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/export.md", "docs/operations.md", "docs/benchmarking.md", "models/README.md", "Dockerfile"]
+)
 def test_no_document_names_this_machine(name: str) -> None:
     """Paths of a developer's machine have no place here."""
     assert not re.search(r"/(work|root|tmp)/", document(name))

@@ -1,0 +1,104 @@
+"""bert-bench: load a service over HTTP and compare it with the engine alone.
+
+Exit codes: 0 done, 1 a target was missed or nothing was answered, 2 wrong usage or nobody there, 3 the bench extra is not
+installed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench import flags, plots, slo
+from bench.errors import BenchError, MissingExtraError
+from bench.progress import Progress
+from bench.report import Report, read, write
+
+_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    args = flags.parser().parse_args(argv)
+    stop = threading.Event()
+    try:
+        with _interruptible(stop):
+            return _report(args) if args.command == "report" else _measure(args, stop)
+    except BenchError as error:
+        print(f"bert-bench: {error}", file=sys.stderr)
+        return 3 if isinstance(error, MissingExtraError) else 2
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+@contextmanager
+def _interruptible(stop: threading.Event) -> Iterator[None]:
+    """Lets the first Ctrl-C end a command orderly, and the second at once."""
+
+    def interrupt(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from bench import page
+
+    write(page.page([read(file) for file in args.files]), args.html)
+    return 0
+
+
+def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
+    """Runs a command that measures, and reports also what an error left behind."""
+    conditions = slo.parse(args.slo)
+    if args.html:
+        plots.require()  # before the load, not after it
+    report = Report(args.command, flags.settings(args))
+    progress = Progress(quiet=args.quiet)
+    # tokenizers, pydantic and onnxruntime take a second to import; --help and wrong flags need not wait for them
+    from bench import commands
+
+    run: Callable[..., None] = commands.COMMANDS[args.command]
+    try:
+        run(args, report, conditions, stop=stop, progress=progress)
+    finally:
+        report.interrupted = stop.is_set()
+        if report.runs or report.limits:
+            report.verdicts = slo.judge(conditions, report.judged | report.figures)
+            _write(report, args)
+    if report.interrupted:
+        return _INTERRUPTED
+    missed = any(not verdict.passed for verdict in report.verdicts)
+    return 1 if missed or not commands.answered(report) else 0
+
+
+def _write(report: Report, args: argparse.Namespace) -> None:
+    from bench import page, summary
+
+    document: dict[str, Any] = report.document()
+    if args.json == Path("-"):
+        print(json.dumps(document, indent=1))
+    else:
+        for line in summary.lines(report):
+            print(line)
+        if args.json:
+            write(json.dumps(document, indent=1) + "\n", args.json)
+    if args.html:
+        write(page.page([document]), args.html)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

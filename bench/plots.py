@@ -1,0 +1,122 @@
+"""The four plots of a report, each an SVG to stand in a page; the only room that knows matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from bench.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SIZE_INCHES = (6.4, 4.0)
+Runs = Sequence[Mapping[str, Any]]
+
+
+def require() -> None:
+    """Raises an error where plots cannot be drawn.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("the HTML report needs matplotlib: pip install 'bertserve[bench]'; --json needs nothing.")
+
+
+def draw(runs: Runs) -> dict[str, str]:
+    """Returns the plots by their titles, as SVG.
+
+    Args:
+        runs: The `runs` of a report.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    require()
+    return {
+        "Throughput against latency": _figure(_throughput, runs),
+        "Latency distribution": _figure(_distribution, runs),
+        "Batch size": _figure(_batch_size, runs),
+        "Padding share": _figure(_padding, runs),
+    }
+
+
+def _figure(plot: Any, runs: Runs) -> str:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # text stays text; ids are salted by plot, since all of them share one page
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.__name__, "font.size": 9}):
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        axes = figure.add_subplot()
+        if not plot(axes, runs):
+            axes.set_axis_off()
+            axes.text(0.5, 0.5, "nothing was measured", ha="center", va="center", transform=axes.transAxes)
+        page = io.StringIO()
+        figure.savefig(page, format="svg", metadata={"Date": None, "Creator": None})
+    text = page.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _targets(runs: Runs) -> list[tuple[str, Mapping[str, Any]]]:
+    return [
+        (f"{run['name']} {target['target']}" if len(run["targets"]) > 1 else str(run["name"]), target)
+        for run in runs
+        for target in run["targets"]
+    ]
+
+
+def _throughput(axes: Axes, runs: Runs) -> bool:
+    """Open loops are a curve over their rates; closed loops are points beside it."""
+    drawn = False
+    for open_loop, style in ((True, "o-"), (False, "s")):
+        chosen = [run for run in runs if (run["generator"]["late_p99_ms"] is not None) == open_loop]
+        points = [(target["rps"], target["latency"]) for _, target in _targets(chosen) if target["latency"]]
+        points.sort(key=lambda point: float(point[0]))
+        for color, name in enumerate(("p50_ms", "p90_ms", "p99_ms") if points else ()):
+            label = f"{name.removesuffix('_ms')}, {'open' if open_loop else 'closed'} loop"
+            axes.plot([rps for rps, _ in points], [spread[name] for _, spread in points], style, color=f"C{color}", label=label)
+        drawn = drawn or bool(points)
+    if drawn:
+        axes.set(xlabel="requests/s", ylabel="latency, ms", xlim=(0, None), ylim=(0, None))
+        axes.legend(fontsize=7)
+    return drawn
+
+
+def _distribution(axes: Axes, runs: Runs) -> bool:
+    drawn = [(label, target["latency"]["curve"]) for label, target in _targets(runs) if target["latency"]]
+    for label, curve in drawn:
+        # 1 - share on a logarithmic axis: the tail is what one looks for
+        axes.plot([ms for _, ms in curve], [max(1 - share, 1e-6) for share, _ in curve], drawstyle="steps-post", label=label)
+    if drawn:
+        axes.set(xlabel="latency, ms", ylabel="share of requests that took longer", yscale="log", xlim=(0, None))
+        axes.set_ylim(max(min(1 - curve[-2][0] for _, curve in drawn) / 2, 1e-6), 1)
+        axes.grid(visible=True, which="major", alpha=0.3)
+        axes.legend(fontsize=7)
+    return bool(drawn)
+
+
+def _batch_size(axes: Axes, runs: Runs) -> bool:
+    drawn = [(label, target["batches"]) for label, target in _targets(runs) if target["batches"]]
+    sizes = sorted({size for _, batches in drawn for size in batches["rows"]}, key=float)
+    for i, (label, batches) in enumerate(drawn):
+        shares = [batches["rows"].get(size, 0) / batches["runs"] for size in sizes]
+        width = 0.8 / len(drawn)
+        axes.bar([at + (i - (len(drawn) - 1) / 2) * width for at in range(len(sizes))], shares, width, label=label)
+    axes.set_xticks(range(len(sizes)), [size if size in ("1", "2") else f"up to {size}" for size in sizes])
+    axes.set(xlabel="rows of a run", ylabel="share of runs", ylim=(0, 1))
+    if drawn:
+        axes.legend(fontsize=7)
+    return bool(drawn)
+
+
+def _padding(axes: Axes, runs: Runs) -> bool:
+    drawn = [(label, target["batches"]["padding_share"]) for label, target in _targets(runs) if target["batches"]]
+    axes.barh(range(len(drawn)), [share * 100 for _, share in drawn])
+    axes.set_yticks(range(len(drawn)), [label for label, _ in drawn], fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="padding, % of the tokens run", xlim=(0, max([share * 100 for _, share in drawn] + [10]) * 1.1))
+    return bool(drawn)

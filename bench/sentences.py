@@ -1,0 +1,82 @@
+"""The English that the built-in mixes are made of: sentences with open places, and questions about passages of them.
+
+All are written for this tool. They are plain, so that a tokenizer makes about one token of a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# what may stand in each open place; a year is drawn
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "name": (
+        "Anna Weber",
+        "David Stone",
+        "Maria Lopez",
+        "Peter Hall",
+        "Julia Brandt",
+        "Henry Wood",
+        "Laura Martin",
+        "Thomas Reed",
+        "Elena Rossi",
+        "Paul Becker",
+    ),
+    "place": ("Lisbon", "Vienna", "Boston", "Toronto", "Madrid", "Oslo", "Glasgow", "Seattle", "Athens", "Hamburg", "Dublin", "Kyoto"),
+    "thing": ("film", "novel", "concert", "meal", "lecture", "exhibition", "game", "album", "play", "documentary"),
+    "good": ("warm", "clever", "quiet", "honest", "funny", "bold", "careful", "bright", "gentle", "sharp"),
+    "bad": ("slow", "loud", "empty", "tired", "cold", "careless", "long", "flat", "heavy", "confused"),
+}
+
+SENTENCES = (
+    "The {thing} starts well enough, but after an hour it becomes so {bad} that we wished we had stayed at home.",
+    "What a {good} and {good} {thing} this is, made by people who clearly know and love what they do.",
+    "{name} moved to {place} in {year} and opened a small shop near the harbor that sold maps and old books.",
+    "Nobody in {place} expected the new {thing} to be this {good}, and yet the hall was full every night.",
+    "The train from {place} to {place} was late again, so {name} missed the meeting and called from the station.",
+    "I would not watch this {bad} {thing} a second time, even if somebody paid me for the ticket and the drinks.",
+    "In {year} the council of {place} decided to build a second bridge over the river, which took seven years.",
+    "It is not a perfect {thing}, and the last part is {bad}, but the music alone is worth the evening.",
+    "{name} wrote a letter to the editor about the {thing}, and three weeks later an answer came from {place}.",
+    "The service was friendly, the room was clean, and the breakfast was {good}, but the street was very {bad}.",
+    "Every morning {name} walks along the old wall of {place}, buys a paper, and reads it under the same tree.",
+    "A {bad} story with a {good} cast: the actors try hard, but the script gives them nothing to work with.",
+    "The school in {place} was founded in {year} by {name}, who had been a teacher there for twenty years.",
+    "They say that the {thing} will come to {place} next spring, although nobody has seen a contract so far.",
+    "This {thing} asks for patience, and those who bring it will be paid back with some truly {good} moments.",
+    "After the flood of {year} most families left {place}, and only a few of them ever came back to the valley.",
+    "My sister thought that the {thing} was {good}, my father found it {bad}, and I simply fell asleep.",
+    "{name} and {name} met in {place} during the winter of {year} and worked together until the end of the war.",
+    "The phone arrived two days early, the battery lasts for a week, and the screen is {good} even in the sun.",
+    "The manual is {bad}, the support line is closed at night, and the parts do not fit; I sent it back at once.",
+    "On the first floor of the museum in {place} there is a clock that {name} repaired in {year} without being paid.",
+    "If you liked the first {thing}, you will find the same {good} ideas here, only with more money behind them.",
+    "The company was started in a garage in {place}, and by {year} it had more than four hundred people.",
+    "Rain fell on {place} for nine days, the roads were closed, and the market had to move into the church.",
+    "There is a {good} little joke near the end of the {thing}, and it is the only reason to stay for that long.",
+    "When {name} became mayor of {place} in {year}, the first thing to change was the price of a bus ticket.",
+    "The director takes a {good} idea and makes a {bad} {thing} of it, which is almost an art of its own.",
+    "A farmer near {place} found the coins in {year} while he was looking for a lost dog behind his house.",
+    "{name} painted the ceiling of the town hall in {place}, a work of three years that nearly cost her her sight.",
+    "The line was long, the tickets were dear, and the {thing} was {bad}, but the company could not have been better.",
+    "According to {name}, the oldest map of {place} was drawn in {year} by a sailor who had never been there.",
+    "You can hear in every scene of this {thing} how {good} the writing is, and how much the actors enjoy it.",
+    "The garden behind the library of {place} was a gift from {name}, who wanted the children to know the birds.",
+    "Twice a year the ships from {place} bring salt, cloth and letters, and for one day nobody in the village works.",
+    "I bought the {thing} as a present for my brother, and he has talked about nothing else since the weekend.",
+    "The new road made the way to {place} shorter by an hour, but the noise has driven most of the birds away.",
+)
+
+QUESTIONS = (
+    "Who founded the school?",
+    "In which year did the council decide to build a second bridge?",
+    "Where was the company started?",
+    "Who repaired the clock in the museum?",
+    "What did the farmer find near the city?",
+    "Who drew the oldest map of the town?",
+    "What did the shop near the harbor sell?",
+    "When did most families leave the valley?",
+    "Who gave the garden behind the library to the town?",
+    "How long did the rain fall on the city?",
+    "What do the ships bring twice a year?",
+    "What was the first thing that the new mayor changed?",
+)

@@ -1,0 +1,84 @@
+"""A tiny HTTP server to load, in a thread of its own: what it does with each request is a function given by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+Answer = Callable[[int], Awaitable[bytes | None]]
+OK = b"HTTP/1.1 200 OK\r\nserver-timing: tokenize;dur=0.5, inference;dur=2.0\r\ncontent-length: 2\r\n\r\n[]"
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n[]"
+
+
+class Server:
+    """Counts what it got.
+
+    Attributes:
+        port: Where it listens.
+        connections: Accepted so far.
+        requests: Got so far.
+        bodies: Of these requests.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.port = 0
+        self.connections = 0
+        self.requests = 0
+        self.bodies: list[bytes] = []
+        self._answer = answer
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answers the requests of a connection; None from the test closes it."""
+        self.connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0
+                self.bodies.append(await reader.readexactly(length))
+                self.requests += 1
+                answer = await self._answer(self.requests - 1)
+                if answer is None:
+                    return
+                writer.write(answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@contextmanager
+def listening(answer: Answer) -> Iterator[Server]:
+    """Runs a server on a free port of loopback until the block ends."""
+    server = Server(answer)
+    ready = threading.Event()
+    loop = asyncio.new_event_loop()
+    over = asyncio.Event()
+
+    async def run() -> None:
+        async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listener:
+            server.port = listener.sockets[0].getsockname()[1]
+            ready.set()
+            await over.wait()
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0.01)
+
+    def work() -> None:
+        loop.run_until_complete(run())
+        loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(5)
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(5)
+
+
+async def ok(_: int) -> bytes:
+    """Answers at once."""
+    return OK

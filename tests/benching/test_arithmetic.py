@@ -1,0 +1,269 @@
+"""The parts of bert-bench without a clock: arrivals, the ideal queue, percentiles, targets, texts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+
+from bench import arrivals, bodies, inspection, measurement, mixes, queueing, slo, target
+from bench.errors import BenchError
+from bench.limits import BareEngine
+from bench.stream import Record
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_arrivals_are_a_poisson_process() -> None:
+    """Their number is near rate x seconds, and their gaps spread like an exponential: deviation as large as the mean."""
+    times = arrivals.poisson(100, 200, seed=1)
+    gaps = [b - a for a, b in itertools.pairwise(times)]
+
+    assert 20_000 == pytest.approx(len(times), rel=0.03)
+    assert 0.01 == pytest.approx(fmean(gaps), rel=0.03)
+    assert 0.01 == pytest.approx(math.sqrt(fmean((gap - 0.01) ** 2 for gap in gaps)), rel=0.05)
+    assert sorted(times) == times
+    assert 200 > times[-1]
+
+
+def test_arrivals_are_the_same_for_a_seed() -> None:
+    """Another rate stretches them; another seed changes them."""
+    times = arrivals.poisson(10, 5, seed=3)
+
+    assert times == arrivals.poisson(10, 5, seed=3)
+    assert times != arrivals.poisson(10, 5, seed=4)
+    assert [t / 2 for t in times] == pytest.approx(arrivals.poisson(20, 2.5, seed=3))
+
+
+def test_the_queue_by_hand() -> None:
+    """Two servers, four jobs: the third and the fourth wait for whoever is free first."""
+    jobs = [[3.0], [1.0], [1.0], [1.0]]
+
+    assert [3.0, 1.0, 1.5, 2.0] == queueing.simulate([0.0, 0.0, 0.5, 1.0], jobs, 2)
+
+
+def test_parts_of_a_job_run_side_by_side() -> None:
+    """A job of three parts on two servers is done when its last part is."""
+    assert [2.0, 1.0] == queueing.simulate([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
+
+
+def test_the_queue_gives_the_known_mean_of_one_exponential_server() -> None:
+    """M/M/1 at 50 % load: the mean time in the system is 1 / (mu - lambda)."""
+    random_ = random.Random(98)
+    times = arrivals.poisson(0.5, 400_000, seed=0)
+    latencies = queueing.simulate(times, [[random_.expovariate(1.0)] for _ in times], 1)
+
+    assert 2.0 == pytest.approx(fmean(latencies), rel=0.03)
+
+
+def test_the_queue_gives_the_known_mean_of_one_steady_server() -> None:
+    """M/D/1 at 50 % load: half of the waiting of M/M/1, so 1 + 0.5 of the run time."""
+    times = arrivals.poisson(0.5, 400_000, seed=0)
+
+    assert 1.5 == pytest.approx(fmean(queueing.simulate(times, [[1.0]] * len(times), 1)), rel=0.03)
+
+
+def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
+    """M/M/2 at 70 % load: by Erlang's formula a job is 1 / (1 - 0.7^2) of its run time in the system."""
+    random_ = random.Random(99)
+    times = arrivals.poisson(1.4, 200_000, seed=1)
+    latencies = queueing.simulate(times, [[random_.expovariate(1.0)] for _ in times], 2)
+
+    assert 1 / (1 - 0.49) == pytest.approx(fmean(latencies), rel=0.03)
+
+
+def test_scaling_gives_the_queue_its_capacity() -> None:
+    """Run times keep their proportions, and servers / mean run time is the capacity."""
+    jobs = queueing.scaled([[1.0], [2.0, 1.0]], 2, 10.0)
+
+    assert 10.0 == pytest.approx(2 / fmean(map(sum, jobs)))
+    assert 2.0 == pytest.approx(jobs[1][0] / jobs[0][0])
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])
+def test_percentiles_are_values_that_occurred(share: float, expected: float) -> None:
+    """By nearest rank, of 1 to 10."""
+    assert expected == measurement.percentile([float(i) for i in range(1, 11)], share)
+
+
+def test_a_distribution_keeps_its_tail() -> None:
+    """The curve rises from the least to the greatest value, and the percentiles lie on it."""
+    spread = measurement.latency(map(float, range(1000, 0, -1)))
+    assert spread is not None
+
+    assert (500.0, 900.0, 990.0, 999.0, 1000.0, 1000) == (
+        spread.p50_ms,
+        spread.p90_ms,
+        spread.p99_ms,
+        spread.p999_ms,
+        spread.max_ms,
+        spread.count,
+    )
+    assert sorted(spread.curve) == spread.curve
+    assert ([0.0, 1.0], [1.0, 1000.0]) == (spread.curve[0], spread.curve[-1])
+
+
+def test_nothing_has_no_distribution() -> None:
+    """Where nothing was answered there is no percentile to pass."""
+    assert None is measurement.latency([])
+
+
+def test_latency_counts_from_when_a_request_was_due() -> None:
+    """A request sent 3 s late and answered after 1 s took 4 s; failures are in the error rate, not in the latencies."""
+    records = [Record(0.0, 3.0, 4.0, 200, 0, b""), Record(0.5, 0.5, 0.6, "timeout", 0, b""), Record(0.6, 0.6, 0.7, 503, 0, b"")]
+    found = measurement.measure("t", records, (0.0, 10.0), texts=[4], tokens=[30])
+    assert found.latency is not None
+
+    assert 4000.0 == found.latency.max_ms
+    assert ({"200": 1, "503": 1}, {"timeout": 1}) == (found.statuses, found.errors)
+    assert 2 / 3 == pytest.approx(found.error_rate)
+    assert (0.1, 0.4, 3.0) == (found.rps, found.texts_per_s, found.tokens_per_s)
+
+
+def test_overhead_is_what_the_service_did_not_spend_in_the_graph() -> None:
+    """Median latency less the median of `inference` in the server-timing header."""
+    records = [Record(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
+    found = measurement.measure("t", records, (0.0, 5.0), texts=[1])
+
+    assert {"tokenize": 1.0, "inference": 7.5} == found.server_p50_ms
+    assert 2.5 == pytest.approx(found.overhead_ms)
+
+
+def test_batches_are_the_growth_of_the_metrics() -> None:
+    """Rows, runs, padding and tokens between two readings, of one model."""
+    name = "bertserve_batch_rows"
+    before = {(f"{name}_count", "m", ""): 10.0, (f"{name}_sum", "m", ""): 10.0, (f"{name}_bucket", "m", "1.0"): 10.0}
+    before |= {(f"{name}_bucket", "m", bound): 10.0 for bound in ("2.0", "4.0", "+Inf")}
+    after = {
+        (f"{name}_count", "m", ""): 14.0,
+        (f"{name}_sum", "m", ""): 17.0,
+        (f"{name}_bucket", "m", "1.0"): 12.0,
+        (f"{name}_bucket", "m", "2.0"): 13.0,
+        (f"{name}_bucket", "m", "4.0"): 14.0,
+        (f"{name}_bucket", "m", "+Inf"): 14.0,
+        ("bertserve_tokens_total", "m", "real"): 90.0,
+        ("bertserve_tokens_total", "m", "padded"): 10.0,
+    }
+
+    found = inspection.batches(before, after, "m")
+
+    assert inspection.Batches(runs=4, mean_rows=1.75, rows={"1": 2, "2": 1, "4": 1}, real_tokens=90, padding_share=0.1) == found
+    assert None is inspection.batches(before, after, "another")
+
+
+@pytest.mark.parametrize(
+    ("given", "measured", "passed"),
+    [
+        ("p99_ms=50", 50.0, True),
+        ("p99_ms=50", 50.1, False),
+        ("rps=400", 400.0, True),
+        ("rps=400", 399.0, False),
+        ("ratio=0.8", 0.81, True),
+        ("p99_ms=50", None, False),
+    ],
+)
+def test_targets_bound_from_the_right_side(given: str, measured: float | None, passed: bool) -> None:
+    """Latencies and errors must not exceed their targets, rates must reach them, and what was not measured misses."""
+    condition = slo.parse([given])[0]
+
+    assert [passed] == [verdict.passed for verdict in slo.judge([condition], {condition.figure: measured})]
+
+
+def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
+    """Without a target for errors theirs is 1 %."""
+    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in slo.parse(["p99_ms=50, rps=10"])]
+    assert ["error_rate <= 0.5"] == [str(c) for c in slo.parse(["error_rate=0.5"])]
+    assert () == slo.parse([])
+
+
+@pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
+def test_a_wrong_target_is_refused(text: str) -> None:
+    """The message lists the figures."""
+    with pytest.raises(BenchError, match="p99_ms"):
+        slo.parse([text])
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x"])
+def test_a_wrong_address_is_refused(url: str) -> None:
+    """The message shows one that is right."""
+    with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:8000/classify"):
+        target.parse(url)
+
+
+def test_a_request_is_whole_http() -> None:
+    """Path and query, host with its port, headers, length, body."""
+    address = target.parse("http://[::1]:8000/classify?a=b")
+    made = target.make(address, "m", [bodies.Body(b"{}", 1)], {"x-a": "1"})
+    expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"
+
+    assert [expected] == made.requests
+
+
+@pytest.mark.parametrize("name", mixes.NAMES)
+def test_mixes_are_the_same_for_a_seed(name: str) -> None:
+    """Dozens of distinct inputs; another seed gives others."""
+    made = mixes.inputs(name, seed=1)
+
+    assert made == mixes.inputs(name, seed=1)
+    assert made != mixes.inputs(name, seed=2)
+    assert len(made) == len({str(item) for item in made}) >= 24
+
+
+@pytest.mark.parametrize(
+    ("mix", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
+)
+def test_mixes_have_the_lengths_that_they_promise(mix: str, low: int, mean: int, high: int) -> None:
+    """In tokens of the sentiment model, special tokens counted; of `mixed` most texts are shorter than its mean."""
+    tokens = BareEngine(ROOT / "models/sentiment").work(bodies.bodies(mix)).tokens
+
+    assert mean == pytest.approx(fmean(tokens), rel=0.05)
+    assert low <= min(tokens)
+    assert high >= max(tokens)
+    assert mix != "mixed" or median(tokens) < 40
+
+
+def test_passages_take_about_five_windows() -> None:
+    """Of 384 tokens that share 128, as the service cuts them."""
+    work = BareEngine(ROOT / "models/qa").work(bodies.bodies("qa"))
+
+    assert 5 == pytest.approx(fmean(map(len, work.feeds)), abs=0.2)
+
+
+def test_several_texts_in_a_request_all_take_turns() -> None:
+    """Groups of 24 out of 64 use every text equally often."""
+    made = bodies.bodies("short", texts=24)
+
+    assert {24} == {body.texts for body in made}
+    assert 8 == len(made)
+
+
+def test_a_file_of_bodies(tmp_path: Path) -> None:
+    """Objects are sent as they are, strings are inputs, empty lines nothing."""
+    file = tmp_path / "bodies.jsonl"
+    file.write_text('{"inputs": ["a", "b"], "parameters": {}}\n\n"c"\n', encoding="utf-8")
+
+    assert [bodies.Body(b'{"inputs": ["a", "b"], "parameters": {}}', 2), bodies.Body(b'{"inputs": "c"}', 1)] == bodies.bodies(str(file))
+
+
+@pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a mix")])
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    """The message says which line, or that there is no such mix."""
+    file = tmp_path / "bodies.jsonl"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+
+    with pytest.raises(BenchError, match=message):
+        bodies.bodies(str(file))
+
+
+def test_whole_bodies_are_not_grouped(tmp_path: Path) -> None:
+    """--texts is for texts."""
+    file = tmp_path / "bodies.jsonl"
+    file.write_text('{"inputs": "a"}\n', encoding="utf-8")
+
+    with pytest.raises(BenchError, match="--texts 2"):
+        bodies.bodies(str(file), texts=2)

@@ -1,0 +1,303 @@
+"""bert-bench as a command: exit codes, the report, and one run of everything against a real small service."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import tiny
+from bench import bodies, cli, page, plots, report, slo
+from bench.arrivals import poisson
+from bench.errors import BenchError, MissingExtraError
+from bench.limits import BareEngine
+from conftest import Served
+from listening import BUSY, listening, ok
+from test_load import unused_port
+
+Serve = Callable[..., AbstractContextManager[Served]]
+ROOT = Path(__file__).parent.parent.parent
+
+
+def run(*flags: object) -> int:
+    """Runs the command without a process; returns its exit code."""
+    return cli.main([str(flag) for flag in flags])
+
+
+def load(port: int, *flags: object, command: str = "closed") -> int:
+    """Runs a short load on loopback."""
+    return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.3, "--warmup-s", 0, "--quiet", *flags)
+
+
+def test_a_load_reports_and_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Results on stdout, the report as JSON and as a page with four plots."""
+    with listening(ok) as server:
+        assert 0 == load(server.port, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--slo", "error_rate=0")
+    printed = capsys.readouterr()
+    document = report.read(tmp_path / "a.json")
+    html = (tmp_path / "a.html").read_text(encoding="utf-8")
+
+    assert "closed, 16 connections" in printed.out
+    assert "" == printed.err
+    assert ["closed"] == [document["command"]]
+    assert document["runs"][0]["targets"][0]["requests"] == document["runs"][0]["targets"][0]["statuses"]["200"]
+    assert [{"condition": "error_rate <= 0", "measured": 0.0, "passed": True}] == document["verdicts"]
+    assert 4 == html.count("<svg")
+    assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", html)
+
+
+def test_a_report_survives_json() -> None:
+    """What is written is what is read, and holds no value that JSON has not."""
+    made = report.Report("closed", {"html": None, "texts": 1}, figures={"ratio": 0.5})
+
+    assert made.document() == json.loads(json.dumps(made.document(), allow_nan=False))
+    assert {"ratio": 0.5} == made.document()["figures"]
+
+
+def test_an_empty_report_has_a_page() -> None:
+    """Plots of nothing say so."""
+    assert 4 == page.page([report.Report("closed", {}).document()]).count("nothing was measured")
+
+
+def test_a_missed_target_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """And says which."""
+    with listening(ok) as server:
+        assert 1 == load(server.port, "--slo", "p99_ms=0.0001")
+    assert "MISSED: p99_ms <= 0.0001" in capsys.readouterr().out
+
+
+def test_a_service_that_answers_nothing_exits_with_1() -> None:
+    """Only 503 is no result, target or not."""
+
+    async def busy(_: int) -> bytes:
+        return BUSY
+
+    with listening(busy) as server:
+        assert 1 == load(server.port)
+
+
+def test_nobody_there_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """In one sentence."""
+    assert 2 == load(unused_port())
+    assert re.fullmatch(r"bert-bench: nothing listens at http://127\.0\.0\.1:\d+/classify; .*\n", capsys.readouterr().err)
+
+
+def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """A path that does not exist is no load; the service's own words are shown."""
+
+    async def missing(_: int) -> bytes:
+        body = b'{"error": "there is no path"}'
+        return b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+    with listening(missing) as server:
+        assert 2 == load(server.port)
+    assert "answered 404 to a first request: there is no path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["closed", "--target", "localhost=short"],
+        ["closed", "--target", "http://127.0.0.1:1/x", "--header", "nonsense"],
+        ["closed", "--slo", "p99=1"],
+        ["together", "--target", "http://127.0.0.1:1/x"],
+        ["limit", "--bundle", "no-such-bundle"],
+        ["report", "no-such-file.json", "--html", "x.html"],
+        ["closed", "--api-key-file", "no-such-file"],
+    ],
+)
+def test_wrong_usage_exits_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence, no traceback."""
+    assert 2 == run(*flags)
+    assert re.fullmatch(r"bert-bench: .+\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("flags", [["open"], ["compare"], ["closed", "--seconds", "0"], ["closed", "--connections", "1.5"], ["x"], []])
+def test_wrong_flags_exit_with_2(flags: list[str]) -> None:
+    """As argparse does."""
+    with pytest.raises(SystemExit, match="2"):
+        run(*flags)
+
+
+def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is loaded, and naming the extra."""
+    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+
+    assert 3 == load(unused_port(), "--html", tmp_path / "a.html")
+    assert "pip install 'bertserve[bench]'" in capsys.readouterr().err
+    with pytest.raises(MissingExtraError):
+        plots.draw([])
+
+
+def test_keys_stay_out_of_the_report(tmp_path: Path) -> None:
+    """Of headers only their names are written, of the key only its file."""
+    (tmp_path / "key").write_text("secret-1\n")
+    with listening(ok) as server:
+        load(server.port, "--header", "x-token: secret-2", "--api-key-file", tmp_path / "key", "--json", tmp_path / "a.json")
+    written = (tmp_path / "a.json").read_text()
+
+    assert "x-token" in written
+    assert "secret" not in written
+
+
+def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
+    """The requests of a run are those of the schedule, whatever the service does."""
+    with listening(ok) as server:
+        assert 0 == load(server.port, "--rate", 100, "--json", tmp_path / "a.json", command="open")
+    made = report.read(tmp_path / "a.json")["runs"][0]
+
+    assert len(poisson(100, 0.3, seed=0)) == made["targets"][0]["requests"]
+    assert made["generator"]["late_p99_ms"] is not None
+
+
+def test_a_sweep_finds_no_rate_where_none_holds(tmp_path: Path) -> None:
+    """An impossible target exits with 1, after as many steps as were allowed."""
+    with listening(ok) as server:
+        code = load(server.port, "--slo", "p99_ms=0.0001", "--steps", 2, "--max-rate", 40, "--json", tmp_path / "a.json", command="sweep")
+    document = report.read(tmp_path / "a.json")
+
+    assert 1 == code
+    assert {"max_rate": None} == document["figures"]
+    assert ["open, 40/s", "open, 20/s"] == [made["name"] for made in document["runs"]]
+
+
+def test_a_sweep_takes_the_top_where_all_hold(tmp_path: Path) -> None:
+    """A target that every rate keeps needs one step."""
+    with listening(ok) as server:
+        code = load(server.port, "--slo", "p99_ms=10000", "--max-rate", 40, "--json", tmp_path / "a.json", command="sweep")
+    document = report.read(tmp_path / "a.json")
+
+    assert 0 == code
+    assert {"max_rate": 40.0} == document["figures"]
+
+
+def test_reports_are_drawn_together(tmp_path: Path) -> None:
+    """`report` puts the runs of several files on one page."""
+    with listening(ok) as server:
+        for name in ("a", "b"):
+            load(server.port, "--rate", 50, "--json", tmp_path / f"{name}.json", command="open")
+
+    assert 0 == run("report", tmp_path / "a.json", tmp_path / "b.json", "--html", tmp_path / "all.html")
+    assert 2 == (tmp_path / "all.html").read_text().count("<td>open, 50/s</td>")
+
+
+def test_the_limit_needs_no_service(models: Path, tmp_path: Path) -> None:
+    """It runs a bundle's graph alone, on texts or on the caller's file."""
+    (tmp_path / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
+    flags = ("--mix", tmp_path / "texts.jsonl", "--seconds", 0.2, "--json", tmp_path / "a.json", "--quiet")
+
+    assert 0 == run("limit", "--bundle", models / "tiny", "--slo", "rps=1", *flags)
+    document = report.read(tmp_path / "a.json")
+    assert "model.cpu.fp32.onnx" == document["engine"]["graph"]
+    assert 2 == len(document["limits"][0]["feed_s"])
+
+
+def test_the_bare_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
+    """Of a question about a passage each window is a run; another graph of the model takes the same tokens by its own inputs."""
+    path = tiny.bundle(tmp_path, "qa", task="question-answering", max_length=32)
+    file = tmp_path / "other.onnx"
+    other = tiny.graph("question-answering")
+    for i, given in enumerate(list(other.graph.input)):
+        if given.name == "token_type_ids":
+            del other.graph.input[i]
+            other.graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], ["token_type_ids"]))
+    onnx.save(other, str(file))
+    body = bodies.Body(json.dumps({"inputs": {"question": "good ?", "context": "a good film " * 30}}).encode(), 1)
+    bare = BareEngine(path, file)
+    work = bare.work([body])
+    done = bare.measure(work, threads=2, seconds=0.1, stop=threading.Event())
+
+    assert ["attention_mask", "input_ids"] == sorted(work.feeds[0][0])
+    assert len(work.feeds[0]) == len(done.feed_s[0]) > 1
+    assert [feed["input_ids"].shape[1] for feed in work.feeds[0]] == list(work.lengths[0])
+
+
+def test_a_graph_that_cannot_be_fed_is_refused(models: Path, tmp_path: Path) -> None:
+    """An input that no tokenizer fills is named."""
+    made = tiny.graph()
+    made.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
+    onnx.save(made, str(tmp_path / "odd.onnx"))
+
+    with pytest.raises(BenchError, match="pixels"):
+        BareEngine(models / "tiny", tmp_path / "odd.onnx")
+
+
+def test_every_command_against_a_real_service(tmp_path: Path, serve: Serve) -> None:
+    """Loads, comparisons, the ideal queue and two models at once, of tiny bundles that are served for real."""
+    models = tmp_path / "models"
+    tiny.bundle(models, "tiny", max_length=64)
+    tiny.bundle(models, "names", task="token-classification", max_length=64)
+    (tmp_path / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
+    mix = f"={tmp_path / 'texts.jsonl'}"
+    documents: dict[str, dict[str, Any]] = {}
+    with serve(models) as served:
+        short = ("--seconds", 0.3, "--warmup-s", 0.1, "--quiet", "--target", f"{served.url}/classify{mix}", "--connections", 2)
+        bare = ("--bundle", models / "tiny")
+        for command, flags in {
+            "closed": (*short, *bare),
+            "compare": (*short, *bare, "--texts", 32, "--rounds", 2),
+            "tail": (*short, *bare),
+            "together": (*short, "--target", f"{served.url}/ner{mix}", "--rounds", 1),
+        }.items():
+            assert 0 == run(command, *flags, "--json", tmp_path / f"{command}.json"), command
+            documents[command] = report.read(tmp_path / f"{command}.json")
+
+    target = documents["closed"]["runs"][0]["targets"][0]
+    assert "tiny" == documents["closed"]["models"][0]["name"]
+    assert documents["closed"]["service"]["limits"]["lanes"] >= 1
+    assert {"tokenize", "queue", "inference", "decode"} == set(target["server_p50_ms"])
+    assert target["overhead_ms"] is not None
+    assert target["batches"]["runs"] * target["batches"]["mean_rows"] >= target["requests"]
+    assert target["tokens_per_s"] > target["texts_per_s"]
+    assert documents["closed"]["figures"]["ratio"] > 0
+    assert documents["compare"]["engine"]["digest"] == documents["compare"]["models"][0]["version"]
+    assert 2 == len([made for made in documents["compare"]["runs"] if made["limit"]])
+    assert documents["compare"]["figures"]["ratio"] > 0
+    assert documents["tail"]["figures"]["queue_ratio"] > 0
+    assert ["/classify", "/ner"] == [made["target"].split()[0] for made in documents["together"]["runs"][2]["targets"]]
+    assert documents["together"]["figures"]["ratio"] > 0
+
+
+def test_ctrl_c_prints_what_there_is() -> None:
+    """The command ends with 130 and its figures."""
+    with listening(ok) as server:
+        target = f"http://127.0.0.1:{server.port}/classify=short"
+        command = [Path(sys.executable).with_name("bert-bench"), "closed", "--target", target, "--seconds", "60", "--warmup-s", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while server.requests < 100:
+                assert None is process.poll()
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=20)
+
+    assert 130 == process.returncode
+    assert "requests/s" in out
+    assert "interrupted" in out
+
+
+def test_every_flag_is_documented() -> None:
+    """docs/benchmarking.md names each flag and each figure."""
+    text = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
+    shown = {
+        flag
+        for command in ("closed", "open", "sweep", "compare", "together", "tail", "limit", "report")
+        for flag in re.findall(r"(?<![\w-])--[a-z-]+", _help(command))
+    }
+
+    assert set() == {flag for flag in shown - {"--help"} if not re.search(f"`{flag}[` ]", text)}
+    assert [] == [figure for figure in slo.FIGURES if f"`{figure}`" not in text]
+
+
+def _help(command: str) -> str:
+    return subprocess.run(
+        [Path(sys.executable).with_name("bert-bench"), command, "--help"], capture_output=True, text=True, check=True
+    ).stdout
