@@ -113,6 +113,11 @@ def _session(args: argparse.Namespace, report: Report, stop: threading.Event, pr
         session.check_single(targets, f"{args.command} with --bundle")
         engine = session.make_engine(args.bundle, args.bare_graph, targets[0].bodies, threads=args.threads, stop=stop, progress=progress)
         report.engine = engine.facts()
+        digest = (read[0][1] or {}).get("version")
+        if digest not in (None, report.engine["digest"]):
+            progress.say(
+                f"warning: the service runs bundle {digest}, but --bundle is {report.engine['digest']}; the ratio compares two models"
+            )
     elif getattr(args, "bare_graph", None):
         raise BenchError("--bare-graph runs in place of a bundle's graph; give the bundle too, with --bundle.")
     return Session(
@@ -123,7 +128,7 @@ def _session(args: argparse.Namespace, report: Report, stop: threading.Event, pr
         stop=stop,
         progress=progress,
         engine=engine,
-        most_connections=getattr(args, "max_connections", 1024),
+        most_connections=getattr(args, "max_connections", 512),
         seed=args.seed,
     )
 

@@ -60,9 +60,9 @@ def sweep(
         # the top first: it may hold, and if not, half of it is next
         rate = high if step == 0 else (low + high) / 2
         run, _, _ = session.open_loop(rate)
+        report.runs.append(run)
         if session.stop.is_set():
             break
-        report.runs.append(run)
         found = figures(run)
         holds = all(condition.holds(found.get(condition.figure)) for condition in conditions if condition.figure not in _RATES)
         session.progress.say(f"  {rate:.4g}/s: p99 {found['p99_ms'] or 0:.1f} ms: {'holds' if holds else 'does not hold'}")

@@ -65,7 +65,11 @@ def parser() -> argparse.ArgumentParser:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Returns the flags for the report: of headers their names only."""
-    shown = {name: str(value) if isinstance(value, Path) else value for name, value in vars(args).items() if name != "command"}
+    shown = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(args).items()
+        if name not in ("command", "default_target")
+    }
     if "header" in shown:
         shown["header"] = [header.partition(":")[0] for header in args.header]
     return shown
@@ -115,7 +119,7 @@ def _add_load(one: argparse.ArgumentParser, *, connections: int | None = 16, bun
 
 
 def _add_open(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--max-connections", type=_count, default=1024, help="to each target in an open loop (default: 1024)")
+    one.add_argument("--max-connections", type=_count, default=512, help="to each target in an open loop (default: 512)")
 
 
 def _add_rounds(one: argparse.ArgumentParser, count: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +91,8 @@ class Session:
     stop: threading.Event
     progress: Progress
     engine: Engine | None = None
-    most_connections: int = 1024
+    most_connections: int = 512
     seed: int = 0
-    loads: list[Load] = field(default_factory=list)
 
     def closed(self, connections: int, *, only: int | None = None, name: str = "") -> Run:
         """Loads with a fixed number of connections to each target, or to the one target `only`."""

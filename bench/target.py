@@ -96,7 +96,9 @@ def make(address: Address, mix: str, bodies: Sequence[Body], headers: Mapping[st
         bodies: At least one.
         headers: Sent with every request.
     """
-    lines = {"Host": address.authority, "Content-Type": "application/json"} | dict(headers)
+    given = {name.lower() for name in headers}
+    own = {"Host": address.authority, "Content-Type": "application/json"}
+    lines = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers)
     head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
     return Target(address, mix, bodies, requests)

@@ -17,7 +17,7 @@ import onnx
 import pytest
 
 import tiny
-from bench import bodies, cli, page, plots, report, slo
+from bench import bodies, cli, flags, page, plots, report, slo
 from bench.arrivals import poisson
 from bench.errors import BenchError, MissingExtraError
 from bench.limits import BareEngine
@@ -29,14 +29,14 @@ Serve = Callable[..., AbstractContextManager[Served]]
 ROOT = Path(__file__).parent.parent.parent
 
 
-def run(*flags: object) -> int:
+def run(*given: object) -> int:
     """Runs the command without a process; returns its exit code."""
-    return cli.main([str(flag) for flag in flags])
+    return cli.main([str(flag) for flag in given])
 
 
-def load(port: int, *flags: object, command: str = "closed") -> int:
+def load(port: int, *given: object, command: str = "closed") -> int:
     """Runs a short load on loopback."""
-    return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.3, "--warmup-s", 0, "--quiet", *flags)
+    return run(command, "--target", f"http://127.0.0.1:{port}/classify=short", "--seconds", 0.3, "--warmup-s", 0, "--quiet", *given)
 
 
 def test_a_load_reports_and_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "flags",
+    "wrong",
     [
         ["closed", "--target", "localhost=short"],
         ["closed", "--target", "http://127.0.0.1:1/x", "--header", "nonsense"],
@@ -116,17 +116,17 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
         ["closed", "--api-key-file", "no-such-file"],
     ],
 )
-def test_wrong_usage_exits_with_2(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence, no traceback."""
-    assert 2 == run(*flags)
+    assert 2 == run(*wrong)
     assert re.fullmatch(r"bert-bench: .+\n", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("flags", [["open"], ["compare"], ["closed", "--seconds", "0"], ["closed", "--connections", "1.5"], ["x"], []])
-def test_wrong_flags_exit_with_2(flags: list[str]) -> None:
+@pytest.mark.parametrize("wrong", [["open"], ["compare"], ["closed", "--seconds", "0"], ["closed", "--connections", "1.5"], ["x"], []])
+def test_wrong_flags_exit_with_2(wrong: list[str]) -> None:
     """As argparse does."""
     with pytest.raises(SystemExit, match="2"):
-        run(*flags)
+        run(*wrong)
 
 
 def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,9 +194,9 @@ def test_reports_are_drawn_together(tmp_path: Path) -> None:
 def test_the_limit_needs_no_service(models: Path, tmp_path: Path) -> None:
     """It runs a bundle's graph alone, on texts or on the caller's file."""
     (tmp_path / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
-    flags = ("--mix", tmp_path / "texts.jsonl", "--seconds", 0.2, "--json", tmp_path / "a.json", "--quiet")
+    given = ("--mix", tmp_path / "texts.jsonl", "--seconds", 0.2, "--json", tmp_path / "a.json", "--quiet")
 
-    assert 0 == run("limit", "--bundle", models / "tiny", "--slo", "rps=1", *flags)
+    assert 0 == run("limit", "--bundle", models / "tiny", "--slo", "rps=1", *given)
     document = report.read(tmp_path / "a.json")
     assert "model.cpu.fp32.onnx" == document["engine"]["graph"]
     assert 2 == len(document["limits"][0]["feed_s"])
@@ -243,13 +243,13 @@ def test_every_command_against_a_real_service(tmp_path: Path, serve: Serve) -> N
     with serve(models) as served:
         short = ("--seconds", 0.3, "--warmup-s", 0.1, "--quiet", "--target", f"{served.url}/classify{mix}", "--connections", 2)
         bare = ("--bundle", models / "tiny")
-        for command, flags in {
+        for command, given in {
             "closed": (*short, *bare),
             "compare": (*short, *bare, "--texts", 32, "--rounds", 2),
             "tail": (*short, *bare),
             "together": (*short, "--target", f"{served.url}/ner{mix}", "--rounds", 1),
         }.items():
-            assert 0 == run(command, *flags, "--json", tmp_path / f"{command}.json"), command
+            assert 0 == run(command, *given, "--json", tmp_path / f"{command}.json"), command
             documents[command] = report.read(tmp_path / f"{command}.json")
 
     target = documents["closed"]["runs"][0]["targets"][0]
@@ -284,20 +284,33 @@ def test_ctrl_c_prints_what_there_is() -> None:
     assert "interrupted" in out
 
 
+def test_the_report_can_take_the_place_of_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--json -` prints JSON and nothing else."""
+    with listening(ok) as server:
+        assert 0 == load(server.port, "--json", "-")
+
+    assert "closed" == json.loads(capsys.readouterr().out)["command"]
+
+
+def test_a_bundle_that_is_not_served_is_told(models: Path, tmp_path: Path, serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """A ratio of two different models is nothing that one wants to quote."""
+    other = tiny.bundle(tmp_path / "other", "tiny", seed=1)
+    (tmp_path / "texts.jsonl").write_text('"a good film"\n')
+    target = f"={tmp_path / 'texts.jsonl'}"
+    with serve(models) as served:
+        given = ("--target", f"{served.url}/classify{target}", "--seconds", 0.1, "--warmup-s", 0)
+        assert 0 == run("closed", *given, "--bundle", other)
+        assert "compares two models" in capsys.readouterr().err
+        assert 0 == run("closed", *given, "--bundle", models / "tiny")
+        assert "compares two models" not in capsys.readouterr().err
+
+
 def test_every_flag_is_documented() -> None:
     """docs/benchmarking.md names each flag and each figure."""
     text = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
-    shown = {
-        flag
-        for command in ("closed", "open", "sweep", "compare", "together", "tail", "limit", "report")
-        for flag in re.findall(r"(?<![\w-])--[a-z-]+", _help(command))
-    }
+    commands = next(action.choices for action in flags.parser()._actions if isinstance(action.choices, dict))
+    shown = {flag for command in commands.values() for flag in re.findall(r"(?<![\w-])--[a-z-]+", command.format_help())}
 
     assert set() == {flag for flag in shown - {"--help"} if not re.search(f"`{flag}[` ]", text)}
     assert [] == [figure for figure in slo.FIGURES if f"`{figure}`" not in text]
-
-
-def _help(command: str) -> str:
-    return subprocess.run(
-        [Path(sys.executable).with_name("bert-bench"), command, "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    assert [] == [command for command in commands if f"| `{command}` |" not in text]

@@ -81,13 +81,16 @@ def test_a_stall_counts_for_all_that_it_delays() -> None:
 
 def test_an_open_loop_takes_as_many_connections_as_it_needs() -> None:
     """With all connections busy another one is opened, up to the cap, and nothing waits that need not."""
+    seen = []
 
-    async def slow(_: int) -> bytes:
-        await asyncio.sleep(0.2)
+    async def when_all_are_there(i: int) -> bytes:
+        seen.append(i)
+        while len(seen) < 20:
+            await asyncio.sleep(0.01)
         return OK
 
-    with listening(slow) as server:
-        load = opened(server.port, [i / 1000 for i in range(20)])
+    with listening(when_all_are_there) as server:
+        load = opened(server.port, [i / 1000 for i in range(20)], plan=Plan(seconds=0.4, warmup_s=0, timeout_s=10))
 
     assert [200] * 20 == [record.outcome for record in load.records[0]]
     assert 20 == server.connections
