@@ -48,8 +48,11 @@ def model_info(address: Address, headers: Mapping[str, str]) -> dict[str, Any] |
 
 
 def metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
-    """Returns the service's metrics of runs, empty where it has none."""
-    status, raw = _request(address, "GET", "/metrics", headers)
+    """Returns the service's metrics of runs, empty where it has none, or where it is gone: what was measured is not lost by that."""
+    try:
+        status, raw = _request(address, "GET", "/metrics", headers)
+    except BenchError:
+        return {}
     found: dict[tuple[str, str, str], float] = {}
     for line in raw.decode("utf-8", "replace").splitlines() if status == 200 else ():
         series = _SERIES.match(line)

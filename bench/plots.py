@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -58,7 +59,9 @@ def _figure(plot: Any, runs: Runs) -> str:
         page = io.StringIO()
         figure.savefig(page, format="svg", metadata={"Date": None, "Creator": None})
     text = page.getvalue()
-    return text[text.index("<svg") :]
+    text = text[text.index("<svg") :]
+    # matplotlib numbers its groups anew in each figure; only ids that something refers to are of use, and those are hashes
+    return re.sub(r' id="([^"]+)"', lambda match: match[0] if f"#{match[1]}" in text else "", text)
 
 
 def _targets(runs: Runs) -> list[tuple[str, Mapping[str, Any]]]:

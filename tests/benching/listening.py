@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ class Server:
         connections: Accepted so far.
         requests: Got so far.
         bodies: Of these requests.
+        over: Set on the server's loop: it leaves, with all its connections.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -28,6 +30,7 @@ class Server:
         self.requests = 0
         self.bodies: list[bytes] = []
         self._answer = answer
+        self.over = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers the requests of a connection; None from the test closes it."""
@@ -54,13 +57,12 @@ def listening(answer: Answer) -> Iterator[Server]:
     server = Server(answer)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
-    over = asyncio.Event()
 
     async def run() -> None:
         async with await asyncio.start_server(server.serve, "127.0.0.1", 0) as listener:
             server.port = listener.sockets[0].getsockname()[1]
             ready.set()
-            await over.wait()
+            await server.over.wait()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0.01)
@@ -75,7 +77,8 @@ def listening(answer: Answer) -> Iterator[Server]:
     try:
         yield server
     finally:
-        loop.call_soon_threadsafe(over.set)
+        with contextlib.suppress(RuntimeError):  # it left by itself, and its loop is closed
+            loop.call_soon_threadsafe(server.over.set)
         thread.join(5)
 
 

@@ -22,7 +22,7 @@ from bench.arrivals import poisson
 from bench.errors import BenchError, MissingExtraError
 from bench.limits import BareEngine
 from conftest import Served
-from listening import BUSY, listening, ok
+from listening import BUSY, OK, listening, ok
 from test_load import unused_port
 
 Serve = Callable[..., AbstractContextManager[Served]]
@@ -52,7 +52,9 @@ def test_a_load_reports_and_exits_with_0(tmp_path: Path, capsys: pytest.CaptureF
     assert ["closed"] == [document["command"]]
     assert document["runs"][0]["targets"][0]["requests"] == document["runs"][0]["targets"][0]["statuses"]["200"]
     assert [{"condition": "error_rate <= 0", "measured": 0.0, "passed": True}] == document["verdicts"]
+    ids = re.findall(r' id="([^"]+)"', html)
     assert 4 == html.count("<svg")
+    assert sorted(set(ids)) == sorted(ids)
     assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", html)
 
 
@@ -84,6 +86,24 @@ def test_a_service_that_answers_nothing_exits_with_1() -> None:
 
     with listening(busy) as server:
         assert 1 == load(server.port)
+
+
+def test_a_server_that_leaves_is_counted(tmp_path: Path) -> None:
+    """Requests that nobody takes any more are errors by kind, and what was measured before is reported."""
+    leave: list[Callable[[], None]] = []
+
+    async def leave_late(i: int) -> bytes | None:
+        if i == 50:
+            leave[0]()
+        return OK
+
+    with listening(leave_late) as server:
+        leave.append(server.over.set)
+        assert 1 == load(server.port, "--slo", "error_rate=0", "--json", tmp_path / "a.json")
+    target = report.read(tmp_path / "a.json")["runs"][0]["targets"][0]
+
+    assert target["statuses"]["200"] >= 30
+    assert {"refused"} <= set(target["errors"]) <= {"closed", "refused", "unreachable"}
 
 
 def test_nobody_there_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
