@@ -63,7 +63,7 @@ def _report(args: argparse.Namespace) -> int:
 
 def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     """Runs a command that measures, and reports also what an error left behind."""
-    conditions = slo.parse(args.slo)
+    conditions = slo.parse(args.slo or flags.DEFAULT_SLO.get(args.command, ()))
     if args.html:
         plots.require()  # before the load, not after it
     report = Report(args.command, flags.settings(args))

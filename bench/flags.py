@@ -12,7 +12,7 @@ from bench import mixes, slo
 from service import __version__
 
 _URL = "http://127.0.0.1:8000/classify"
-_SWEEP_SLO = ["p99_ms=50"]
+DEFAULT_SLO = {"sweep": ("p99_ms=50",)}
 # commands that need a bundle for the engine's limit
 NEED_BUNDLE = ("compare", "limit", "tail")
 
@@ -82,7 +82,7 @@ def _add_common(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--slo",
         action="append",
-        default=_SWEEP_SLO.copy() if one.prog.endswith(" sweep") else [],
+        default=[],
         metavar="FIGURE=NUMBER",
         help=f"a target to keep, or exit with 1; repeat, or separate with commas: {', '.join(slo.FIGURES)}",
     )

@@ -29,6 +29,7 @@ from service.errors import BertServeError
 from service.model import TASKS
 from service.tokenization import Encoding, Tokenizer
 
+VERSION: str = ort.__version__
 _ANY = reading.Limits(max_inputs=1_000_000, max_chars=100_000_000)
 _WARMUP = 0.1  # share of the time
 # names of inputs in exports that are not ours

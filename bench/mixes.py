@@ -7,6 +7,7 @@ makes of them exactly is measured where a bundle is given.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -43,7 +44,7 @@ def _long(random_: random.Random) -> list[Any]:
 
 def _mixed(random_: random.Random) -> list[Any]:
     # a log-normal spread, as lengths of texts tend to have: median 33, mean about 48, longest about 300
-    return _texts(random_, lambda share: 33 * 2.718 ** (0.9 * NormalDist().inv_cdf(share)))
+    return _texts(random_, lambda share: 33 * math.exp(0.9 * NormalDist().inv_cdf(share)))
 
 
 def _uniform(random_: random.Random) -> list[Any]:

@@ -13,10 +13,11 @@ from bench import arrivals, bodies, client, inspection, measurement, mixes, targ
 from bench.bodies import Body
 from bench.client import Load, Plan
 from bench.errors import BenchError
-from bench.limits import BareEngine, Limit, Work
+from bench.limits import VERSION, BareEngine, Limit, Work
 from bench.progress import Progress
 from bench.report import Run
 from bench.target import Target
+from service import bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,13 @@ class Engine:
         """Returns what a report says of it."""
         loaded = self.bare.bundle
         spec = loaded.graph("cpu")
-        own = self.bare.graph.name == spec.file
+        own = self.bare.graph == loaded.path / spec.file
         return {
             "bundle": loaded.manifest.name,
             "digest": loaded.version,
             "graph": self.bare.graph.name,
+            "graph_sha256": bundle.digest(self.bare.graph),
+            "onnxruntime": VERSION,
             "precision": spec.precision if own else None,
             "threads": self.threads,
         }

@@ -143,7 +143,7 @@ def test_wrong_usage_exits_with_2(wrong: list[str], capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("wrong", [["open"], ["compare"], ["closed", "--seconds", "0"], ["closed", "--connections", "1.5"], ["x"], []])
-def test_wrong_flags_exit_with_2(wrong: list[str]) -> None:
+def test_wrong_givenexit_with_2(wrong: list[str]) -> None:
     """As argparse does."""
     with pytest.raises(SystemExit, match="2"):
         run(*wrong)
@@ -189,6 +189,16 @@ def test_a_sweep_finds_no_rate_where_none_holds(tmp_path: Path) -> None:
     assert 1 == code
     assert {"max_rate": None} == document["figures"]
     assert ["open, 40/s", "open, 20/s"] == [made["name"] for made in document["runs"]]
+
+
+def test_a_sweep_has_a_target_of_its_own_only_where_none_is_given(tmp_path: Path) -> None:
+    """A given target takes the place of the default one."""
+    given = ("--max-rate", 20, "--steps", 1, "--json", tmp_path / "a.json")
+    with listening(ok) as server:
+        load(server.port, *given, command="sweep")
+        assert ["p99_ms <= 50", "error_rate <= 0.01"] == [v["condition"] for v in report.read(tmp_path / "a.json")["verdicts"]]
+        load(server.port, *given, "--slo", "p90_ms=9000,error_rate=0.5", command="sweep")
+        assert ["p90_ms <= 9000", "error_rate <= 0.5"] == [v["condition"] for v in report.read(tmp_path / "a.json")["verdicts"]]
 
 
 def test_a_sweep_takes_the_top_where_all_hold(tmp_path: Path) -> None:
