@@ -172,5 +172,7 @@ def _session_options(threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # The pattern cache keeps memory for every shape ever seen, and lengths vary without end.
     options.enable_mem_pattern = False
+    # The exporter chose the operators by measurement; the extended level would fuse some of them into slower ones.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.log_severity_level = 3
     return options

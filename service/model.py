@@ -16,11 +16,7 @@ from service.errors import BertServeError, ExpiredError, RefusedError
 from service.metrics import ModelMetrics
 from service.scheduler import Scheduler, Stage
 from service.tasks import answer, classify, fill_mask, ner
-from service.tokenization import Encoding, Tokenizer
-
-# Tokenizing takes about 0.3 us a character (measured, docs/tuning.md); up to here it stays under 0.2 ms, less than a
-# hop to a lane and back costs. Longer texts are tokenized on a lane.
-INLINE_CHARS = 600
+from service.tokenization import SHORT_CHARS, Encoding, Tokenizer
 
 
 class TaskModule(Protocol):
@@ -174,7 +170,8 @@ class Model:
         tokens, seconds = self._estimate(requests)
         job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s)
         try:
-            if sum(request.chars for request in requests) <= INLINE_CHARS:
+            # a hop to a lane and back costs more than tokenizing a short text
+            if sum(request.chars for request in requests) <= SHORT_CHARS:
                 stage = self._encode(requests)
             else:
                 stage = Stage(

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from service import __version__, bundle, registry
 from service.api.edge import Edge
 from service.api.reading import Limits
-from service.api.routes import PATHS, Service, router
+from service.api.routes import PATHS, Service, documented, inference, router
 from service.api.schemas import BODIES
 from service.backlog import Backlog
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
@@ -75,6 +75,7 @@ def create_app(service: Service, *, api_key: str | None = None, access_log: bool
         await service.scheduler.stop(0)
 
     app = FastAPI(title="bertserve", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.routes[:0] = inference(service)
     app.include_router(router(service))
     app.add_exception_handler(HTTPException, _translate)
     app.add_middleware(Edge, metrics=service.metrics, api_key=api_key, access_log=access_log)
@@ -130,7 +131,7 @@ def _add_docs(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
+            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=[*documented(), *app.routes])
             modes = [(body, "validation") for body in BODIES.values()]
             _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             schema["components"]["schemas"].update(bodies["$defs"])

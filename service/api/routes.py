@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from fastapi.responses import RedirectResponse
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from service import __version__
 from service.api import reading, schemas
@@ -30,6 +32,7 @@ from service.tasks import answer, classify, fill_mask, ner
 
 PATHS: Mapping[str, str] = {classify.TASK: "classify", ner.TASK: "ner", answer.TASK: "answer", fill_mask.TASK: "fill-mask"}
 TIMEOUT_HEADER = "x-request-timeout-ms"
+NAMED = "/models/{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,48 @@ class Service:
     info: Mapping[str, Any]
 
 
+class Inference:
+    """An inference path as a plain ASGI application.
+
+    FastAPI would solve dependencies, open exit stacks and match the path twice for each request, which takes longer than all
+    else that the event loop does for it (bench/RESULTS.md). `documented` describes these paths to FastAPI.
+    """
+
+    def __init__(self, service: Service, task: str) -> None:
+        self._service = service
+        self._task = task
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        response = await _predict(self._service, Request(scope, receive), self._task, scope["path_params"].get("name"))
+        await response(scope, receive, send)
+
+
+def inference(service: Service) -> list[Route]:
+    """Returns the routes that run models."""
+    tasks = [Route(f"/{path}", Inference(service, task), methods=["POST"]) for task, path in PATHS.items()]
+    return [*tasks, Route(NAMED, Inference(service, UNKNOWN), methods=["POST"])]
+
+
+def documented() -> Sequence[BaseRoute]:
+    """Returns the same routes with what OpenAPI says of them; they are never run."""
+    routes = APIRouter()
+
+    async def endpoint() -> None:
+        raise AssertionError("a route that only documents was run. This is a bug.")
+
+    async def named(name: str) -> None:
+        raise AssertionError("a route that only documents was run. This is a bug.")
+
+    for task, path in PATHS.items():
+        summary = f"Answer with the task's default model, or the one named in `model` ({task})"
+        routes.post(f"/{path}", summary=summary, **_documented(task))(endpoint)
+    routes.post(NAMED, summary="Answer with this model, in the form of its task", **_documented(*PATHS))(named)
+    return routes.routes
+
+
 def router(service: Service) -> APIRouter:
-    """Returns all routes of a service."""
+    """Returns all other routes."""
     routes = APIRouter()
     for task, path in PATHS.items():
         _add_task(routes, service, task, f"/{path}")
@@ -68,10 +111,6 @@ def router(service: Service) -> APIRouter:
 
 
 def _add_task(routes: APIRouter, service: Service, task: str, base: str) -> None:
-    @routes.post(base, summary=f"Answer with the task's default model, or the one named in `model` ({task})", **_documented(task))
-    async def predict(request: Request) -> Response:
-        return await _predict(service, request, task, None)
-
     @routes.get(f"{base}/info", summary=f"The model that {base} uses", tags=["models"])
     async def info() -> Response:
         return _json(_describe(service, service.registry.for_task(task)))
@@ -86,18 +125,14 @@ def _add_models(routes: APIRouter, service: Service) -> None:
     async def models() -> Response:
         return _json([_describe(service, model) for model in service.registry.models.values()])
 
-    @routes.get("/models/{name}", summary="One model", tags=["models"])
-    @routes.get("/models/{name}/info", summary="One model", tags=["models"])
+    @routes.get(NAMED, summary="One model", tags=["models"])
+    @routes.get(f"{NAMED}/info", summary="One model", tags=["models"])
     async def model_info(name: str) -> Response:
         return _json(_describe(service, service.registry.get(name)))
 
-    @routes.get("/models/{name}/health", summary="Whether one model answers", tags=["health"])
+    @routes.get(f"{NAMED}/health", summary="Whether one model answers", tags=["health"])
     async def model_health(name: str) -> Response:
         return _health(service.registry.get(name).ready)
-
-    @routes.post("/models/{name}", summary="Answer with this model, in the form of its task", **_documented(*PATHS))
-    async def predict(request: Request, name: str) -> Response:
-        return await _predict(service, request, UNKNOWN, name)
 
 
 def _add_operations(routes: APIRouter, service: Service) -> None:

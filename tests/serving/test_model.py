@@ -16,11 +16,11 @@ from service.backlog import Backlog
 from service.cost import CostModel
 from service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
 from service.metrics import Metrics
-from service.model import INLINE_CHARS, Model
+from service.model import Model
 from service.registry import LoadOptions, Registry, choose_provider, load
 from service.scheduler import Scheduler
 from service.tasks.classify import Request
-from service.tokenization import Tokenizer
+from service.tokenization import SHORT_CHARS, Tokenizer
 
 
 class Bench:
@@ -89,7 +89,7 @@ def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool
     assert batches == bench.engine.batches
 
 
-@pytest.mark.parametrize("padding", ["", " " * INLINE_CHARS], ids=["inline", "on a lane"])
+@pytest.mark.parametrize("padding", ["", " " * SHORT_CHARS], ids=["inline", "on a lane"])
 def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) -> None:
     """The error carries the index, wherever the text is tokenized; nothing of the request runs."""
     bench = Bench(tmp_path)
