@@ -10,15 +10,20 @@ import asyncio
 import ipaddress
 import json
 import logging
+import os
+import shutil
+import socket
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from service import __version__
 from service.bundle import Precision
 from service.errors import BertServeError, SettingsError, StartError
+from service.seat import ALONE, Seat
 from service.settings import Settings, read_settings
 
 logger = logging.getLogger("bertserve")
@@ -51,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
-    from service.api.app import build, create_app
-    from service.server import bind, configure_logging, make_server
+    from service.server import bind, configure_logging
 
     configure_logging(settings.log_format)
     api_key = _api_key(settings.api_key_file)
@@ -63,26 +67,95 @@ def _serve(settings: Settings) -> int:
             settings.host,
         )
 
-    def announce(address: str) -> None:
-        for model in service.registry.models.values():
-            print(f"  {model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}")
+    def announce(said: tuple[str, list[str]]) -> None:
+        address, models = said
+        for model in models:
+            print(f"  {model}")
+        workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
         print(
-            f"bertserve {__version__} listens on {address}, ready after {time.perf_counter() - start:.2f} s; docs at {address}/docs",
+            f"bertserve {__version__} listens on {address}, ready after {time.perf_counter() - start:.2f} s{workers}; docs at {address}/docs",
             flush=True,
         )
 
     # bound before the models are loaded, so that a port in use is said at once
     with bind(settings.host, settings.port) as listener:
-        service = build(settings)
-        server = make_server(
-            create_app(service, api_key=api_key, access_log=settings.access_log),
+        if settings.workers == 1:
+            _work(settings, listener, api_key, announce)
+        else:
+            _supervise(settings, listener, api_key, announce)
+    return 0
+
+
+def _work(
+    settings: Settings,
+    listener: socket.socket,
+    api_key: str | None,
+    on_ready: Callable[[tuple[str, list[str]]], None],
+    *,
+    seat: Seat = ALONE,
+    lifeline: int | None = None,
+) -> None:
+    """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
+    from service.api.app import build, create_app
+    from service.server import Server, configure
+    from service.worker import Worker
+
+    service = build(settings, seat)
+    models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in service.registry.models.values()]
+    config = configure(create_app(service, api_key=api_key, access_log=settings.access_log), keep_alive_s=settings.keep_alive_s)
+
+    def on_listen(address: str) -> None:
+        on_ready((address, models))
+
+    if lifeline is None:
+        server = Server(config, scheduler=service.scheduler, grace_s=settings.grace_s, on_listen=on_listen)
+    else:
+        server = Worker(
+            config,
             scheduler=service.scheduler,
             grace_s=settings.grace_s,
-            keep_alive_s=settings.keep_alive_s,
-            on_listen=announce,
+            on_listen=on_listen,
+            lifeline=lifeline,
+            connections=seat.connections,
+            index=seat.index,
         )
-        server.run([listener])
-    return 0
+    server.run([listener])
+
+
+def _supervise(settings: Settings, listener: socket.socket, api_key: str | None, on_ready: Callable[[tuple[str, list[str]]], None]) -> None:
+    """Has several workers serve from one socket."""
+    from service.door import ABSENT, shared_counts
+    from service.supervisor import Supervisor
+
+    with _shared_folder() as name:
+        folder = Path(name)
+        connections = shared_counts(settings.workers)
+        supervisor_id = os.getpid()
+
+        def work(index: int, lifeline: int, report: Callable[[Any], None]) -> None:
+            seat = Seat(index, settings.workers, folder, connections)
+            _work(settings, listener, api_key, report, seat=seat, lifeline=lifeline)
+            if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
+                shutil.rmtree(folder, ignore_errors=True)
+
+        def forget(index: int, pid: int) -> None:
+            from service import metrics
+
+            metrics.forget(folder, pid)
+            connections[index] = ABSENT
+
+        supervisor = Supervisor(work, workers=settings.workers, grace_s=settings.grace_s, on_ready=on_ready, on_end=forget)
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = name  # prometheus_client reads it when it is first imported: in the workers
+        supervisor.run()
+
+
+def _shared_folder() -> tempfile.TemporaryDirectory[str]:
+    """Makes a folder for the workers' metrics: in memory where that can be, for a container's file system may be read-only."""
+    memory = "/dev/shm"  # noqa: S108 - the folder in it is made by tempfile, for this user alone
+    try:
+        return tempfile.TemporaryDirectory(prefix="bertserve-", dir=memory if os.access(memory, os.W_OK) else None)
+    except OSError as error:
+        raise StartError(f"--workers needs a folder for metrics, and none can be made ({error.strerror}); set TMPDIR to one.") from error
 
 
 async def _check(settings: Settings) -> int:

@@ -1,13 +1,17 @@
 """Every metric: its name, labels and buckets. Children are bound once per model, not looked up per request.
 
-Collectors are plain Counter, Gauge and Histogram, which prometheus_client's multiprocess mode knows.
+Where several workers serve, each writes its values to files in a folder of all workers, and any of them answers with the
+sums (prometheus_client's multiprocess mode). Collectors are plain Counter, Gauge and Histogram, which that mode knows; a
+gauge says how those of live workers become one.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -21,8 +25,15 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 class Metrics:
     """The collectors of one process, on a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
+        """Creates the collectors.
+
+        Args:
+            folder: Where all workers keep their values, if there are several. The variable PROMETHEUS_MULTIPROC_DIR must have
+                named it when prometheus_client was first imported: that is when it decides where values are kept.
+        """
         self._registry = CollectorRegistry()
+        self._folder = folder
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
             return Histogram(f"bertserve_{name}", text, ("task", "model"), buckets=buckets, registry=self._registry)
@@ -49,7 +60,11 @@ class Metrics:
             "bertserve_queue_tokens", "Tokens admitted that wait.", registry=self._registry, multiprocess_mode="livesum"
         )
         self.model_info = Gauge(
-            "bertserve_model_info", "1 for each loaded model.", ("model", "version", "precision", "provider"), registry=self._registry
+            "bertserve_model_info",
+            "1 for each loaded model.",
+            ("model", "version", "precision", "provider"),
+            registry=self._registry,
+            multiprocess_mode="livemax",
         )
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))
@@ -60,8 +75,12 @@ class Metrics:
         self.queue_tokens.set(tokens)
 
     def page(self) -> bytes:
-        """Returns the metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        """Returns the metrics in Prometheus' text format, those of all workers where there are several."""
+        if self._folder is None:
+            return generate_latest(self._registry)
+        everyone = CollectorRegistry()
+        MultiProcessCollector(everyone, str(self._folder))  # type: ignore[no-untyped-call]
+        return generate_latest(everyone)
 
 
 class ModelMetrics:
@@ -81,3 +100,8 @@ class ModelMetrics:
         self.expired = metrics.expired.labels(*labels)
         self.cancelled = metrics.cancelled.labels(*labels)
         self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}
+
+
+def forget(folder: Path, pid: int) -> None:
+    """Drops the gauges of a worker that has ended; what it counted stays."""
+    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]

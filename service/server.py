@@ -30,7 +30,7 @@ class Server(uvicorn.Server):
             config: uvicorn's.
             scheduler: What to drain.
             grace_s: Seconds for the drain.
-            on_listen: Called with the address once the port is bound.
+            on_listen: Called with the address once connections are taken.
         """
         super().__init__(config)
         self._scheduler = scheduler
@@ -45,13 +45,18 @@ class Server(uvicorn.Server):
         super().run(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Binds the port and says so."""
-        await super().startup(sockets)
+        """Listens on the sockets and says so."""
+        await self.listen(sockets or [])
         if self.started:
-            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            assert sockets
+            host, port = sockets[0].getsockname()[:2]
             self._on_listen(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             gc.collect()
             gc.freeze()  # what was loaded stays; later collections need not walk it
+
+    async def listen(self, sockets: list[socket.socket]) -> None:
+        """Starts the application, and takes connections from the sockets."""
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains, then closes listeners and connections.
@@ -59,14 +64,18 @@ class Server(uvicorn.Server):
         uvicorn would close the listeners first and answer cancelled handlers in plain text; this way probes see
         `/health/ready` turn red, and late requests get our 503, while the drain goes on.
         """
-        await self._scheduler.stop(self._grace_s)
-        await asyncio.sleep(0)  # let the handlers that were just answered write their responses
+        await self.drain()
         await super().shutdown(sockets)
 
+    async def drain(self) -> None:
+        """Answers what was admitted, and refuses what comes meanwhile."""
+        await self._scheduler.stop(self._grace_s)
+        await asyncio.sleep(0)  # let the handlers that were just answered write their responses
 
-def make_server(app: FastAPI, *, scheduler: Scheduler, grace_s: float, keep_alive_s: int, on_listen: Callable[[str], None]) -> Server:
-    """Returns a server for an application; `run` it with a bound socket."""
-    config = uvicorn.Config(
+
+def configure(app: FastAPI, *, keep_alive_s: int) -> uvicorn.Config:
+    """Returns what uvicorn needs to know to serve an application."""
+    return uvicorn.Config(
         app,
         loop="uvloop",
         http="httptools",
@@ -77,7 +86,6 @@ def make_server(app: FastAPI, *, scheduler: Scheduler, grace_s: float, keep_aliv
         timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=FLUSH_S,
     )
-    return Server(config, scheduler=scheduler, grace_s=grace_s, on_listen=on_listen)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -58,6 +58,9 @@ class Settings(BaseSettings):
         le=256,
         description="Batches that run at once, one thread each; by default the cores the process may use, or 1 on a GPU.",
     )
+    workers: int = Field(
+        1, ge=1, le=256, description="Processes that serve the one port; lanes and queue are divided among them. Each loads every model."
+    )
     batch_variant_graphs: bool = Field(
         False, description="Batch texts also on graphs whose scores then move with a text's neighbors (dynamic int8)."
     )
@@ -84,6 +87,13 @@ class Settings(BaseSettings):
                 raise ValueError(
                     f"{_flag(less)} is {getattr(self, less)}, over {_flag(more)}, which is {getattr(self, more)}; lower the one or raise the other"
                 )
+        if self.lanes is not None and self.workers > self.lanes:
+            raise ValueError(f"--workers is {self.workers}, over --lanes, which is {self.lanes}; each worker needs a lane of its own")
+        if self.max_batch_tokens > self.max_queue_tokens // self.workers:
+            raise ValueError(
+                f"--max-queue-tokens is {self.max_queue_tokens}, which gives each of {self.workers} workers less than "
+                f"--max-batch-tokens, which is {self.max_batch_tokens}; raise the one or lower the other"
+            )
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,6 +26,7 @@ from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
 from service.metrics import Metrics
 from service.registry import LoadOptions, Registry
 from service.scheduler import Scheduler
+from service.seat import ALONE, Seat
 from service.settings import Settings, usable_cores
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
@@ -34,17 +36,22 @@ A list in is a list out. Errors have one shape, `{"error", "error_type", "reques
 _METHOD_NOT_ALLOWED = 405
 
 
-def build(settings: Settings) -> Service:
+def build(settings: Settings, seat: Seat = ALONE) -> Service:
     """Loads every bundle of the models folder and puts the service together; starts nothing.
+
+    Args:
+        settings: The settings, with totals over all workers.
+        seat: Which worker this is; it takes its share of lanes and queue.
 
     Raises:
         StartError: A bundle, the provider or the settings are wrong; the message says what.
     """
-    metrics = Metrics()
+    metrics = Metrics(seat.metrics)
     bundles = [bundle.load(path) for path in bundle.discover(settings.models)]
     provider = registry.choose_provider(bundles, settings.provider)
-    lanes = settings.lanes or (usable_cores() if provider == "cpu" else 1)
-    backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=settings.max_queue_tokens, lanes=lanes)
+    lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, seat.workers)
+    lanes, max_queue_tokens = seat.share(lanes_total), seat.share(settings.max_queue_tokens)
+    backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
     scheduler = Scheduler(backlog, lanes=lanes, observe=metrics.observe_queue)
     options = LoadOptions(
         provider=provider,
@@ -61,7 +68,8 @@ def build(settings: Settings) -> Service:
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
-        info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes},
+        info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes_total},
+        worker={"index": seat.index, "workers": seat.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
     )
 
 

@@ -6,7 +6,7 @@ import functools
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -48,6 +48,7 @@ class Service:
         timeout_ms: Deadline of a request that names none.
         max_timeout_ms: Longest deadline that a request may name.
         info: More facts for `/info`: queue and batch limits, lanes.
+        worker: And of the process that answers: which of how many, and its share of the limits.
     """
 
     registry: Registry
@@ -58,6 +59,7 @@ class Service:
     timeout_ms: int
     max_timeout_ms: int
     info: Mapping[str, Any]
+    worker: Mapping[str, int] = field(default_factory=dict)
 
 
 class Inference:
@@ -156,6 +158,7 @@ def _add_operations(routes: APIRouter, service: Service) -> None:
                 "name": "bertserve",
                 "version": __version__,
                 "limits": _limits(service) | dict(service.info),
+                "worker": dict(service.worker),
                 "models": {model.name: model.task for model in service.registry.models.values()},
             }
         )

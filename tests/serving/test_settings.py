@@ -20,6 +20,7 @@ DEFAULTS = {
     "provider": "auto",
     "precision": "auto",
     "lanes": None,
+    "workers": 1,
     "batch_variant_graphs": False,
     "max_batch_tokens": 8192,
     "max_queue_tokens": 524288,

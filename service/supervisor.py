@@ -1,0 +1,226 @@
+"""Supervisor: several worker processes that do the same. Knows processes, pipes and signals; nothing of HTTP, models or metrics.
+
+Workers are forked from a process that has one thread and has loaded neither numpy nor onnxruntime: threads do not survive a
+fork, so each worker makes its own sessions.
+
+    supervisor ── lifeline ──► workers      nobody ever writes: its end says finish what you have, and go
+    worker ───── report ─────► supervisor   what it has to say once it is ready, or why its start failed
+
+The lifeline ends when the supervisor stops them, and also when it is killed: no worker is left behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any
+
+from service.errors import SettingsError, StartError
+
+logger = logging.getLogger("bertserve.supervisor")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MOST_FAILED_STARTS = 3
+# After the grace a worker joins its lanes (1 s) and sends what was produced (5 s); one that still runs then hangs.
+MARGIN_S = 8
+
+# What a worker does: its index, the lifeline to watch, and what to call with a report once it is ready.
+Work = Callable[[int, int, Callable[[Any], None]], None]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process.
+
+    Attributes:
+        index: Its place; another process takes it when this one dies.
+        process: The process.
+        report: Where its one report comes from.
+        ready: Whether it has reported that it is ready.
+        error: Why its start failed, if it said so.
+    """
+
+    index: int
+    process: ForkProcess
+    report: Connection
+    ready: bool = False
+    error: StartError | None = None
+
+
+class Supervisor:
+    """Keeps a number of workers running until it is told to stop."""
+
+    def __init__(
+        self, work: Work, *, workers: int, grace_s: float, on_ready: Callable[[Any], None], on_end: Callable[[int, int], None]
+    ) -> None:
+        """Creates a supervisor; `run` it.
+
+        Args:
+            work: Called in each worker; returns when the lifeline has ended and all is done.
+            workers: How many.
+            grace_s: Seconds that a worker may take to finish what it has.
+            on_ready: Called once, with the report of a worker, when all of them are ready.
+            on_end: Called with index and process id of each worker that has ended.
+
+        Raises:
+            SettingsError: This system cannot fork.
+        """
+        if not hasattr(os, "fork"):
+            raise SettingsError(
+                f"--workers is {workers}, but this system cannot fork processes; leave it at 1, and start several services."
+            )
+        self._work = work
+        self._count = workers
+        self._grace_s = grace_s
+        self._on_ready = on_ready
+        self._on_end = on_end
+        self._workers: list[_Worker] = []
+        self._announced = False
+        self._failed_starts = 0
+        self._failure: StartError | None = None
+        self._stopping = False
+        self._deadline: float | None = None
+
+    def run(self) -> None:
+        """Runs the workers; returns once SIGINT or SIGTERM has stopped them all. Another SIGINT ends them at once.
+
+        Raises:
+            StartError: A worker could not start, or several in a row died before they were ready.
+        """
+        self._lifeline, self._lifeline_end = os.pipe()
+        self._signals, told = socket.socketpair()
+        told.setblocking(False)
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: None)  # the number comes through the descriptor
+        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+        try:
+            for index in range(self._count):
+                self._start(index)
+            while self._workers:
+                self._react()
+        finally:
+            self._kill()
+            signal.set_wakeup_fd(-1)
+            self._signals.close()
+            told.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self, index: int) -> None:
+        report, answer = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.get_context("fork").Process(target=self._enter, args=(index, answer), name=f"worker-{index}")
+        # a signal between the fork and the worker's own handlers would be told to the supervisor twice, and to the worker never
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            process.start()
+        except OSError as error:
+            raise StartError(f"cannot start a worker process ({error.strerror}); lower --workers.") from error
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        answer.close()  # so that the next worker does not inherit it, and this one's end is the pipe's
+        self._workers.append(_Worker(index, process, report))
+
+    def _enter(self, index: int, report: Connection) -> None:
+        """Runs in the worker."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; while models load, the supervisor says what to do
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.close(self._lifeline_end)
+
+        def say(what: Any) -> None:
+            with suppress(BrokenPipeError):  # the supervisor was killed; the lifeline will say so
+                report.send(what)
+
+        try:
+            self._work(index, self._lifeline, say)
+        except StartError as error:
+            say(error)
+            sys.exit(1)
+
+    def _react(self) -> None:
+        """Waits until something happens, and does what it asks for."""
+        timeout_s = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
+        reports = [worker.report for worker in self._workers if not worker.report.closed]
+        happened = wait([self._signals, *reports, *(worker.process.sentinel for worker in self._workers)], timeout_s)
+        if not happened:
+            logger.error("%d workers outlasted the grace by %d s and are killed", len(self._workers), MARGIN_S)
+            self._kill()
+            self._deadline = None
+        if self._signals in happened:
+            for number in self._signals.recv(64):
+                self._obey(number)
+        # a report first: it says why the worker ended
+        for worker in [worker for worker in self._workers if worker.report in happened]:
+            self._hear(worker)
+        for worker in [worker for worker in self._workers if worker.process.sentinel in happened]:
+            self._bury(worker)
+
+    def _obey(self, number: int) -> None:
+        if not self._stopping:
+            self._stop()
+        elif number == signal.SIGINT:  # as uvicorn: someone at the keyboard has lost patience; SIGTERM may come twice by accident
+            self._kill()
+
+    def _hear(self, worker: _Worker) -> None:
+        with worker.report as report, suppress(EOFError):
+            said = report.recv()
+            if isinstance(said, StartError):
+                worker.error = said
+                return
+            worker.ready = True
+            self._failed_starts = 0
+            if self._announced:
+                logger.info("worker %d is process %d now", worker.index, worker.process.pid)
+            elif len(self._workers) == self._count and all(other.ready for other in self._workers):
+                self._announced = True
+                self._on_ready(said)
+
+    def _bury(self, worker: _Worker) -> None:
+        """Puts another process in the place of a worker that ended, unless that is hopeless or not wanted."""
+        worker.process.join()
+        self._workers.remove(worker)
+        worker.report.close()
+        self._on_end(worker.index, worker.process.pid or 0)
+        if self._stopping:
+            return
+        if worker.error is not None and not self._announced:
+            self._fail(worker.error)
+            return
+        reason = f": {worker.error}" if worker.error is not None else ""
+        logger.error("worker %d, process %d, ended with code %s%s", worker.index, worker.process.pid, worker.process.exitcode, reason)
+        self._failed_starts += not worker.ready
+        if self._failed_starts == MOST_FAILED_STARTS:
+            self._fail(worker.error or StartError(f"{MOST_FAILED_STARTS} workers in a row ended before they were ready."))
+        else:
+            try:
+                self._start(worker.index)
+            except StartError as error:  # the others finish what they have
+                self._fail(error)
+
+    def _fail(self, error: StartError) -> None:
+        self._failure = error
+        self._stop()
+
+    def _stop(self) -> None:
+        """Tells all workers to finish what they have."""
+        self._stopping = True
+        self._deadline = time.monotonic() + self._grace_s + MARGIN_S
+        os.close(self._lifeline_end)
+        for worker in self._workers:
+            if not worker.ready:  # it has nothing to finish, and sees the lifeline only when its models are loaded
+                worker.process.terminate()
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.process.kill()

@@ -1,0 +1,341 @@
+"""Several workers on one port: what is divided, one metrics page, restarts, the end, and starts that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+import slow
+from application import play
+from service.api.app import build
+from service.backlog import Backlog
+from service.door import ABSENT, Door, shared_counts
+from service.errors import SettingsError
+from service.scheduler import Scheduler
+from service.seat import Seat
+from service.server import configure
+from service.settings import Settings, read_settings
+from service.supervisor import Supervisor
+from service.worker import Worker
+
+Serve = Callable[..., Any]
+TWO = ("--workers", "2", "--lanes", "2")
+
+
+@contextmanager
+def clients_of(served: Any, count: int) -> Iterator[list[httpx.Client]]:
+    """Opens clients with a connection each."""
+    clients = [httpx.Client(base_url=served.url, timeout=30, trust_env=False) for _ in range(count)]
+    try:
+        for client in clients:
+            client.get("/health/live")
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def worker_of(client: httpx.Client) -> dict[str, int]:
+    """Returns what the worker that a client is connected to says of itself."""
+    worker: dict[str, int] = client.get("/info").json()["worker"]
+    return worker
+
+
+def workers_of(served: Any) -> dict[int, int]:
+    """Returns the process id of each worker by index, as seen over eight connections."""
+    with clients_of(served, 8) as clients:
+        return {worker["index"]: worker["pid"] for worker in map(worker_of, clients)}
+
+
+def answered(client: httpx.Client) -> float:
+    """Returns how many requests the metrics page counts as answered with 200."""
+    return sum(
+        float(value) for value in re.findall(r'bertserve_requests_total\{[^}]*status="200"[^}]*\} (\S+)', client.get("/metrics").text)
+    )
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 15) -> None:
+    """Waits until something holds, and fails when it does not in time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
+def failed(*flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs a start that must fail."""
+    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])
+def test_a_total_is_divided_among_the_workers(total: int, workers: int, shares: list[int]) -> None:
+    """Shares add up to the total and differ by one at most."""
+    assert shares == [Seat(index, workers).share(total) for index in range(workers)]
+
+
+def test_info_has_totals_and_the_workers_share(models: Path) -> None:
+    """`/info` says what is allowed in total, and which worker with which share answers."""
+
+    async def info(client: httpx.AsyncClient) -> Any:
+        return (await client.get("/info")).json()
+
+    settings = Settings(models=models, workers=2, lanes=3, max_batch_tokens=64, max_queue_tokens=1001)
+    said = play(build(settings, Seat(1, 2)), info)
+
+    assert (3, 1001) == (said["limits"]["lanes"], said["limits"]["max_queue_tokens"])
+    assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "lanes": 1} == said["worker"]
+
+
+def test_every_worker_has_a_lane_by_default(models: Path) -> None:
+    """More workers than cores get a lane each all the same."""
+    made = [build(Settings(models=models, workers=250, max_batch_tokens=64), Seat(index, 250)) for index in (0, 249)]
+
+    assert [1, 1] == [min(service.worker["lanes"], 1) for service in made]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--workers", "4", "--lanes", "2"), ("--workers is 4", "--lanes, which is 2")),
+        (
+            ("--workers", "2", "--max-queue-tokens", "10000"),
+            ("--max-queue-tokens is 10000", "2 workers", "--max-batch-tokens, which is 8192"),
+        ),
+        (("--workers", "0"), ("--workers (or BERT_SERVE_WORKERS) is `0`",)),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
+    """Limits that leave a worker with nothing to work with are an error that names both."""
+    with pytest.raises(SettingsError) as refused:
+        read_settings(flags)
+    assert [] == [word for word in words if word not in refused.value.message]
+
+
+def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where processes cannot be forked, as on Windows, more than one worker is wrong usage."""
+    monkeypatch.delattr(os, "fork")
+    with pytest.raises(SettingsError) as refused:
+        Supervisor(lambda *_: None, workers=2, grace_s=1, on_ready=print, on_end=print)
+    assert "--workers is 2, but this system cannot fork" in refused.value.message
+
+
+def test_the_door_leaves_connections_to_whoever_has_fewest() -> None:
+    """Of a burst of connections each of two workers takes half, also when one is always asked first."""
+
+    async def run() -> list[int]:
+        counts = shared_counts(2)
+        taken: list[list[socket.socket]] = [[], []]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            doors = [Door(listener.dup(), counts, index) for index in range(2)]
+
+            def admit(index: int, connection: socket.socket) -> None:
+                taken[index].append(connection)
+                doors[index].count(len(taken[index]))
+
+            doors[0].open(lambda connection: admit(0, connection))
+            doors[1].open(lambda connection: admit(1, connection))
+            clients = [socket.create_connection(listener.getsockname()) for _ in range(8)]
+            while sum(map(len, taken)) < 8:
+                await asyncio.sleep(0.001)
+            for door in doors:
+                door.close()
+            assert [ABSENT, ABSENT] == list(counts)
+            for connection in [*clients, *taken[0], *taken[1], *(door._listener for door in doors)]:
+                connection.close()
+        return [len(each) for each in taken]
+
+    assert [4, 4] == asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_the_door_takes_what_nobody_comes_for() -> None:
+    """A worker that has more than another, which does not come, takes the connection in the end."""
+
+    async def run() -> int:
+        counts = shared_counts(2)
+        counts[1] = 0
+        taken: asyncio.Queue[socket.socket] = asyncio.Queue()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            door = Door(listener, counts, 0)
+            door.open(taken.put_nowait)
+            door.count(5)
+            with socket.create_connection(listener.getsockname()), await taken.get():
+                door.close()
+                door.count(4)
+        return counts[0]
+
+    assert ABSENT == asyncio.run(asyncio.wait_for(run(), 10))
+
+
+def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
+    """A worker goes on while its lanes live, and ends when they do not."""
+
+    async def run() -> list[bool]:
+        scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
+        worker = Worker(
+            configure(FastAPI(), keep_alive_s=1),
+            scheduler=scheduler,
+            grace_s=0,
+            on_listen=print,
+            lifeline=0,
+            connections=shared_counts(1),
+            index=0,
+        )
+        scheduler.start()
+        before = await worker.on_tick(1)
+        await scheduler.stop(0)
+        return [before, await worker.on_tick(1)]
+
+    assert [False, True] == asyncio.run(run())
+
+
+def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve: Serve) -> None:
+    """Connections are spread over both workers, and each of them gives the same sums."""
+    with serve(models, *TWO) as served, clients_of(served, 8) as clients:
+        for client in clients:
+            assert 200 == client.post("/classify", json={"inputs": ["good", "bad"]}).status_code
+        assert {0, 1} == {worker_of(client)["index"] for client in clients}
+        assert [8.0] * 8 == [answered(client) for client in clients]
+        page = clients[0].get("/metrics").text
+        assert 'bertserve_model_info{model="tiny"' in page
+        assert "pid=" not in page
+        assert ["bertserve_queue_entries 0.0"] == [line for line in page.splitlines() if line.startswith("bertserve_queue_entries")]
+    assert "" == served.log.read_text()
+
+
+def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, serve: Serve) -> None:
+    """After one was killed both places are taken again, the dead one's requests are still counted, and requests are answered."""
+    with serve(models, *TWO) as served:
+        before = workers_of(served)
+        with clients_of(served, 8) as clients:
+            for client in clients:
+                client.post("/classify", json={"inputs": "good"})
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: f"worker 0, process {before[0]}, ended with code -9" in served.log.read_text())
+        with clients_of(served, 1) as [client]:
+            assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
+            assert 9.0 == answered(client)
+        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        after = workers_of(served)
+        assert {0, 1} == set(after)
+        assert before[1] == after[1]
+        assert before[0] != after[0]
+        with clients_of(served, 4) as clients:
+            assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
+            assert {13.0} == {answered(client) for client in clients}
+
+
+def test_workers_that_cannot_be_replaced_end_the_service(models: Path, serve: Serve) -> None:
+    """When the models are gone, a worker that died cannot come back: after three tries the service ends as a failed start."""
+    with serve(models, *TWO) as served:
+        worker = workers_of(served)[0]
+        (models / "tiny/tokenizer.json").unlink()
+        os.kill(worker, signal.SIGKILL)
+        assert 1 == served.process.wait(30)
+        log = served.log.read_text()
+    assert 4 == log.count("bertserve.supervisor: worker 0, process")
+    assert log.splitlines()[-1].startswith("bert-serve: ")
+    assert "tokenizer.json" in log.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) -> None:
+    """What was accepted by either worker is answered after the signal, even if the workers get it too, and the exit code is 0."""
+    slow.bundle(tmp_path / "slow")
+    with serve(tmp_path / "slow", *TWO) as served, clients_of(served, 4) as clients, ThreadPoolExecutor(4) as pool:
+        workers = {worker_of(client)["index"]: worker_of(client)["pid"] for client in clients}
+        accepted = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 15}) for client in clients]
+        with clients_of(served, 1) as [client]:
+            wait_until(lambda: waiting(client) > 30)
+        served.process.send_signal(number)
+        for pid in workers.values():
+            os.kill(pid, number)  # as a terminal, or systemd, sends it to the whole group
+        assert [(200, 15)] * 4 == [(future.result().status_code, len(future.result().json())) for future in accepted]
+        assert 0 == served.process.wait(10)
+        assert {0, 1} == set(workers)
+    assert "" == served.log.read_text()
+
+
+def waiting(client: httpx.Client) -> float:
+    """Returns the entries that wait, of all workers."""
+    [value] = re.findall(r"^bertserve_queue_entries (\S+)", client.get("/metrics").text, re.MULTILINE)
+    return float(value)
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path, serve: Serve) -> None:
+    """Who presses Ctrl-C twice does not wait for what was accepted."""
+    slow.bundle(tmp_path / "slow")
+    with serve(tmp_path / "slow", *TWO) as served, clients_of(served, 1) as [client], ThreadPoolExecutor(1) as pool:
+        cut: Future[Any] = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 400}, timeout=60)
+        wait_until(lambda: waiting(client) > 300)
+        served.process.send_signal(signal.SIGINT)
+        wait_until(lambda: client.get("/health/ready").status_code == 503)
+        served.process.send_signal(signal.SIGINT)
+        assert 0 == served.process.wait(10)
+        with pytest.raises(httpx.TransportError):
+            cut.result()
+
+
+def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
+    """When the supervisor is killed its workers end and the port is free."""
+    with serve(models, *TWO) as served:
+        served.process.kill()
+        reader = threading.Thread(target=served.process.stdout.read)  # ends when the last of them has closed it
+        reader.start()
+        reader.join(15)
+        assert not reader.is_alive()
+        with pytest.raises(httpx.TransportError):
+            httpx.get(served.url, trust_env=False)
+
+
+def test_a_broken_bundle_is_the_same_one_error_as_with_one_worker(models: Path) -> None:
+    """The start fails with the same line and code, said once."""
+    (models / "tiny/tokenizer.json").unlink()
+    one, two = (failed("--models", str(models), "--port", "0", *flags) for flags in ((), TWO))
+
+    assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
+    assert 1 == len(two.stderr.splitlines())
+
+
+def test_a_wrong_setting_that_workers_find_is_wrong_usage(models: Path) -> None:
+    """An error of settings that only shows once models are loaded keeps its code."""
+    done = failed("--models", str(models), "--port", "0", *TWO, "--default", "classify=other")
+
+    assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
+
+
+def test_a_port_in_use_is_said_before_any_worker_starts(models: Path) -> None:
+    """A port that is taken ends the start with the message of one worker."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        one, two = (failed("--models", str(models), "--port", port, *flags) for flags in ((), TWO))
+
+    assert (1, one.stderr) == (two.returncode, two.stderr)
+    assert "in use" in two.stderr
+
+
+def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
+    """Lines of all workers come as whole JSON objects."""
+    with serve(models, *TWO, "--access-log", "--log-format", "json") as served, clients_of(served, 4) as clients:
+        for client in clients:
+            client.post("/classify", json={"inputs": "good"})
+    lines = [json.loads(line) for line in served.log.read_text().splitlines()]
+
+    assert 4 == len([line for line in lines if line["model"] == "tiny"])
