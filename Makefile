@@ -6,7 +6,7 @@ PORT ?= 8000
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
-.PHONY: help serve test dev lint types unit parity export golden clean
+.PHONY: help serve test dev lint types unit parity avx2 export golden clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -31,6 +31,9 @@ unit: dev .venv/.installed ## pytest: unit, parity, end to end
 parity: dev ## compare real float32 bundles with their checkpoints: make parity CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
 	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) .venv-dev/bin/python -m pytest -m checkpoints
+
+avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with AVX2 alone
+	.venv-dev/bin/python tests/avx2.py .venv-dev/bin/python -m pytest -s -k agrees tests/serving
 
 export: dev ## rebuild the embedded bundles: make export CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }

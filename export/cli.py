@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         revision=args.revision,
         overwrite=args.overwrite,
         figures=args.figures,
+        **({"calibration": args.calibration} if args.calibration else {}),
     )
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
@@ -104,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="FILE",
         help="JSON list of measured figures for the card: [{name, checkpoint, graphs: {cpu/int8: value}}]",
+    )
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="texts of your own, one a line, to choose the int8 scales on (default: 700 English texts that come with bertserve)",
     )
     return parser
 

@@ -19,7 +19,8 @@ import torch
 import transformers
 
 import service
-from export import checkpoint, optimize, package, parity, quantize, samples, trace
+from export import calibration, checkpoint, lower, narrow, optimize, pack, package, parity, quantize, samples, trace
+from export.calibration import Feed
 from export.checkpoint import Checkpoint
 from export.errors import CheckpointError, ParityError
 from service.api import reading
@@ -52,6 +53,7 @@ EXAMPLES: dict[Task, dict[str, Any]] = {
     "fill-mask": {"inputs": "The king of [MASK] died in 1066.", "parameters": {"top_k": 1}},
 }
 Progress = Callable[[str], None]
+FORM = f"torchscript opset {trace.OPSET}, packed MultiHeadAttention with key padding"
 _ORDER: tuple[Precision, ...] = ("fp32", "int8")
 
 
@@ -68,6 +70,7 @@ class ExportSpec:
         revision: Hub revision.
         overwrite: Whether an existing bundle is replaced.
         figures: Measured task figures to put into manifest and card.
+        calibration: Texts to choose the int8 scales on, one a line.
     """
 
     source: str
@@ -78,6 +81,20 @@ class ExportSpec:
     revision: str | None = None
     overwrite: bool = False
     figures: Sequence[Figure] = field(default=())
+    calibration: Path = calibration.BUILT_IN
+
+
+@dataclass(frozen=True)
+class _Form:
+    """Of what operators the graphs are made.
+
+    Attributes:
+        name: What the manifest says.
+        fusions: Fused operator -> count.
+    """
+
+    name: str
+    fusions: dict[str, int]
 
 
 def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
@@ -112,11 +129,16 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
 
 
 def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: Path, progress: Progress) -> Manifest:
-    raw, fused = work / "raw.onnx", work / "fused.onnx"
+    raw, fused, lowered, narrow_, final = (work / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrow", "packed"))
+    texts = calibration.read(spec.calibration)
     with _stage(progress, "trace", f"opset {trace.OPSET}"):
         trace.trace(loaded, raw)
     with _stage(progress, "optimize", "cpu"):
         fusions = optimize.optimize(raw, fused, loaded)
+        lower.lower(fused, lowered)
+        narrowed = narrow.narrow(lowered, narrow_)
+        pack.pack(narrow_, final)
+        form = _Form(FORM + (", last layer for the first token only" if narrowed else ""), fusions)
     (built / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(built / TOKENIZER_FILE, _tokenizer_spec(loaded, built))
     with _stage(progress, "reference", "PyTorch float32"):
@@ -126,10 +148,10 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: P
         # fp32 is compared also where it is not kept: without it a fault of the trace could hide in int8's wide bound
         if precision == "fp32" or precision in spec.precisions:
             path = (built if precision in spec.precisions else work) / f"model.cpu.{precision}.onnx"
-            quantized = _write_graph(precision, fused, path, loaded, progress)
+            quantized = _write_graph(precision, final, path, calibration.feeds(texts, loaded, tokenizer), progress)
             default = precision == spec.precisions[-1]
             with _stage(progress, "parity", f"cpu/{precision}"):
-                graphs[precision], engine = _measured(path, precision, loaded, tokenizer, reference, fusions, quantized, default)
+                graphs[precision], engine = _measured(path, precision, form, loaded, tokenizer, reference, quantized, default)
             if default:
                 example = _example(loaded, tokenizer, engine)
     return Manifest(
@@ -153,22 +175,22 @@ def _tokenizer_spec(loaded: Checkpoint, built: Path) -> TokenizerSpec:
     return TokenizerSpec.model_validate({"sha256": digest(built / TOKENIZER_FILE)} | {fact: getattr(loaded, fact) for fact in facts})
 
 
-def _write_graph(precision: Precision, fused: Path, path: Path, loaded: Checkpoint, progress: Progress) -> dict[str, int]:
-    """Writes the graph of a precision and returns its quantized operators."""
+def _write_graph(precision: Precision, source: Path, path: Path, feeds: Sequence[Feed], progress: Progress) -> dict[str, int]:
+    """Writes the graph of a precision and returns what was quantized."""
     if precision == "fp32":
-        shutil.copyfile(fused, path)
+        shutil.copyfile(source, path)
         return {}
-    with _stage(progress, "quantize", precision):
-        return quantize.quantize(fused, path, fused.parent, narrowing_only=loaded.task != "text-classification")
+    with _stage(progress, "quantize", f"{precision}, calibrated on {len(feeds)} texts"):
+        return quantize.quantize(source, path, source.parent, feeds)
 
 
 def _measured(
     path: Path,
     precision: Precision,
+    form: _Form,
     loaded: Checkpoint,
     tokenizer: Tokenizer,
     reference: parity.Reference,
-    fusions: dict[str, int],
     quantized: dict[str, int],
     default: bool,
 ) -> tuple[GraphSpec, OnnxEngine]:
@@ -177,7 +199,7 @@ def _measured(
     Raises:
         ParityError: It answers differently, or cannot be served.
     """
-    graph = _graph_spec(path, loaded, precision, default=default)
+    graph = _graph_spec(path, form.name, loaded, precision, default=default)
     try:
         engine = OnnxEngine(path, graph, pad_id=loaded.pad_id, padding_side=loaded.padding_side)
         found = parity.compare(engine, tokenizer, reference, loaded, precision)
@@ -189,7 +211,7 @@ def _measured(
         label_agreement=found.label_agreement,
         worst_row_error=found.worst_row_error,
         nodes=len(onnx.load(str(path)).graph.node),
-        fusions=fusions,
+        fusions=form.fusions,
         quantized=quantized,
     )
     invariant = found.worst_row_error <= parity.MAX_ROW_ERROR
@@ -209,7 +231,7 @@ def _example(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Ex
     return Example(request=example, result=body.shape([task.decode(request, encoded, rows, loaded)]))
 
 
-def _graph_spec(path: Path, loaded: Checkpoint, precision: Precision, *, default: bool) -> GraphSpec:
+def _graph_spec(path: Path, form: str, loaded: Checkpoint, precision: Precision, *, default: bool) -> GraphSpec:
     """Returns the manifest entry of a graph, its evidence still to come."""
     unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     return GraphSpec(
@@ -217,7 +239,7 @@ def _graph_spec(path: Path, loaded: Checkpoint, precision: Precision, *, default
         sha256=digest(path),
         provider="cpu",
         precision=precision,
-        form=f"torchscript opset {trace.OPSET}, fused attention, 2-D mask",
+        form=form,
         default=default,
         batch_invariant=False,
         inputs=loaded.inputs,

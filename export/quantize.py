@@ -1,117 +1,261 @@
-"""int8 for the CPU: weights per channel, activations at run time, and the word embeddings with a scale per row.
+"""int8 for the CPU with fixed scales: what a row answers depends neither on its batch nor, but for rare sums, on the CPU.
 
-Stock dynamic quantization takes one scale for the whole embedding table, whose rows differ widely in size; a scale per
-row costs two small gathers and answers closer to float. Matrices are quantized in blocks of 32 as MatMulNBits, with
-activations scaled per block too: either all but attention's, or only those that narrow (the second of each feed-forward
-block, whose inputs have the widest range). Slower than one scale a tensor, but spans and entities need the second, and labels
-on CPUs without VNNI the first (docs/export.md has the measurements). The other activations get one scale per tensor and run,
-so the graph is not batch-invariant.
+Activations get one scale per tensor from calibration, weights one per column, the word embeddings one per row. Four things keep
+the answers near float, each exact or free at run time (docs/export.md has what each buys):
+
+1. Of the tensors whose quantization moves the model's outputs most, the few largest channels are computed in float
+   (`export.outliers`).
+2. Channels are brought to like size before rounding, the inverse is in the weights (SmoothQuant, Xiao et al. 2022,
+   arXiv:2211.10438); how far is chosen per matrix, by the error that its output shows on the calibration texts.
+3. Weights are rounded with error feedback, and the mean error goes into the bias.
+4. Columns whose products could saturate 16 bits, as CPUs without VNNI add them up in, get wider steps (`export.rounding`).
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import NodeProto, helper, numpy_helper
-from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from numpy.typing import NDArray
+from onnx import NodeProto
 
+from export import calibration, outliers, rounding
+from export.calibration import Activations, Feed
 from export.errors import GraphError
+from export.graph import CONTRIB, Graph
 
-QUANTIZED_OPS = ("QAttention", "MatMulInteger", "MatMulNBits", "DynamicQuantizeLinear")
 MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types always are, are not worth the lost precision
-BLOCK = 32
-INT8_ACTIVATIONS = 4  # MatMulNBits' accuracy_level: compute in int8
+MIN_SIDE = 32  # smaller matrices, as a classifier's and the float parts of split ones, cost nothing in float
+SAMPLE_ROWS = 3072
+PROBE_TEXTS = 96
+
+Floats = NDArray[np.float32]
 
 
-def quantize(source: Path, target: Path, workspace: Path, *, narrowing_only: bool) -> dict[str, int]:
+@dataclass(frozen=True)
+class _Fit:
+    """How one tensor and the matrices that read it are quantized.
+
+    `x` is stored as `round(x * multiplier / scale) + zero`, a weight as `round(weight / multiplier / weight_scale)`.
+    """
+
+    multiplier: Floats | None
+    scale: np.float32
+    zero: np.uint8
+    weight: NDArray[np.int8]
+    weight_scale: Floats
+    bias: Floats
+
+
+def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed]) -> dict[str, int]:
     """Writes the int8 graph to a new file.
 
     Args:
-        source: The fused float32 graph.
+        source: The lowered float32 graph.
         target: The new graph.
-        workspace: A folder for an intermediate file.
-        narrowing_only: Whether only matrices with more rows than columns are quantized in blocks, and the others as a whole.
+        workspace: A folder for intermediate files.
+        feeds: The calibration texts as the graph's inputs.
 
     Returns:
-        Quantized operator -> count.
+        What was quantized and what was kept in float -> count.
 
     Raises:
-        GraphError: Nothing was quantized.
+        GraphError: There is no matrix to quantize.
     """
-    part = workspace / "part-quantized.onnx"
-    logging.disable(logging.WARNING)  # the libraries tell of every node, and advise preprocessing, which fusion has replaced
-    try:
-        model = onnx.load(str(source))
-        tables = _quantize_embeddings(model.graph)
-        onnx.save(_quantize_blocks(model, narrowing_only=narrowing_only), str(part))
-        quantize_dynamic(
-            str(part),
-            str(target),
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            op_types_to_quantize=["MatMul", "Attention"],
-            # shapes are unknown behind the fused operators; they all carry float32
-            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-        )
-    finally:
-        logging.disable(logging.NOTSET)
-    counts = Counter(node.op_type for node in onnx.load(str(target)).graph.node)
-    found = {name: counts[name] for name in QUANTIZED_OPS if counts[name]} | {"PerRowEmbedding": tables}
-    if not counts["MatMulNBits"] or not tables:
-        raise GraphError(f"the graph was not quantized as expected: {found}.")
+    observed, part = workspace / "observed.onnx", workspace / "part.onnx"
+    graph = Graph(source)
+    products = _products(graph)
+    if not products:
+        raise GraphError("the graph has no matrix with a bias to quantize.")
+    seen = _observe(graph, list(products), observed, feeds)
+    # without feedback, which takes longest and changes little of which tensors matter
+    fits = {x: _fit(graph, product, seen[x], feedback=False) for x, product in products.items()}
+    sensitive = _most_sensitive(source, part, fits, feeds)
+    split = _split(graph, sensitive, seen)
+    graph.save(part)
+    # splitting moved channels between tensors, and gave some of them other names
+    products = _products(graph)
+    seen = _observe(graph, list(products), observed, feeds)
+    _apply(graph, {x: _fit(graph, product, seen[x], feedback=True) for x, product in products.items()})
+    tables = _quantize_embeddings(graph)
+    graph.save(target)
+    count = sum(node.op_type == "MatMulIntegerToFloat" for node in onnx.load(str(target)).graph.node)
+    return {"MatMulIntegerToFloat": count, "PerRowEmbedding": tables} | split
+
+
+def _split(graph: Graph, sensitive: Sequence[str], seen: Mapping[str, Activations]) -> dict[str, int]:
+    """Computes outlying channels of the sensitive tensors in float; returns of how many, by the way in which it was done."""
+    blocks = {node.output[0]: node for node in outliers.feed_forwards(graph)}
+    products, producers = _products(graph), graph.producers()
+    units = [x for x in sensitive if x in blocks]
+    inputs = [x for x in sensitive if x in producers and producers[x].op_type == "LayerNormalization"]
+    # units first: a block is not recognizable with its inputs split
+    for x in units:
+        outliers.split_units(graph, blocks[x], seen[x].peak)
+    for x in inputs:
+        outliers.split_inputs(graph, products[x], seen[x].peak)
+    return {"FloatUnits": len(units), "FloatInputs": len(inputs)}
+
+
+def _observe(graph: Graph, tensors: Sequence[str], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
+    graph.save(path, also=tensors)
+    return calibration.observe(path, tensors, feeds)
+
+
+def _products(graph: Graph) -> dict[str, NodeProto]:
+    """Returns, by the tensor that it reads, each product with a constant matrix that a bias is added to.
+
+    There is one for a tensor: `export.pack` has merged those that read the same.
+    """
+    consumers = graph.consumers()
+    found: dict[str, NodeProto] = {}
+    for node in graph.nodes:
+        weight = graph.constant(node.input[1]) if node.op_type == "MatMul" else None
+        readers = consumers[node.output[0]]
+        if weight is None or weight.ndim != 2 or min(weight.shape) < MIN_SIDE or len(readers) != 1:
+            continue
+        if readers[0].op_type == "Add" and any((bias := graph.constant(name)) is not None and bias.ndim == 1 for name in readers[0].input):
+            found[node.input[0]] = node
     return found
 
 
-def _quantize_blocks(model: onnx.ModelProto, *, narrowing_only: bool) -> onnx.ModelProto:
-    """Quantizes matrices as MatMulNBits, 8 bit, a scale per 32 rows of each column."""
-    weights = {weight.name: weight.dims for weight in model.graph.initializer}
+def _weight_and_bias(graph: Graph, product: NodeProto) -> tuple[Floats, Floats]:
+    addition = graph.consumers()[product.output[0]][0]
+    weight, bias = (next(value for name in node.input if (value := graph.constant(name)) is not None) for node in (product, addition))
+    return weight, bias
 
-    def chosen(node: NodeProto) -> bool:
-        dims = weights.get(node.input[1]) if node.op_type == "MatMul" else None
-        return dims is not None and len(dims) == 2 and dims[0] % BLOCK == 0 and (dims[0] > dims[1] or not narrowing_only)
 
-    others = [node.name for node in model.graph.node if not chosen(node)]
-    quantizer = MatMulNBitsQuantizer(
-        model, bits=8, block_size=BLOCK, is_symmetric=True, accuracy_level=INT8_ACTIVATIONS, nodes_to_exclude=others
+def _fit(graph: Graph, product: NodeProto, seen: Activations, *, feedback: bool) -> _Fit:
+    """Returns the scales that put the least error on what the matrix gives out for the calibration texts."""
+    weight, bias = _weight_and_bias(graph, product)
+    used = np.abs(weight).max(axis=1) > 0  # rows of zeros are computed elsewhere, in float
+    rows, high, low = (
+        value * used.astype(np.float32) for value in (seen.rows[:: max(1, len(seen.rows) // SAMPLE_ROWS)], seen.high, seen.low)
     )
-    quantizer.process()
-    quantized: onnx.ModelProto = quantizer.model.model
-    return quantized
+    expected = rows @ weight
+    wide = np.abs(weight).max(axis=1)
+
+    def error(spread: Floats, share: float) -> float:
+        scaled = weight * spread[:, None]
+        scale, zero = _range(share * float((low / spread).min()), share * float((high / spread).max()))
+        scales = rounding.column_scales(scaled, _steps(high / spread, scale, zero))
+        actual = _values(rows / spread, scale, zero) @ (rounding.to_nearest(scaled, scales) * scales)
+        return float(np.mean((actual - expected) ** 2))
+
+    spread = min(_spreads(rows, np.maximum(high, -low), wide), key=lambda spread: error(spread, 1.0))
+    share = min((1.0, 0.9, 0.8), key=lambda share: error(spread, share))
+    scale, zero = _range(share * float((low / spread).min()), share * float((high / spread).max()))
+    scaled, peak = weight * spread[:, None], _steps(high / spread, scale, zero)
+    scales = rounding.column_scales(scaled, peak)
+    stored = _values(rows / spread, scale, zero)
+    steps = rounding.with_feedback(scaled, scales, stored, peak) if feedback else rounding.to_nearest(scaled, scales)
+    shift = np.mean(expected - stored @ (steps * scales), axis=0)
+    multiplier = np.where(used, 1 / spread, 0).astype(np.float32)
+    return _Fit(None if (multiplier == 1).all() else multiplier, scale, zero, steps, scales, (bias + shift).astype(np.float32))
 
 
-def _quantize_embeddings(graph: onnx.GraphProto) -> int:
+def _spreads(rows: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:
+    """Yields what channels may be divided by: from nothing to their whole size, of all values or of all but one in a thousand."""
+    peak = np.maximum(peak, 1e-3)
+    common = np.maximum(np.quantile(np.abs(rows), 0.999, axis=0), 1e-3)
+    weight_peak = np.maximum(weight_peak, 1e-4)
+    yield np.ones_like(peak)
+    for size, powers in ((peak, (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)), (common, (0.7, 0.8, 0.9))):
+        for power in powers:
+            spread = size**power / weight_peak ** (1 - power)
+            yield (spread / np.exp(np.log(spread).mean())).astype(np.float32)
+    for times in (1, 1.5, 2, 3):
+        yield np.maximum(peak / (np.median(peak) * times), 1).astype(np.float32)
+
+
+def _range(low: float, high: float) -> tuple[np.float32, np.uint8]:
+    """Returns scale and zero point of uint8 for values of this range, which zero is always in."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = np.float32(max(high - low, 1e-6) / 255)
+    return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
+
+
+def _steps(x: Floats, scale: np.float32, zero: np.uint8) -> NDArray[np.uint8]:
+    steps: NDArray[np.uint8] = np.clip(np.rint(x / scale) + np.float32(zero), 0, 255).astype(np.uint8)
+    return steps
+
+
+def _values(x: Floats, scale: np.float32, zero: np.uint8) -> Floats:
+    """Returns what is left of values after quantization."""
+    return (_steps(x, scale, zero).astype(np.float32) - np.float32(zero)) * scale
+
+
+def _most_sensitive(source: Path, part: Path, fits: Mapping[str, _Fit], feeds: Sequence[Feed]) -> list[str]:
+    """Returns the tensors whose quantization, alone, moves the model's outputs more than a third as much as the average one."""
+    probe = feeds[:: max(1, len(feeds) // PROBE_TEXTS)]
+    expected = calibration.outputs(source, probe)
+    errors = {}
+    for x, fit in fits.items():
+        graph = Graph(source)
+        _apply(graph, {x: fit})
+        graph.save(part)
+        errors[x] = calibration.relative_error(expected, calibration.outputs(part, probe)) ** 2
+    average = sum(errors.values()) / len(errors)
+    return [x for x, error in errors.items() if error > average / 3]
+
+
+def _apply(graph: Graph, fits: Mapping[str, _Fit]) -> None:
+    """Replaces the products that read each tensor, and the additions of their biases."""
+    products, consumers = _products(graph), graph.consumers()
+    replaced: dict[int, list[NodeProto]] = {}
+    for x, fit in fits.items():
+        product = products[x]
+        addition = consumers[product.output[0]][0]
+        stored, name = _store(graph, x, fit), product.input[1]
+        inputs = [
+            stored[-1].output[0],
+            graph.add_constant(f"{name}/steps", fit.weight),
+            stored[-1].input[1],
+            graph.add_constant(f"{name}/scales", fit.weight_scale),
+            stored[-1].input[2],
+            graph.add_constant(f"{name}/zeros", np.zeros_like(fit.weight[0])),
+            graph.add_constant(f"{name}/bias", fit.bias),
+        ]
+        replaced[id(product)] = stored
+        replaced[id(addition)] = [graph.node("MatMulIntegerToFloat", inputs, addition.output[0], domain=CONTRIB)]
+    graph.nodes = [part for node in graph.nodes for part in replaced.get(id(node), [node])]
+
+
+def _store(graph: Graph, x: str, fit: _Fit) -> list[NodeProto]:
+    """Returns the nodes that quantize a tensor; the last one's output is it."""
+    nodes, current = [], x
+    if fit.multiplier is not None:
+        current = graph.fresh(x)
+        nodes.append(graph.node("Mul", [x, graph.add_constant(f"{x}/multiplier", fit.multiplier)], current))
+    constants = [graph.add_constant(f"{x}/scale", np.array(fit.scale)), graph.add_constant(f"{x}/zero", np.array(fit.zero))]
+    return [*nodes, graph.node("QuantizeLinear", [current, *constants], graph.fresh(x))]
+
+
+def _quantize_embeddings(graph: Graph) -> int:
     """Replaces each gather from a large float table by gathers of int8 rows and of their scales; returns how many.
 
     A row is stored as `round(row / scale)` with `scale = max(abs(row)) / 127`, so an element is off by scale / 2 at most.
     """
-    tables = {table.name: table for table in graph.initializer}
     nodes: list[NodeProto] = []
     found = 0
-    for node in graph.node:
-        table = tables.get(node.input[0]) if node.op_type == "Gather" else None
-        values = None if table is None else numpy_helper.to_array(table)
-        if table is None or values is None or values.dtype != np.float32 or values.ndim != 2 or len(values) < MIN_ROWS:
+    for node in graph.nodes:
+        table = graph.constant(node.input[0]) if node.op_type == "Gather" else None
+        if table is None or table.dtype != np.float32 or table.ndim != 2 or len(table) < MIN_ROWS:
             nodes.append(node)
             continue
-        scale = np.maximum(np.abs(values).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / 127
-        name = table.name
-        if sum(name in other.input for other in graph.node) == 1:  # else a tied projection needs it, and is quantized by itself
-            graph.initializer.remove(table)
-        graph.initializer.append(numpy_helper.from_array(np.rint(values / scale).astype(np.int8), f"{name}.int8"))
-        graph.initializer.append(numpy_helper.from_array(scale.astype(np.float32), f"{name}.scale"))
-        indices, out = node.input[1], node.output[0]
+        scales = np.maximum(np.abs(table).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / rounding.MAX_INT8
+        steps, scale, floats = (graph.fresh(node.output[0]) for _ in range(3))
+        rows = graph.add_constant(f"{node.input[0]}/rows", np.rint(table / scales).astype(np.int8))
+        row_scales = graph.add_constant(f"{node.input[0]}/row_scales", scales.astype(np.float32))
         nodes += [
-            helper.make_node("Gather", [f"{name}.int8", indices], [f"{out}.int8"]),
-            helper.make_node("Gather", [f"{name}.scale", indices], [f"{out}.scale"]),
-            helper.make_node("Cast", [f"{out}.int8"], [f"{out}.float"], to=onnx.TensorProto.FLOAT),
-            helper.make_node("Mul", [f"{out}.float", f"{out}.scale"], [out]),
+            graph.node("Gather", [rows, node.input[1]], steps),
+            graph.node("Gather", [row_scales, node.input[1]], scale),
+            graph.node("Cast", [steps], floats, to=onnx.TensorProto.FLOAT),
+            graph.node("Mul", [floats, scale], node.output[0]),
         ]
         found += 1
-    del graph.node[:]
-    graph.node.extend(nodes)
+    graph.nodes = nodes
     return found

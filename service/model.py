@@ -229,11 +229,13 @@ class Model:
             if len(works) == 1:
                 error.input_index = works[0].input_index
             raise
-        self._metrics.inference_seconds.observe(time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        real, longest = sum(map(len, works)), max(map(len, works))
+        self._cost.follow(len(works), longest, seconds)
+        self._metrics.inference_seconds.observe(seconds)
         self._metrics.batch_rows.observe(len(works))
-        real = sum(map(len, works))
         self._metrics.tokens_real.inc(real)
-        self._metrics.tokens_padded.inc(len(works) * max(map(len, works)) - real)
+        self._metrics.tokens_padded.inc(len(works) * longest - real)
         return rows
 
     def _decode(self, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]) -> _Decoded:

@@ -83,6 +83,7 @@ def configure(app: FastAPI, *, keep_alive_s: int) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here depends on who the client is
         timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=FLUSH_S,
     )

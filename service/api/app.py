@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,11 +16,12 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import __version__, bundle, registry
 from service.api.edge import Edge
 from service.api.reading import Limits
-from service.api.routes import PATHS, Service, documented, inference, router
+from service.api.routes import NAMED, PATHS, Service, documented, inference, router
 from service.api.schemas import BODIES
 from service.backlog import Backlog
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
@@ -34,6 +36,32 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the headers
 `x-request-id`, `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
 _METHOD_NOT_ALLOWED = 405
+NAMED_PARENT = NAMED.rpartition("/")[0]
+
+
+class Application(FastAPI):
+    """FastAPI, with a short cut to the paths that run models.
+
+    Its telemetry, body limit, exit stacks and route matching take as long as all else that the event loop does for a short text
+    (bench/RESULTS.md), and do nothing for these paths.
+
+    Attributes:
+        inference: By path the application of each route that runs models; requests that are no POST go the long way.
+    """
+
+    inference: Mapping[str, ASGIApp] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request, or the lifespan."""
+        found = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            parent, _, name = scope["path"].rpartition("/")
+            found = self.inference.get(NAMED if parent == NAMED_PARENT and name else scope["path"])
+        if found is None:
+            await super().__call__(scope, receive, send)
+        else:
+            scope["path_params"] = {"name": name}
+            await found(scope, receive, send)
 
 
 def build(settings: Settings, seat: Seat = ALONE) -> Service:
@@ -82,11 +110,13 @@ def create_app(service: Service, *, api_key: str | None = None, access_log: bool
         yield
         await service.scheduler.stop(0)
 
-    app = FastAPI(title="bertserve", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.router.routes[:0] = inference(service)
+    app = Application(title="bertserve", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.routes[:0] = routes = inference(service)
     app.include_router(router(service))
     app.add_exception_handler(HTTPException, _translate)
-    app.add_middleware(Edge, metrics=service.metrics, api_key=api_key, access_log=access_log)
+    edge = functools.partial(Edge, metrics=service.metrics, api_key=api_key, access_log=access_log)
+    app.add_middleware(edge)
+    app.inference = {route.path: edge(route.app) for route in routes}
     _add_docs(app)
     return app
 

@@ -75,7 +75,9 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        response = await _predict(self._service, Request(scope, receive), self._task, scope["path_params"].get("name"))
+        response = await _predict(
+            self._service, Request(scope, receive), self._task, scope["path_params"]["name"] if self._task == UNKNOWN else None
+        )
         await response(scope, receive, send)
 
 

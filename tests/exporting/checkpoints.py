@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 import tiny
+from export.calibration import BUILT_IN
 
 # two shared cores, and tiny matrices: more threads only wait for each other
 torch.set_num_threads(1)
@@ -103,6 +104,13 @@ def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> 
             "pad_token": "[PAD]",
         },
     )
+
+
+def few_texts(folder: Path) -> Path:
+    """Writes the first 40 of the built-in calibration texts to a file and returns its path: tiny models need no more."""
+    path = folder / "texts.txt"
+    path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:40]), encoding="utf-8")
+    return path
 
 
 def edit_json(path: Path, **changes: Any) -> None:

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 import service.cli
 import tiny
-from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, naming, save
+from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
 from export import checkpoint
 from export.errors import GraphError
 from export.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
-from export.pipeline import ExportSpec, export
+from export.pipeline import FORM, ExportSpec, export
 from service.bundle import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, GraphSpec, Manifest, Precision, digest, load
 from service.engine import OnnxEngine
 from service.tasks import classify
@@ -85,7 +85,7 @@ def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """The usual checkpoint, exported as fp32 and int8."""
     folder = tmp_path_factory.mktemp("exported")
     source = bert(folder)
-    target, manifest = export(ExportSpec(str(source), folder / "models"), silent)
+    target, manifest = export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)), silent)
     return Exported(source, target, manifest)
 
 
@@ -180,14 +180,14 @@ def test_the_last_precision_is_the_default_graph(exported: Exported) -> None:
 
 def test_the_order_of_precisions_decides_the_default(exported: Exported, tmp_path: Path) -> None:
     """`int8,fp32` makes fp32 the default."""
-    _, manifest = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8", "fp32")), silent)
+    _, manifest = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8", "fp32"), calibration=few_texts(tmp_path)), silent)
 
     assert ["fp32"] == [graph.precision for graph in manifest.graphs if graph.default]
 
 
 def test_one_precision_alone_is_the_only_graph(exported: Exported, tmp_path: Path) -> None:
     """With `int8` alone the fp32 graph is compared but not kept."""
-    target, _ = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8",)), silent)
+    target, _ = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8",), calibration=few_texts(tmp_path)), silent)
 
     assert ["model.cpu.int8.onnx"] == [path.name for path in target.glob("*.onnx")]
 
@@ -199,11 +199,18 @@ def test_fp32_is_batch_invariant(exported: Exported) -> None:
     assert (True, True) == (graph.batch_invariant, graph.evidence.worst_row_error <= MAX_ROW_ERROR)
 
 
-def test_int8_is_as_batch_invariant_as_measured(exported: Exported) -> None:
-    """The manifest says of int8 what the evidence says, which for dynamic quantization is no."""
+def test_int8_is_batch_invariant(exported: Exported) -> None:
+    """Scales are fixed, so int8 is as independent of a row's neighbors as fp32, and the manifest says so."""
     graph = exported.graph("int8")
 
-    assert (False, False) == (graph.batch_invariant, graph.evidence.worst_row_error <= MAX_ROW_ERROR)
+    assert (True, True) == (graph.batch_invariant, graph.evidence.worst_row_error <= MAX_ROW_ERROR)
+
+
+def test_the_form_says_that_the_last_layer_is_narrowed(exported: Exported) -> None:
+    """A classifier's graphs compute the last layer for the first token only, and both entries say so."""
+    forms = [graph.form for graph in exported.manifest.graphs]
+
+    assert [f"{FORM}, last layer for the first token only"] * 2 == forms
 
 
 def test_evidence_of_fp32_is_complete(exported: Exported) -> None:
@@ -216,27 +223,28 @@ def test_evidence_of_fp32_is_complete(exported: Exported) -> None:
 
 
 def test_evidence_of_int8_counts_what_was_quantized(exported: Exported) -> None:
-    """Both attention layers, the MatMuls and the word embedding."""
+    """Four products in the first layer, five in the last, where the query stands alone, the pooler, and the word embedding."""
     quantized = exported.graph("int8").evidence.quantized
 
-    assert {"QAttention": 2, "PerRowEmbedding": 1} == {name: quantized[name] for name in ("QAttention", "PerRowEmbedding")}
-    assert quantized["MatMulInteger"] > 0
+    assert {"MatMulIntegerToFloat", "PerRowEmbedding", "FloatUnits", "FloatInputs"} == set(quantized)
+    assert (10, 1) == (quantized["MatMulIntegerToFloat"], quantized["PerRowEmbedding"])
 
 
 def test_the_same_checkpoint_gives_the_same_files(exported: Exported, tmp_path: Path) -> None:
     """An export is repeatable to the byte."""
-    again, _ = export(ExportSpec(str(exported.source), tmp_path), silent)
+    again, _ = export(ExportSpec(str(exported.source), tmp_path, calibration=few_texts(tmp_path)), silent)
 
     assert {p.name: digest(p) for p in exported.target.iterdir()} == {p.name: digest(p) for p in again.iterdir()}
 
 
 def test_every_stage_reports_in_order(tmp_path: Path) -> None:
-    """Progress has one line for each finished stage."""
+    """Progress has one line for each finished stage, and the built-in texts are what int8 is calibrated on."""
     lines: list[str] = []
     export(ExportSpec(str(bert(tmp_path)), tmp_path / "models"), lines.append)
 
     stages = ["load", "trace", "optimize", "reference", "parity", "quantize", "parity", "package"]
     assert stages == [line.split()[0] for line in lines]
+    assert lines[5].startswith("quantize  int8, calibrated on 700 texts  (")
 
 
 # ---- checkpoints that differ

@@ -10,13 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 import transformers
+from onnx import numpy_helper
 from safetensors.torch import load_file
 
 import tiny
-from checkpoints import bert, edit_json, edit_weights
+from checkpoints import bert, edit_json, edit_weights, few_texts
 from export import checkpoint, cli
 from service import __version__
 from service.bundle import CARD_FILE, MANIFEST_FILE, load
@@ -73,13 +76,16 @@ Run = Callable[..., tuple[int, str]]
 # ---- success
 
 
-def test_the_evidence_is_printed(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_evidence_is_printed(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A finished export says on stdout where the bundle is and what was measured for each graph."""
-    assert 0 == cli.main([str(source), "--output", str(output)])
+    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
 
     out = capsys.readouterr().out
     assert out.startswith(f"{output / 'tiny-bert'}: text-classification, labels negative, positive, neutral\n")
-    assert all(fact in out for fact in ("model.cpu.fp32.onnx", "model.cpu.int8.onnx", "MiB  default", "answers agree on 100.0%", "fused"))
+    assert all(
+        fact in out
+        for fact in ("model.cpu.fp32.onnx", "model.cpu.int8.onnx", "MiB  default", "answers agree on 100.0%", "(batch-invariant)", "fused")
+    )
 
 
 def test_progress_goes_to_stderr(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +146,19 @@ def test_figures_stand_in_manifest_and_card(source: Path, output: Path, run: Run
     bundle = load(output / "tiny-bert")
     assert figures == [figure.model_dump() for figure in bundle.manifest.figures]
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
+
+
+def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--calibration replaces the built-in texts: the number that is reported is the file's, and the graph another."""
+    digests = []
+    for text in ("a very good film !", "1 2 3"):
+        (tmp_path / "own.txt").write_text(f"{text}\n" * 20, encoding="utf-8")
+        flags = ("--precision", "int8", "--overwrite", "--calibration", str(tmp_path / "own.txt"))
+        assert 0 == cli.main([str(source), "--output", str(output), *flags])
+        assert "quantize  int8, calibrated on 20 texts" in capsys.readouterr().err
+        digests.append(load(output / "tiny-bert").manifest.graphs[0].sha256)
+
+    assert 2 == len(set(digests))
 
 
 # ---- wrong usage
@@ -401,15 +420,17 @@ def test_a_card_that_is_not_utf_8_does_not_stop_the_export(source: Path, output:
     assert ["tiny-bert"] == left_in(output)
 
 
-def test_int8_of_a_small_vocabulary_is_refused(source: Path, output: Path, run: Run) -> None:
-    """Where no embedding is large enough to be quantized the exit code is 1 and the counts say why."""
+def test_int8_of_a_small_vocabulary_keeps_its_table_in_float(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
+    """Where no embedding is large enough to be worth the lost precision the matrices alone are quantized."""
     shutil.rmtree(source)
     bert(source.parent, source.name, rows=200)
-    code, message = run(source, "--precision", "int8")
 
-    assert 1 == code
-    assert "'PerRowEmbedding': 0" in message
-    assert [] == left_in(output)
+    assert 0 == run(source, "--precision", "int8", "--calibration", str(few_texts(tmp_path)))[0]
+    [graph] = load(output / "tiny-bert").manifest.graphs
+    assert (10, 0) == (graph.evidence.quantized["MatMulIntegerToFloat"], graph.evidence.quantized["PerRowEmbedding"])
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(output / "tiny-bert" / graph.file)).graph.initializer}
+    [table] = [value for name, value in tensors.items() if name.endswith("word_embeddings.weight")]
+    np.testing.assert_array_equal(load_file(source / "model.safetensors")["bert.embeddings.word_embeddings.weight"], table)
 
 
 def test_a_task_that_does_not_fit_the_checkpoint_is_refused(source: Path, output: Path, run: Run) -> None:
@@ -450,6 +471,28 @@ def test_a_source_whose_name_cannot_be_a_bundles_is_refused_early(tmp_path: Path
     assert [] == left_in(output)
 
 
+@pytest.mark.parametrize(
+    ("content", "fact"),
+    [
+        pytest.param(None, "cannot be read", id="no file"),
+        pytest.param(b"na\xefve\n" * 20, "cannot be read", id="not UTF-8"),
+        pytest.param(b"a\n\n" * 15, "holds 15 texts, and calibration needs 16 at least", id="too few texts"),
+        pytest.param(b"", "holds 0 texts", id="empty"),
+    ],
+)
+def test_calibration_texts_that_cannot_be_used_are_refused(
+    source: Path, output: Path, run: Run, tmp_path: Path, content: bytes | None, fact: str
+) -> None:
+    """Exit code 1, a line that names the file and what is wrong with it, and nothing left in the output folder."""
+    if content is not None:
+        (tmp_path / "own.txt").write_bytes(content)
+    code, message = run(source, "--calibration", str(tmp_path / "own.txt"))
+
+    assert 1 == code
+    assert [] == [part for part in (f"`{tmp_path / 'own.txt'}`", fact) if part not in message]
+    assert [] == left_in(output)
+
+
 # ---- interrupted
 
 
@@ -458,10 +501,18 @@ def interrupt(*_: Any, **__: Any) -> Any:
     raise KeyboardInterrupt
 
 
-STAGES = ["trace.trace", "optimize.optimize", "parity.Reference", "quantize.quantize", "parity.compare", "package.model_card"]
+STAGES = [
+    "trace.trace",
+    "optimize.optimize",
+    "lower.lower",
+    "parity.Reference",
+    "quantize.quantize",
+    "parity.compare",
+    "package.model_card",
+]
 
 
-@pytest.mark.parametrize("stage", STAGES[::2])
+@pytest.mark.parametrize("stage", STAGES[:6:2])
 def test_an_interrupted_export_leaves_nothing(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """Ctrl-C leaves no bundle and no temporary folder."""
     monkeypatch.setattr(f"export.{stage}", interrupt)
@@ -473,13 +524,13 @@ def test_an_interrupted_export_leaves_nothing(source: Path, output: Path, monkey
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_an_interrupted_export_keeps_the_existing_bundle(
-    source: Path, output: Path, existing: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, stage: str
+    source: Path, output: Path, existing: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """Ctrl-C in any stage of an overwriting export leaves the old bundle as it was."""
     monkeypatch.setattr(f"export.{stage}", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
-        cli.main([str(source), "--output", str(output), "--overwrite"])
+        cli.main([str(source), "--output", str(output), "--overwrite", "--calibration", str(few_texts(tmp_path))])
     assert ["tiny-bert"] == left_in(output)
     assert existing == contents(output / "tiny-bert")
 

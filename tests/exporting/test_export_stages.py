@@ -16,11 +16,15 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import tiny
-from checkpoints import POSITIONS, bert
-from export import checkpoint, parity, samples
+from checkpoints import POSITIONS, bert, few_texts
+from export import calibration, checkpoint, parity, samples
 from export.checkpoint import Checkpoint
 from export.errors import GraphError, ParityError
+from export.graph import attribute
+from export.lower import lower
+from export.narrow import narrow
 from export.optimize import optimize
+from export.pack import pack
 from export.pipeline import ExportSpec, export
 from export.quantize import MIN_ROWS, quantize
 from export.trace import OPSET, trace
@@ -181,9 +185,14 @@ def edit_rows(words: Array) -> None:
 def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, int]]:
     """A float32 graph with rows of very different size, its int8 graph, and the reported counts."""
     folder = tmp_path_factory.mktemp("quantized")
-    source = perturbed(stages.fused, folder / "source.onnx", "word_embeddings.weight", edit_rows)
+    lowered, narrowed, packed = folder / "lowered.onnx", folder / "narrowed.onnx", folder / "packed.onnx"
+    lower(stages.fused, lowered)
+    narrow(lowered, narrowed)
+    pack(narrowed, packed)
+    source = perturbed(packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
-    counts = quantize(source, folder / "int8.onnx", folder, narrowing_only=False)
+    feeds = calibration.feeds(calibration.read(few_texts(folder)), stages.loaded, stages.tokenizer())
+    counts = quantize(source, folder / "int8.onnx", folder, feeds)
     assert before == digest(source)
     return source, folder / "int8.onnx", counts
 
@@ -195,7 +204,7 @@ def embedding(quantized: Quantized) -> tuple[Array, Array, Array]:
     """Returns the word embedding in float32, its int8 rows and their scales."""
     before, after = initializers(quantized[0]), initializers(quantized[1])
     [name] = [name for name in before if name.endswith("word_embeddings.weight")]
-    return before[name], after[f"{name}.int8"], after[f"{name}.scale"]
+    return before[name], after[f"{name}/rows"], after[f"{name}/row_scales"]
 
 
 def test_an_element_of_the_embedding_is_off_by_half_a_scale_at_most(quantized: Quantized) -> None:
@@ -227,10 +236,16 @@ def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> Non
     """What the evidence will say stands in the file."""
     _, target, counts = quantized
     found = operators(target)
-    tables = sum(name.endswith(".int8") for name in initializers(target))
+    gathers = [node for node in onnx.load(str(target)).graph.node if node.op_type == "Gather"]
+    expected = {
+        "MatMulIntegerToFloat": found["MatMulIntegerToFloat"],
+        "PerRowEmbedding": sum(name.endswith("/rows") for name in initializers(target)),
+        "FloatUnits": found["Gelu"] - 2,
+        "FloatInputs": sum(attribute(node, "axis") == -1 for node in gathers),
+    }
 
-    assert counts == {name: found[name] for name in counts if name != "PerRowEmbedding"} | {"PerRowEmbedding": tables}
-    assert 2 == counts["QAttention"]
+    assert expected == counts
+    assert 10 == counts["MatMulIntegerToFloat"]
 
 
 def test_small_tables_stay_in_float(quantized: Quantized) -> None:
@@ -243,11 +258,12 @@ def test_small_tables_stay_in_float(quantized: Quantized) -> None:
 
 
 def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> None:
-    """A small embedding and no MatMul end the stage instead of calling a float graph int8."""
+    """A small embedding and no matrix of any size end the stage instead of calling a float graph int8."""
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
-    with pytest.raises(GraphError, match="not quantized as expected"):
-        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, narrowing_only=False)
+    with pytest.raises(GraphError, match="no matrix with a bias to quantize"):
+        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [])
+    assert not (tmp_path / "int8.onnx").exists()
 
 
 # ---- parity: engines and tokenizers with a known fault

@@ -12,7 +12,10 @@ from onnx import numpy_helper
 
 import tiny
 from application import classify, rejected, results
+from service.api.app import build, create_app
+from service.api.routes import PATHS, inference
 from service.bundle import MANIFEST_FILE, Manifest, digest
+from service.settings import Settings
 
 HUGE_NUMBER = b"9" * 5000
 
@@ -223,3 +226,16 @@ def test_a_model_that_contradicts_the_path_is_refused(tmp_path: Path) -> None:
     message = rejected(classify(tmp_path, {"inputs": "good", "model": "a"}, path="/models/b"), 422, "invalid_value")
     assert "`a`" in message
     assert "`b`" in message
+
+
+def test_every_documented_inference_path_is_served_and_no_other(models: Path) -> None:
+    """The plain routes that run models are those that FastAPI describes to OpenAPI."""
+    service = build(Settings(models=models, lanes=1))
+    documented = {path for path, operations in create_app(service).openapi()["paths"].items() if "post" in operations}
+    assert {route.path for route in inference(service)} == documented
+
+
+def test_a_route_that_only_documents_is_never_run(models: Path) -> None:
+    """Each inference path is answered by its plain route, which comes first."""
+    routes = create_app(build(Settings(models=models, lanes=1))).router.routes
+    assert [PATHS[task] for task in PATHS] == [getattr(route, "path", "")[1:] for route in routes[: len(PATHS)]]

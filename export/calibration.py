@@ -1,0 +1,139 @@
+"""What a graph's tensors look like on real text: the inputs of its matrices, and its outputs, for quantization.
+
+The built-in texts (`calibration.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions,
+everyday messages. Texts of one's own domain and language are better: `bert-export --calibration FILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from export.checkpoint import Checkpoint
+from export.errors import CheckpointError
+from service.tokenization import Encoding, Tokenizer
+
+BUILT_IN = Path(__file__).with_name("calibration.txt")
+MAX_TOKENS = 128
+MAX_TEXTS = 1000
+ROWS_PER_TEXT = 14
+
+Feed = dict[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What was seen of one tensor.
+
+    Attributes:
+        rows: A sample of its rows, float32 [n, width].
+        high: Largest value of each channel over all rows, float32 [width].
+        low: Smallest value of each channel, float32 [width].
+    """
+
+    rows: NDArray[np.float32]
+    high: NDArray[np.float32]
+    low: NDArray[np.float32]
+
+    @property
+    def peak(self) -> NDArray[np.float32]:
+        """Largest magnitude of each channel, float32 [width]."""
+        return np.maximum(self.high, -self.low)
+
+
+def read(path: Path) -> list[str]:
+    """Returns the texts of a file, one a line.
+
+    Raises:
+        CheckpointError: The file cannot be read, or holds fewer than 16 texts.
+    """
+    try:
+        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:MAX_TEXTS]
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"the calibration texts `{path}` cannot be read: {error}.") from error
+    if len(texts) < 16:
+        raise CheckpointError(f"`{path}` holds {len(texts)} texts, and calibration needs 16 at least, one a line; some hundred are better.")
+    return texts
+
+
+def feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[Feed]:
+    """Returns the graph's inputs for each text, a batch of one without padding.
+
+    Question answering gets a text and the next one as a pair, fill-mask a text with one token in eight masked.
+    """
+    tokens = [entry.ids for entry in tokenizer.tokenize(texts)]
+    return [_feed(_encoding(tokens, i, checkpoint, tokenizer), checkpoint) for i in range(len(tokens))]
+
+
+def _encoding(tokens: Sequence[Sequence[int]], i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
+    if checkpoint.task == "question-answering":
+        room = min(tokenizer.room(pair=True), 2 * MAX_TOKENS)
+        a, b = tokens[i][: room // 4], tokens[(i + 1) % len(tokens)]
+        return tokenizer.assemble(a, b[: room - len(a)])
+    ids = list(tokens[i][: min(tokenizer.room(pair=False), MAX_TOKENS)])
+    if checkpoint.mask is None:
+        return tokenizer.assemble(ids)
+    ids = ids or [checkpoint.mask.id]
+    masks = list(range(i % min(8, len(ids)), len(ids), 8))
+    for mask in masks:
+        ids[mask] = checkpoint.mask.id
+    return tokenizer.assemble(ids, masks=masks)
+
+
+def _feed(encoding: Encoding, checkpoint: Checkpoint) -> Feed:
+    values: dict[str, Any] = {
+        "token_ids": [encoding.ids],
+        "attention_mask": [[1] * len(encoding)],
+        "type_ids": [encoding.type_ids],
+        "mask_index": encoding.masks,
+    }
+    return {spec.name: np.array(values[spec.fill], dtype=np.int64) for spec in checkpoint.inputs}
+
+
+def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Activations]:
+    """Runs a graph that gives out these tensors, and returns what was seen of each.
+
+    Args:
+        path: The graph; each tensor is one of its outputs, [..., width].
+        tensors: Their names.
+        feeds: Its inputs.
+    """
+    rng = np.random.default_rng(0)
+    session = open_session(path)
+    rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tensors}
+    bounds: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
+    for feed in feeds:
+        for name, value in zip(tensors, session.run(list(tensors), feed), strict=True):
+            flat = value.reshape(-1, value.shape[-1])
+            # the first and the last token are special ones, and carry the largest values of all
+            chosen = np.unique(np.r_[0, len(flat) - 1, rng.choice(len(flat), min(len(flat), ROWS_PER_TEXT - 2), replace=False)])
+            rows[name].append(flat[chosen])
+            high, low = bounds.get(name, (flat[0], flat[0]))
+            bounds[name] = (np.maximum(high, flat.max(axis=0)), np.minimum(low, flat.min(axis=0)))
+    return {name: Activations(np.concatenate(rows[name]), *bounds[name]) for name in tensors}
+
+
+def outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
+    """Returns each output of a graph over all feeds, flattened."""
+    session = open_session(path)
+    runs = [session.run(None, feed) for feed in feeds]
+    return [np.concatenate([value.ravel() for value in values]) for values in zip(*runs, strict=True)]
+
+
+def relative_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDArray[np.float32]]) -> float:
+    """Returns the root mean square difference of outputs over their standard deviation, the worst output's."""
+    return max(float(np.sqrt(np.mean((a - b) ** 2)) / max(float(a.std()), 1e-12)) for a, b in zip(expected, actual, strict=True))
+
+
+def open_session(path: Path) -> Any:
+    """Returns a CPU session that runs the graph as it is written."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,0 +1,99 @@
+"""A tiny checkpoint's graph after each stage before quantization, and what the tests feed it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+import tiny
+from checkpoints import bert
+from export import calibration, checkpoint, lower, narrow, optimize, pack, trace
+from export.calibration import Feed
+from export.checkpoint import Checkpoint
+from export.pipeline import _tokenizer_spec
+from service.bundle import TOKENIZER_FILE
+from service.tokenization import Tokenizer
+
+ARCHITECTURES = {
+    "text-classification": "BertForSequenceClassification",
+    "token-classification": "BertForTokenClassification",
+    "question-answering": "BertForQuestionAnswering",
+    "fill-mask": "BertForMaskedLM",
+}
+LABELS = {"question-answering": ("LABEL_0", "LABEL_1")}
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A checkpoint, its tokenizer, its graph after each stage, and what the stages counted."""
+
+    loaded: Checkpoint
+    tokenizer: Tokenizer
+    fused: Path
+    lowered: Path
+    narrowed: Path
+    packed: Path
+    rows_narrowed: int
+    products_merged: int
+
+    def feeds(self, texts: Sequence[str]) -> list[Feed]:
+        """Returns the graph's inputs for each text alone."""
+        return calibration.feeds(texts, self.loaded, self.tokenizer)
+
+
+def checkpoint_of(folder: Path, task: str) -> Path:
+    """Writes the tiny checkpoint of a task and returns its path."""
+    return bert(folder, task, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS))
+
+
+def stage(source: Path, folder: Path) -> Staged:
+    """Runs the stages up to quantization on a checkpoint."""
+    folder.mkdir()
+    raw, fused, lowered, narrowed, packed = (folder / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrowed", "packed"))
+    loaded = checkpoint.load(str(source))
+    trace.trace(loaded, raw)
+    optimize.optimize(raw, fused, loaded)
+    lower.lower(fused, lowered)
+    counts = narrow.narrow(lowered, narrowed), pack.pack(narrowed, packed)
+    (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
+    tokenizer = Tokenizer(folder / TOKENIZER_FILE, _tokenizer_spec(loaded, folder))
+    return Staged(loaded, tokenizer, fused, lowered, narrowed, packed, *counts)
+
+
+def padded(feeds: Sequence[Feed], length: int) -> Feed:
+    """Returns one batch of several texts, each padded on the right to `length` tokens."""
+    batch = {
+        name: np.concatenate([np.pad(feed[name], ((0, 0), (0, length - feed[name].shape[1]))) for feed in feeds])
+        for name in feeds[0]
+        if name != "mask_index"
+    }
+    if "mask_index" in feeds[0]:
+        batch["mask_index"] = np.concatenate([i * length + feed["mask_index"] for i, feed in enumerate(feeds)])
+    return batch
+
+
+def run(path: Path, feed: Feed) -> list[NDArray[np.float32]]:
+    """Returns a graph's outputs."""
+    outputs: list[NDArray[np.float32]] = calibration.open_session(path).run(None, feed)
+    return outputs
+
+
+def operators(path: Path) -> Counter[str]:
+    """Returns how often each operator stands in a graph."""
+    return Counter(node.op_type for node in onnx.load(str(path)).graph.node)
+
+
+def assert_equal_outputs(expected: Path, actual: Path, feed: Feed, mask: Any = None, atol: float = 1e-5) -> None:
+    """Asserts that two graphs give the same outputs, where they have a row per token for those that are no padding."""
+    for a, b in zip(run(expected, feed), run(actual, feed), strict=True):
+        assert a.shape == b.shape
+        assert np.abs(a).max() > 0.1  # of zeros nothing could be told
+        kept = ... if mask is None or a.shape[:2] != mask.shape else mask.astype(bool)
+        np.testing.assert_allclose(a[kept], b[kept], rtol=0, atol=atol)

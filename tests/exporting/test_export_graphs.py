@@ -1,0 +1,494 @@
+"""Surgery on graphs: what the stages between fusing and quantizing change, and that answers stay as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from export import outliers
+from export.calibration import BUILT_IN, Feed, observe, read
+from export.errors import GraphError
+from export.graph import CONTRIB, Graph, attribute
+from export.lower import lower
+from export.narrow import narrow
+from export.pack import pack
+from service.bundle import digest
+from staged import ARCHITECTURES, Staged, assert_equal_outputs, checkpoint_of, operators, padded, run, stage
+
+pytestmark = pytest.mark.torch
+
+LENGTH = 4
+WIDTH = 8
+TEXTS = ["good", "a very good film , but the book is great !", "1 2 3"]
+
+Array = NDArray[Any]
+
+
+@pytest.fixture(name="all_staged", scope="module")
+def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Staged]:
+    """The graphs of a checkpoint of each task after each stage."""
+    folder = tmp_path_factory.mktemp("graphs")
+    return {task: stage(checkpoint_of(folder, task), folder / f"stages-{task}") for task in ARCHITECTURES}
+
+
+@pytest.fixture(name="staged", params=list(ARCHITECTURES))
+def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Staged]) -> Staged:
+    """The graphs of each task in turn."""
+    return all_staged[request.param]
+
+
+@pytest.fixture(name="classifier")
+def staged_classifier(all_staged: dict[str, Staged]) -> Staged:
+    """The graphs of the classifier."""
+    return all_staged["text-classification"]
+
+
+def batches(staged: Staged) -> list[tuple[Feed, Array]]:
+    """Returns batches and their masks: each text alone, and all of them with padding."""
+    feeds = staged.feeds(TEXTS)
+    together = padded(feeds, 40)
+    return [(feed, feed["attention_mask"]) for feed in [*feeds, together]]
+
+
+def handmade(
+    path: Path,
+    nodes: Sequence[onnx.NodeProto],
+    constants: dict[str, Array],
+    outputs: Sequence[str] = ("y",),
+    inputs: Sequence[str] = ("x",),
+) -> Path:
+    """Writes a graph on float32 inputs [rows, LENGTH, WIDTH] and returns its path."""
+    made = helper.make_graph(
+        list(nodes),
+        "handmade",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", LENGTH, WIDTH]) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(CONTRIB, 1)]
+    onnx.save(helper.make_model(made, opset_imports=opsets, ir_version=9), str(path))
+    return path
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    """Returns random numbers, float32."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def x_feed(rows: int = 3) -> dict[str, Array]:
+    """Returns an input of a handmade graph."""
+    return {"x": normal(rows, LENGTH, WIDTH, seed=9)}
+
+
+# ---- graph
+
+
+def test_constants_are_found_in_nodes_and_initializers(tmp_path: Path) -> None:
+    """A `Constant` node's value is a constant as an initializer's is; what is computed is none."""
+    nodes = [
+        helper.make_node("Constant", [], ["two"], value=numpy_helper.from_array(np.array(2, dtype=np.float32))),
+        helper.make_node("Mul", ["x", "two"], ["doubled"]),
+        helper.make_node("Add", ["doubled", "three"], ["y"]),
+    ]
+    path = handmade(tmp_path / "graph.onnx", nodes, {"three": np.array(3, dtype=np.float32)})
+    graph = Graph(path)
+
+    assert [2.0, 3.0, None, None] == [graph.constant(name) for name in ("two", "three", "doubled", "x")]
+    assert ["Mul", "Add"] == [node.op_type for node in graph.nodes]
+    graph.save(tmp_path / "saved.onnx")
+    np.testing.assert_array_equal(x_feed()["x"] * 2 + 3, run(tmp_path / "saved.onnx", x_feed())[0])
+
+
+def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_path: Path) -> None:
+    """Nothing that is needed gets lost, and the file that was loaded is left alone."""
+    before = digest(staged.fused)
+    Graph(staged.fused).save(tmp_path / "saved.onnx")
+
+    assert before == digest(staged.fused)
+    for feed, _ in batches(staged):
+        for a, b in zip(run(staged.fused, feed), run(tmp_path / "saved.onnx", feed), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_fresh_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path) -> None:
+    """Names made before a graph is saved are known to the graph that is loaded, and so are inputs and constants."""
+    path = handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x/1", "x/2"], ["y"])], {"x/2": np.float32([1])}, inputs=["x/1"])
+    graph = Graph(path)
+    seen = {"x/1", "x/2", "y"}
+    for round_ in range(3):
+        graph.nodes = [node for node in graph.nodes if node.output[0] != "y"]
+        last = "x/1" if round_ == 0 else graph.nodes[-1].output[0]
+        fresh = graph.fresh("x")
+        assert fresh not in seen
+        seen.add(fresh)
+        graph.nodes += [graph.node("Add", [last, "x/2"], fresh), graph.node("Identity", [fresh], "y")]
+        graph.save(path)
+        graph = Graph(path)
+
+    assert len({node.name for node in graph.nodes}) == len(graph.nodes)
+    feed = {"x/1": x_feed()["x"]}
+    np.testing.assert_array_equal(feed["x/1"] + 1 + 1 + 1, run(path, feed)[0])
+
+
+def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: Path) -> None:
+    """The same value is shared; another value, or another type, gets a name of its own."""
+    graph = Graph(handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": np.float32([1])}))
+
+    assert "one" == graph.add_constant("one", np.float32([1]))
+    names = [graph.add_constant("one", value) for value in (np.float32([2]), np.float32([3]), np.int64([1]), np.float32([2]))]
+    assert ["one_", "one__", "one___", "one_"] == names
+    assert [1, 2, 3, 1] == [int(np.asarray(graph.constant(name))[0]) for name in ("one", *names[:3])]
+
+
+def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
+    """Nodes without a reader go, with those that only they read, and so do constants."""
+    nodes = [
+        helper.make_node("Mul", ["x", "unread"], ["a"]),
+        helper.make_node("Neg", ["a"], ["b"]),
+        helper.make_node("Add", ["x", "one"], ["y"]),
+    ]
+    path = handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1]), "unread": np.float32([5]), "apart": np.float32([7])})
+    Graph(path).save(tmp_path / "saved.onnx")
+    saved = onnx.load(str(tmp_path / "saved.onnx")).graph
+
+    assert (["Add"], ["one"]) == ([node.op_type for node in saved.node], [tensor.name for tensor in saved.initializer])
+
+
+def test_further_outputs_come_after_the_graphs_own(tmp_path: Path) -> None:
+    """`also` gives tensors out, and keeps what computes them; the graph itself is not changed."""
+    nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]), helper.make_node("Add", ["a", "one"], ["y"])]
+    graph = Graph(handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])}))
+    graph.save(tmp_path / "also.onnx", also=["b", "a"])
+    graph.save(tmp_path / "saved.onnx")
+    x = x_feed()["x"]
+
+    for expected, actual in zip([1 - x, np.abs(x), -x], run(tmp_path / "also.onnx", x_feed()), strict=True):
+        np.testing.assert_allclose(expected, actual, rtol=1e-6)
+    assert [["y", "b", "a"], ["y"]] == [Graph(tmp_path / f"{name}.onnx").outputs for name in ("also", "saved")]
+    assert {"Neg": 1, "Add": 1} == operators(tmp_path / "saved.onnx")
+
+
+def test_attributes_have_defaults() -> None:
+    """An attribute that a node has is its value, another one the default."""
+    node = helper.make_node("Gather", ["x", "i"], ["y"], axis=1)
+
+    assert (1, None, 7) == (attribute(node, "axis"), attribute(node, "other"), attribute(node, "other", 7))
+
+
+# ---- lower
+
+
+def test_a_lowered_graph_answers_as_the_fused_one(staged: Staged) -> None:
+    """With padding and without, outputs of every task are within 1e-5."""
+    for feed, mask in batches(staged):
+        assert_equal_outputs(staged.fused, staged.lowered, feed, mask)
+
+
+def test_no_slow_operator_is_left(staged: Staged) -> None:
+    """Attention, norms with a skip connection and activations with a bias are taken apart, and plain products with a bias too."""
+    before, after = operators(staged.fused), operators(staged.lowered)
+    slow = {"Attention", "SkipLayerNormalization", "BiasGelu", "Gemm"}
+
+    assert {"Attention", "SkipLayerNormalization", "BiasGelu"} <= set(before)
+    assert set() == slow & set(after)
+    assert (before["Attention"], before["Attention"]) == (2, after["MultiHeadAttention"])
+
+
+def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> None:
+    """Another scale of the scores, and another value of masked ones, mean the same after lowering as before."""
+    model = onnx.load(str(classifier.fused))
+    for node in model.graph.node:
+        if node.op_type == "Attention":
+            node.attribute.extend([helper.make_attribute("scale", 0.2), helper.make_attribute("mask_filter_value", -1.0)])
+    onnx.save(model, str(tmp_path / "fused.onnx"))
+    lower(tmp_path / "fused.onnx", tmp_path / "lowered.onnx")
+    feed, mask = batches(classifier)[-1]
+
+    assert_equal_outputs(tmp_path / "fused.onnx", tmp_path / "lowered.onnx", feed, mask)
+    with pytest.raises(AssertionError):
+        assert_equal_outputs(classifier.fused, tmp_path / "fused.onnx", feed, mask)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda node: node.attribute.append(helper.make_attribute("unidirectional", 1)), id="unidirectional"),
+        pytest.param(lambda node: node.input.extend(["past"]), id="with a past"),
+        pytest.param(lambda node: node.input.__setitem__(1, node.input[0]), id="a weight that is computed"),
+        pytest.param(lambda node: node.input.__setitem__(2, ""), id="no bias"),
+    ],
+)
+def test_attention_of_another_kind_is_refused(classifier: Staged, tmp_path: Path, change: Callable[[onnx.NodeProto], object]) -> None:
+    """What the rewriting would get wrong is an error that names the node, and no graph is written."""
+    model = onnx.load(str(classifier.fused))
+    node = next(node for node in model.graph.node if node.op_type == "Attention")
+    change(node)
+    onnx.save(model, str(tmp_path / "other.onnx"))
+
+    with pytest.raises(GraphError, match=f"attention node `{node.name}` .*not understood"):
+        lower(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
+    assert not (tmp_path / "lowered.onnx").exists()
+
+
+def test_a_norm_that_gives_out_its_sum_is_refused(classifier: Staged, tmp_path: Path) -> None:
+    """The further outputs of SkipLayerNormalization have no node to come from."""
+    model = onnx.load(str(classifier.fused))
+    node = next(node for node in model.graph.node if node.op_type == "SkipLayerNormalization")
+    node.output.extend(["", "", "sum"])
+    onnx.save(model, str(tmp_path / "other.onnx"))
+
+    with pytest.raises(GraphError, match=r"'sum'\], which is not understood"):
+        lower(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
+
+
+@pytest.mark.parametrize(("transposed", "alpha", "left"), [(0, 1.0, {"MatMul", "Add"}), (1, 1.0, {"MatMul", "Add"}), (0, 2.0, {"Gemm"})])
+def test_a_plain_gemm_becomes_a_product_and_an_addition(tmp_path: Path, transposed: int, alpha: float, left: set[str]) -> None:
+    """A transposed matrix is transposed once, and a scaled product is left as it is."""
+    shape = [
+        helper.make_node("Reshape", ["x", "flat"], ["rows"]),
+        helper.make_node("Gemm", ["rows", "w", "b"], ["y"], transB=transposed, alpha=alpha),
+    ]
+    constants = {"w": normal(*((5, WIDTH) if transposed else (WIDTH, 5))), "b": normal(5), "flat": np.array([-1, WIDTH])}
+    path = handmade(tmp_path / "gemm.onnx", shape, constants)
+    lower(path, tmp_path / "lowered.onnx")
+
+    assert {"Reshape"} | left == set(operators(tmp_path / "lowered.onnx"))
+    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
+
+
+# ---- narrow
+
+
+def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, tmp_path: Path) -> None:
+    """Query, attention's output, feed-forward block and both norms have one row; keys, values and all before have all."""
+    names = [
+        node.output[0] for node in Graph(classifier.narrowed).nodes if node.op_type in ("Gelu", "LayerNormalization", "MultiHeadAttention")
+    ]
+    Graph(classifier.narrowed).save(tmp_path / "also.onnx", also=names)
+    [feed] = classifier.feeds(TEXTS[1:2])
+    length = feed["input_ids"].shape[1]
+
+    assert 14 == classifier.rows_narrowed
+    assert [length] * 5 + [1] * 4 == [value.shape[1] for value in run(tmp_path / "also.onnx", feed)[1:]]
+
+
+def test_other_tasks_are_not_narrowed(staged: Staged) -> None:
+    """Only a classifier reads nothing but the first token's hidden state."""
+    assert (staged.rows_narrowed > 0) == (staged.loaded.task == "text-classification")
+    assert (operators(staged.lowered) == operators(staged.narrowed)) == (staged.rows_narrowed == 0)
+
+
+def test_a_narrowed_graph_answers_as_before(staged: Staged) -> None:
+    """With padding and without, outputs are within 1e-5."""
+    for feed, mask in batches(staged):
+        assert_equal_outputs(staged.lowered, staged.narrowed, feed, mask)
+
+
+@pytest.mark.parametrize("second", ["an output", "a reader"])
+def test_hidden_states_that_something_else_reads_stay_whole(classifier: Staged, tmp_path: Path, second: str) -> None:
+    """Where the last hidden states are given out, or reach another node, nothing is narrowed and they are as before."""
+    graph = Graph(classifier.lowered)
+    hidden = [node for node in graph.nodes if node.op_type == "LayerNormalization"][-1].output[0]
+    if second == "a reader":
+        graph.nodes.append(graph.node("Tanh", [hidden], "squashed"))
+        hidden = "squashed"
+    graph.save(tmp_path / "wide.onnx", also=[hidden])
+    count = narrow(tmp_path / "wide.onnx", tmp_path / "narrowed.onnx")
+    [feed] = classifier.feeds(TEXTS[1:2])
+
+    assert 0 == count
+    for a, b in zip(run(tmp_path / "wide.onnx", feed), run(tmp_path / "narrowed.onnx", feed), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def rowwise_nodes() -> list[onnx.NodeProto]:
+    """Returns a head on the first row of `hidden`, which only row-wise operators lead to."""
+    return [
+        helper.make_node("MatMul", ["x", "w"], ["product"]),
+        helper.make_node("Add", ["product", "b"], ["biased"]),
+        helper.make_node("Add", ["biased", "x"], ["hidden"]),
+        helper.make_node("Gather", ["hidden", "zero"], ["y"], axis=1),
+    ]
+
+
+ROWWISE = {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH, seed=1), "zero": np.array(0), "one": np.array(1)}
+
+
+def narrowed_handmade(folder: Path, nodes: Sequence[onnx.NodeProto], **constants: Array) -> tuple[int, Path]:
+    """Narrows a handmade graph, asserts that it answers as before, and returns the count and the graph."""
+    path = handmade(folder / "wide.onnx", nodes, ROWWISE | constants)
+    count = narrow(path, folder / "narrowed.onnx")
+    np.testing.assert_allclose(run(path, x_feed())[0], run(folder / "narrowed.onnx", x_feed())[0], rtol=0, atol=1e-6)
+    return count, folder / "narrowed.onnx"
+
+
+def test_rowwise_nodes_read_one_cut_of_their_input(tmp_path: Path) -> None:
+    """All three nodes are narrowed, and what two of them read is cut once."""
+    count, path = narrowed_handmade(tmp_path, rowwise_nodes())
+
+    assert (3, 1) == (count, operators(path)["Slice"])
+
+
+@pytest.mark.parametrize(
+    ("place", "node"),
+    [
+        pytest.param(3, helper.make_node("Gather", ["hidden", "one"], ["y"], axis=1), id="another row"),
+        pytest.param(3, helper.make_node("Gather", ["hidden", "zero"], ["y"], axis=0), id="another axis"),
+        pytest.param(3, helper.make_node("Softmax", ["hidden"], ["y"], axis=1), id="an operator across rows"),
+    ],
+)
+def test_another_reader_narrows_nothing(tmp_path: Path, place: int, node: onnx.NodeProto) -> None:
+    """Only the first row of the second axis, taken out by itself, is what the head may read."""
+    nodes = rowwise_nodes()
+    nodes[place] = node
+
+    assert 0 == narrowed_handmade(tmp_path, nodes)[0]
+
+
+def test_a_product_of_two_computed_tensors_is_not_narrowed(tmp_path: Path) -> None:
+    """Scores mix rows: what they are multiplied with is needed whole, and only what comes after is narrowed."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "turned"], ["scores"]),
+        helper.make_node("MatMul", ["scores", "x"], ["mixed"]),
+        helper.make_node("Add", ["mixed", "b"], ["hidden"]),
+        helper.make_node("Gather", ["hidden", "zero"], ["y"], axis=1),
+    ]
+
+    assert 1 == narrowed_handmade(tmp_path, nodes)[0]
+
+
+def test_a_constant_with_rows_of_its_own_is_not_narrowed(tmp_path: Path) -> None:
+    """Positions that are added to hidden states are not one row for all."""
+    nodes = rowwise_nodes()
+    nodes[1] = helper.make_node("Add", ["product", "positions"], ["biased"])
+
+    assert 1 == narrowed_handmade(tmp_path, nodes, positions=normal(1, LENGTH, WIDTH))[0]
+
+
+# ---- pack
+
+
+def test_a_packed_graph_answers_as_before(staged: Staged) -> None:
+    """With padding and without, outputs are within 1e-5."""
+    for feed, mask in batches(staged):
+        assert_equal_outputs(staged.narrowed, staged.packed, feed, mask)
+
+
+def test_query_key_and_value_are_one_product(staged: Staged) -> None:
+    """Each layer's three projections are one; in a narrowed layer, where the query reads one row, key and value are."""
+    widths = [
+        [len(node.output), [int(width) for width in graph_constant(staged.packed, node.input[1])]]
+        for node in onnx.load(str(staged.packed)).graph.node
+        if node.op_type == "Split" and "widths" in node.input[1]
+    ]
+    narrowed = staged.loaded.task == "text-classification"
+
+    assert [[3, [32] * 3], [2, [32] * 2] if narrowed else [3, [32] * 3]] == widths
+    assert (3 if narrowed else 4) == staged.products_merged
+    assert staged.products_merged == operators(staged.narrowed)["MatMul"] - operators(staged.packed)["MatMul"]
+
+
+def graph_constant(path: Path, name: str) -> Array:
+    """Returns a constant of a graph."""
+    value = Graph(path).constant(name)
+    assert value is not None
+    return value
+
+
+def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Path) -> None:
+    """Merged are products of one tensor whose bias is added; widths may differ."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "wide"], ["p1"]),
+        helper.make_node("Add", ["wide_bias", "p1"], ["y1"]),
+        helper.make_node("MatMul", ["x", "w"], ["y2"]),
+        helper.make_node("Neg", ["x"], ["other"]),
+        helper.make_node("MatMul", ["other", "w"], ["p3"]),
+        helper.make_node("Add", ["p3", "b"], ["y3"]),
+        helper.make_node("MatMul", ["x", "w"], ["p4"]),
+        helper.make_node("Add", ["p4", "b"], ["y4"]),
+    ]
+    constants = {"wide": normal(WIDTH, 12, seed=3), "wide_bias": normal(12, seed=4)} | ROWWISE
+    path = handmade(tmp_path / "apart.onnx", nodes, constants, outputs=["y1", "y2", "y3", "y4"])
+    count = pack(path, tmp_path / "packed.onnx")
+
+    assert (1, 3) == (count, operators(tmp_path / "packed.onnx")["MatMul"])
+    for a, b in zip(run(path, x_feed()), run(tmp_path / "packed.onnx", x_feed()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+# ---- outliers
+
+
+def test_every_feed_forward_block_is_found(staged: Staged) -> None:
+    """There is one a layer; the activation of a head is none."""
+    assert 2 == len(outliers.feed_forwards(Graph(staged.packed)))
+
+
+def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_path: Path) -> None:
+    """Outputs stay within 1e-5; the small block has the units of the largest peaks, and the large one the others, in order."""
+    graph = Graph(classifier.packed)
+    activation = outliers.feed_forwards(graph)[0]
+    producers = graph.producers()
+    first = producers[producers[activation.input[0]].input[0]]
+    name, weight = first.input[1], graph.constant(first.input[1])
+    assert weight is not None
+    peak = np.random.default_rng(0).permutation(weight.shape[1]).astype(np.float32)
+    outliers.split_units(graph, activation, peak)
+    graph.save(tmp_path / "split.onnx")
+    largest = peak >= len(peak) - outliers.UNITS
+
+    np.testing.assert_array_equal(weight[:, largest], graph_constant(tmp_path / "split.onnx", f"{name}/float"))
+    np.testing.assert_array_equal(weight[:, ~largest], graph_constant(tmp_path / "split.onnx", f"{name}/int8"))
+    for feed, mask in batches(classifier):
+        assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
+
+
+def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: Staged, tmp_path: Path) -> None:
+    """Outputs stay within 1e-5; the largest channels' rows are in the float matrix, and zero in the other."""
+    graph = Graph(classifier.packed)
+    product = next(node for node in graph.nodes if node.op_type == "MatMul")
+    name, weight = product.input[1], graph.constant(product.input[1])
+    assert weight is not None
+    peak = np.random.default_rng(0).permutation(weight.shape[0]).astype(np.float32)
+    outliers.split_inputs(graph, product, peak)
+    graph.save(tmp_path / "split.onnx")
+    largest = peak >= len(peak) - outliers.CHANNELS
+
+    np.testing.assert_array_equal(weight[largest], graph_constant(tmp_path / "split.onnx", f"{name}/outlying"))
+    np.testing.assert_array_equal(np.where(largest[:, None], 0, weight), graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
+    for feed, mask in batches(classifier):
+        assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
+
+
+def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) -> None:
+    """Every block and every product of a norm's output split, by the values seen on texts, is the same function within 1e-5."""
+    graph = Graph(staged.packed)
+    consumers = graph.consumers()
+    blocks = outliers.feed_forwards(graph)
+    products = [
+        reader
+        for node in graph.nodes
+        if node.op_type == "LayerNormalization"
+        for reader in consumers[node.output[0]]
+        if reader.op_type == "MatMul" and consumers[reader.output[0]][0].op_type == "Add"
+    ]
+    tensors = sorted({*(node.output[0] for node in blocks), *(node.input[0] for node in products)})
+    graph.save(tmp_path / "observed.onnx", also=tensors)
+    seen = observe(tmp_path / "observed.onnx", tensors, staged.feeds(read(BUILT_IN)[:10]))
+    assert len(products) > 3
+    for node in blocks:
+        outliers.split_units(graph, node, seen[node.output[0]].peak)
+    for product in products:
+        outliers.split_inputs(graph, product, seen[product.input[0]].peak)
+    graph.save(tmp_path / "split.onnx")
+
+    for feed, mask in batches(staged):
+        assert_equal_outputs(staged.packed, tmp_path / "split.onnx", feed, mask)
