@@ -115,6 +115,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         raise CheckpointError(f"`{name}` cannot name a bundle: it does not match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
     package.check_free(target, overwrite=spec.overwrite)
+    texts = calibration.read(spec.calibration)  # before a checkpoint is loaded for nothing
     with _stage(progress, "load", spec.source):
         loaded = checkpoint.load(spec.source, task=spec.task, revision=spec.revision)
     spec.output.mkdir(parents=True, exist_ok=True)
@@ -122,15 +123,14 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         built, work = Path(scratch) / "bundle", Path(scratch) / "work"
         built.mkdir()
         work.mkdir()
-        manifest = _build(spec, name, loaded, built, work, progress)
+        manifest = _build(spec, name, loaded, texts, built, work, progress)
         with _stage(progress, "package", str(target)):
             package.package(built, target, manifest, card=loaded.card)
     return target, manifest
 
 
-def _build(spec: ExportSpec, name: str, loaded: Checkpoint, built: Path, work: Path, progress: Progress) -> Manifest:
+def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str], built: Path, work: Path, progress: Progress) -> Manifest:
     raw, fused, lowered, narrow_, final = (work / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrow", "packed"))
-    texts = calibration.read(spec.calibration)
     with _stage(progress, "trace", f"opset {trace.OPSET}"):
         trace.trace(loaded, raw)
     with _stage(progress, "optimize", "cpu"):
