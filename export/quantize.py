@@ -37,7 +37,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class _Fit:
-    """How one tensor and the matrices that read it are quantized.
+    """How one tensor and the matrix that reads it are quantized.
 
     `x` is stored as `round(x * multiplier / scale) + zero`, a weight as `round(weight / multiplier / weight_scale)`.
     """
@@ -75,14 +75,13 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed])
     fits = {x: _fit(graph, product, seen[x], feedback=False) for x, product in products.items()}
     sensitive = _most_sensitive(source, part, fits, feeds)
     split = _split(graph, sensitive, seen)
-    graph.save(part)
     # splitting moved channels between tensors, and gave some of them other names
     products = _products(graph)
     seen = _observe(graph, list(products), observed, feeds)
     _apply(graph, {x: _fit(graph, product, seen[x], feedback=True) for x, product in products.items()})
     tables = _quantize_embeddings(graph)
     graph.save(target)
-    count = sum(node.op_type == "MatMulIntegerToFloat" for node in onnx.load(str(target)).graph.node)
+    count = sum(node.op_type == "MatMulIntegerToFloat" for node in graph.nodes)
     return {"MatMulIntegerToFloat": count, "PerRowEmbedding": tables} | split
 
 

@@ -65,8 +65,8 @@ class Service:
 class Inference:
     """An inference path as a plain ASGI application.
 
-    FastAPI would solve dependencies, open exit stacks and match the path twice for each request, which takes longer than all
-    else that the event loop does for it (bench/RESULTS.md). `documented` describes these paths to FastAPI.
+    FastAPI would solve dependencies, open exit stacks and match the path twice for each request. `documented` describes these
+    paths to it.
     """
 
     def __init__(self, service: Service, task: str) -> None:
@@ -75,9 +75,7 @@ class Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
-        response = await _predict(
-            self._service, Request(scope, receive), self._task, scope["path_params"]["name"] if self._task == UNKNOWN else None
-        )
+        response = await _predict(self._service, Request(scope, receive), self._task, scope["path_params"].get("name"))
         await response(scope, receive, send)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnx
 import pytest
@@ -12,8 +14,8 @@ from onnx import numpy_helper
 
 import tiny
 from application import classify, rejected, results
-from service.api.app import build, create_app
-from service.api.routes import PATHS, inference
+from service.api.app import Application, build, create_app
+from service.api.routes import NAMED, PATHS, inference
 from service.bundle import MANIFEST_FILE, Manifest, digest
 from service.settings import Settings
 
@@ -235,7 +237,20 @@ def test_every_documented_inference_path_is_served_and_no_other(models: Path) ->
     assert {route.path for route in inference(service)} == documented
 
 
-def test_a_route_that_only_documents_is_never_run(models: Path) -> None:
-    """Each inference path is answered by its plain route, which comes first."""
-    routes = create_app(build(Settings(models=models, lanes=1))).router.routes
-    assert [PATHS[task] for task in PATHS] == [getattr(route, "path", "")[1:] for route in routes[: len(PATHS)]]
+@pytest.mark.parametrize("path", ["/classify", "/models/tiny", "/models/none", "/models/", "/models/tiny/info", "/models//tiny"])
+def test_the_short_cut_answers_as_the_long_way(models: Path, path: str) -> None:
+    """A post gets the same status and body from the short cut and from FastAPI's own routing."""
+    answers = []
+    for cut in (True, False):
+        app = create_app(build(Settings(models=models, lanes=1)))
+        assert {NAMED, *(f"/{task}" for task in PATHS.values())} == set(app.inference)
+        app.inference = app.inference if cut else {}
+        answers.append(asyncio.run(_posted(app, path)))
+    assert answers[0] == answers[1]
+
+
+async def _posted(app: Application, path: str) -> tuple[int, Any]:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.post(path, json={"inputs": "a good film"}, headers={"x-request-id": "same"})
+        return response.status_code, response.content
