@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         revision=args.revision,
         overwrite=args.overwrite,
         figures=args.figures,
-        **({"calibration": args.calibration} if args.calibration else {}),
+        **{name: value for name in ("calibration", "max_int8_error") if (value := getattr(args, name)) is not None},
     )
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
@@ -73,6 +73,7 @@ def _print_evidence(target: Path, manifest: Manifest) -> None:
             f"{evidence.samples} samples, row in batch against row alone {evidence.worst_row_error:.1e}"
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
             f"    {evidence.nodes} nodes; fused {evidence.fusions}; quantized {evidence.quantized or 'none'}"
+            + (f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else "")
         )
 
 
@@ -112,7 +113,24 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="texts of your own, one a line, to choose the int8 scales on (default: 700 English texts that come with bertserve)",
     )
+    parser.add_argument(
+        "--max-int8-error",
+        type=_share,
+        metavar="SHARE",
+        help="how far int8 may move the outputs on the calibration texts, as a share of their standard deviation (default: 0.1); "
+        "the matrices that matter most stay in float until it holds",
+    )
     return parser
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1")
+    return value
 
 
 def _name(text: str) -> str:

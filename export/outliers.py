@@ -55,7 +55,7 @@ def split_units(graph: Graph, activation: NodeProto, peak: Floats) -> None:
     kept = [weights[0][:, others], weights[1][others], weights[2][others]]
     apart = [weights[0][:, outlying], weights[1][outlying], weights[2][outlying]]
     first.input[1], addition.input[1], second.input[1] = (
-        graph.add_constant(f"{name}/int8", np.ascontiguousarray(value)) for name, value in zip(names, kept, strict=True)
+        graph.add_constant(f"{name}/rest", np.ascontiguousarray(value)) for name, value in zip(names, kept, strict=True)
     )
     a, b, c = (graph.add_constant(f"{name}/float", np.ascontiguousarray(value)) for name, value in zip(names, apart, strict=True))
     product, biased, active, part = (graph.fresh(total) for _ in range(4))

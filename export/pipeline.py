@@ -71,6 +71,7 @@ class ExportSpec:
         overwrite: Whether an existing bundle is replaced.
         figures: Measured task figures to put into manifest and card.
         calibration: Texts to choose the int8 scales on, one a line.
+        max_int8_error: How far int8 may move the outputs on these texts, as a share of their spread.
     """
 
     source: str
@@ -82,6 +83,7 @@ class ExportSpec:
     overwrite: bool = False
     figures: Sequence[Figure] = field(default=())
     calibration: Path = calibration.BUILT_IN
+    max_int8_error: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
         # fp32 is compared also where it is not kept: without it a fault of the trace could hide in int8's wide bound
         if precision == "fp32" or precision in spec.precisions:
             path = (built if precision in spec.precisions else work) / f"model.cpu.{precision}.onnx"
-            quantized = _write_graph(precision, final, path, calibration.feeds(texts, loaded, tokenizer), progress)
+            quantized = _write_graph(precision, final, path, calibration.feeds(texts, loaded, tokenizer), spec.max_int8_error, progress)
             default = precision == spec.precisions[-1]
             with _stage(progress, "parity", f"cpu/{precision}"):
                 graphs[precision], engine = _measured(path, precision, form, loaded, tokenizer, reference, quantized, default)
@@ -175,13 +177,15 @@ def _tokenizer_spec(loaded: Checkpoint, built: Path) -> TokenizerSpec:
     return TokenizerSpec.model_validate({"sha256": digest(built / TOKENIZER_FILE)} | {fact: getattr(loaded, fact) for fact in facts})
 
 
-def _write_graph(precision: Precision, source: Path, path: Path, feeds: Sequence[Feed], progress: Progress) -> dict[str, int]:
+def _write_graph(
+    precision: Precision, source: Path, path: Path, feeds: Sequence[Feed], max_error: float, progress: Progress
+) -> quantize.Quantized:
     """Writes the graph of a precision and returns what was quantized."""
     if precision == "fp32":
         shutil.copyfile(source, path)
-        return {}
+        return quantize.Quantized({}, 0.0)
     with _stage(progress, "quantize", f"{precision}, calibrated on {len(feeds)} texts"):
-        return quantize.quantize(source, path, source.parent, feeds)
+        return quantize.quantize(source, path, source.parent, feeds, max_error=max_error)
 
 
 def _measured(
@@ -191,7 +195,7 @@ def _measured(
     loaded: Checkpoint,
     tokenizer: Tokenizer,
     reference: parity.Reference,
-    quantized: dict[str, int],
+    quantized: quantize.Quantized,
     default: bool,
 ) -> tuple[GraphSpec, OnnxEngine]:
     """Compares a graph with the checkpoint; returns its manifest entry with the evidence, and the engine that ran it.
@@ -212,7 +216,8 @@ def _measured(
         worst_row_error=found.worst_row_error,
         nodes=len(onnx.load(str(path)).graph.node),
         fusions=form.fusions,
-        quantized=quantized,
+        quantized=quantized.counts,
+        quantization_error=quantized.error,
     )
     invariant = found.worst_row_error <= parity.MAX_ROW_ERROR
     return graph.model_copy(update={"evidence": evidence, "batch_invariant": invariant}), engine

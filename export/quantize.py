@@ -1,14 +1,17 @@
 """int8 for the CPU with fixed scales: what a row answers depends neither on its batch nor, but for rare sums, on the CPU.
 
 Activations get one scale per tensor from calibration, weights one per column, the word embeddings one per row. Four things keep
-the answers near float, each exact or free at run time (docs/export.md has what each buys):
+the answers near float, each exact or cheap at run time (docs/export.md has what each buys):
 
 1. Of the tensors whose quantization moves the model's outputs most, the few largest channels are computed in float
    (`export.outliers`).
 2. Channels are brought to like size before rounding, the inverse is in the weights (SmoothQuant, Xiao et al. 2022,
-   arXiv:2211.10438); how far is chosen per matrix, by the error that its output shows on the calibration texts.
+   arXiv:2211.10438); how far is chosen per matrix, by the error that its output shows on the calibration texts. It is free after
+   attention (`export.balance`); elsewhere it costs a multiplication, and is left out where the model's outputs hardly move.
 3. Weights are rounded with error feedback, and the mean error goes into the bias.
 4. Columns whose products could saturate 16 bits, as CPUs without VNNI add them up in, get wider steps (`export.rounding`).
+
+Last comes a gate: while the outputs are further from the float graph's than allowed, the matrices that matter most go back to float.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto
 
-from export import calibration, outliers, rounding
+from export import balance, calibration, outliers, rounding
 from export.calibration import Activations, Feed
 from export.errors import GraphError
 from export.graph import CONTRIB, Graph
@@ -31,8 +34,26 @@ MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types alw
 MIN_SIDE = 32  # smaller matrices, as a classifier's and the float parts of split ones, cost nothing in float
 SAMPLE_ROWS = 3072
 PROBE_TEXTS = 96
+DRIFT = 2  # steps that an activation may go beyond calibration before a sum can saturate
+# Shares of the average error of a tensor, each measured alone: above the one its outliers are worth computing in float, below the
+# other its channels are not worth a multiplication.
+SENSITIVE = 1 / 3
+INDIFFERENT = 1 / 16
 
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What became of a graph.
+
+    Attributes:
+        counts: What was quantized, and what was kept in float -> count.
+        error: Root mean square difference of the outputs from the float graph's on calibration texts, over their standard deviation.
+    """
+
+    counts: dict[str, int]
+    error: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ class _Fit:
     bias: Floats
 
 
-def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed]) -> dict[str, int]:
+def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], *, max_error: float) -> Quantized:
     """Writes the int8 graph to a new file.
 
     Args:
@@ -58,14 +79,15 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed])
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The calibration texts as the graph's inputs.
+        max_error: How far its outputs may be from the float graph's, as `calibration.relative_error` measures it.
 
     Returns:
-        What was quantized and what was kept in float -> count.
+        What was done, and the error that is left.
 
     Raises:
-        GraphError: There is no matrix to quantize.
+        GraphError: There is no matrix to quantize, or none that the outputs bear.
     """
-    observed, part = workspace / "observed.onnx", workspace / "part.onnx"
+    observed, part, split = (workspace / f"{name}.onnx" for name in ("observed", "part", "split"))
     graph = Graph(source)
     products = _products(graph)
     if not products:
@@ -73,16 +95,42 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed])
     seen = _observe(graph, list(products), observed, feeds)
     # without feedback, which takes longest and changes little of which tensors matter
     fits = {x: _fit(graph, product, seen[x], feedback=False) for x, product in products.items()}
-    sensitive = _most_sensitive(source, part, fits, feeds)
-    split = _split(graph, sensitive, seen)
-    # splitting moved channels between tensors, and gave some of them other names
+    errors = _errors(source, part, fits, feeds)
+    average = sum(errors.values()) / len(errors)
+    balanced = balance.balance(graph, {x: fit.multiplier for x, fit in fits.items() if fit.multiplier is not None})
+    counts = _split(graph, [x for x, error in errors.items() if error > average * SENSITIVE], seen)
+    graph.save(split)
+    # splitting moved channels between tensors
     products = _products(graph)
     seen = _observe(graph, list(products), observed, feeds)
-    _apply(graph, {x: _fit(graph, product, seen[x], feedback=True) for x, product in products.items()})
-    tables = _quantize_embeddings(graph)
-    graph.save(target)
-    count = sum(node.op_type == "MatMulIntegerToFloat" for node in graph.nodes)
-    return {"MatMulIntegerToFloat": count, "PerRowEmbedding": tables} | split
+    plain = balanced | {x for x, error in errors.items() if error < average * INDIFFERENT}
+    fits = {x: _fit(graph, product, seen[x], feedback=True, plain=x in plain) for x, product in products.items()}
+    fits, tables, error = _gate(split, target, fits, sorted(fits, key=lambda x: -errors.get(x, 0.0)), (source, feeds), max_error)
+    kept = len(products) - len(fits)
+    counts = {"MatMulIntegerToFloat": len(fits), "PerRowEmbedding": tables} | counts | ({"KeptFloat": kept} if kept else {})
+    return Quantized(counts, error)
+
+
+def _gate(
+    source: Path, target: Path, fits: Mapping[str, _Fit], order: Sequence[str], reference: tuple[Path, Sequence[Feed]], max_error: float
+) -> tuple[dict[str, _Fit], int, float]:
+    """Writes the graph with as many of the matrices in int8 as the outputs bear; returns those, the tables in int8, and the error."""
+    probe = _probe(reference[1])
+    expected = calibration.outputs(reference[0], probe)
+    for kept in (0, *(2**i for i in range(len(order)) if 2**i < len(order) - 1), len(order) - 1):
+        chosen = {x: fit for x, fit in fits.items() if x not in order[:kept]}
+        graph = Graph(source)
+        _apply(graph, chosen)
+        tables = _quantize_embeddings(graph)
+        graph.save(target)
+        error = calibration.relative_error(expected, calibration.outputs(target, probe))
+        if error <= max_error:
+            return chosen, tables, error
+    raise GraphError(
+        f"int8 moves the model's outputs by {error:.2g} of their spread on the calibration texts, over the limit of {max_error:.2g}, even "
+        f"with {kept} of {len(fits)} matrices in float; give texts of the model's own domain with --calibration, allow "
+        "more with --max-int8-error, or export with --precision fp32."
+    )
 
 
 def _split(graph: Graph, sensitive: Sequence[str], seen: Mapping[str, Activations]) -> dict[str, int]:
@@ -127,33 +175,33 @@ def _weight_and_bias(graph: Graph, product: NodeProto) -> tuple[Floats, Floats]:
     return weight, bias
 
 
-def _fit(graph: Graph, product: NodeProto, seen: Activations, *, feedback: bool) -> _Fit:
-    """Returns the scales that put the least error on what the matrix gives out for the calibration texts."""
+def _fit(graph: Graph, product: NodeProto, seen: Activations, *, feedback: bool, plain: bool = False) -> _Fit:
+    """Returns the scales that put the least error on what the matrix gives out for the calibration texts; all 1 if `plain`."""
     weight, bias = _weight_and_bias(graph, product)
     used = np.abs(weight).max(axis=1) > 0  # rows of zeros are computed elsewhere, in float
-    rows, high, low = (
-        value * used.astype(np.float32) for value in (seen.rows[:: max(1, len(seen.rows) // SAMPLE_ROWS)], seen.high, seen.low)
-    )
+    all_rows, high, low = (value * used.astype(np.float32) for value in (seen.rows, seen.high, seen.low))
+    rows = all_rows[:: max(1, len(all_rows) // SAMPLE_ROWS)]
     expected = rows @ weight
     wide = np.abs(weight).max(axis=1)
 
     def error(spread: Floats, share: float) -> float:
         scaled = weight * spread[:, None]
         scale, zero = _range(share * float((low / spread).min()), share * float((high / spread).max()))
-        scales = rounding.column_scales(scaled, _steps(high / spread, scale, zero))
+        scales = rounding.column_scales(scaled, _peak(high / spread, scale, zero))
         actual = _values(rows / spread, scale, zero) @ (rounding.to_nearest(scaled, scales) * scales)
         return float(np.mean((actual - expected) ** 2))
 
-    spread = min(_spreads(rows, np.maximum(high, -low), wide), key=lambda spread: error(spread, 1.0))
+    spreads = [np.ones_like(wide)] if plain else _spreads(rows, np.maximum(high, -low), wide)
+    spread = min(spreads, key=lambda spread: error(spread, 1.0))
     share = min((1.0, 0.9, 0.8), key=lambda share: error(spread, share))
     scale, zero = _range(share * float((low / spread).min()), share * float((high / spread).max()))
-    scaled, peak = weight * spread[:, None], _steps(high / spread, scale, zero)
+    scaled, peak = weight * spread[:, None], _peak(high / spread, scale, zero)
     scales = rounding.column_scales(scaled, peak)
-    stored = _values(rows / spread, scale, zero)
+    stored = _values(all_rows / spread, scale, zero)
     steps = rounding.with_feedback(scaled, scales, stored, peak) if feedback else rounding.to_nearest(scaled, scales)
-    shift = np.mean(expected - stored @ (steps * scales), axis=0)
+    shift = all_rows.mean(axis=0) @ weight - stored.mean(axis=0) @ (steps * scales)
     multiplier = np.where(used, 1 / spread, 0).astype(np.float32)
-    return _Fit(None if (multiplier == 1).all() else multiplier, scale, zero, steps, scales, (bias + shift).astype(np.float32))
+    return _Fit(None if (spread == 1).all() else multiplier, scale, zero, steps, scales, (bias + shift).astype(np.float32))
 
 
 def _spreads(rows: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:
@@ -182,14 +230,20 @@ def _steps(x: Floats, scale: np.float32, zero: np.uint8) -> NDArray[np.uint8]:
     return steps
 
 
+def _peak(high: Floats, scale: np.float32, zero: np.uint8) -> NDArray[np.uint8]:
+    """Returns the largest step of each channel: that of calibration, whose matrices before this one were not yet quantized, and more."""
+    peak: NDArray[np.uint8] = np.minimum(_steps(high, scale, zero), 255 - DRIFT) + np.uint8(DRIFT)
+    return peak
+
+
 def _values(x: Floats, scale: np.float32, zero: np.uint8) -> Floats:
     """Returns what is left of values after quantization."""
     return (_steps(x, scale, zero).astype(np.float32) - np.float32(zero)) * scale
 
 
-def _most_sensitive(source: Path, part: Path, fits: Mapping[str, _Fit], feeds: Sequence[Feed]) -> list[str]:
-    """Returns the tensors whose quantization, alone, moves the model's outputs more than a third as much as the average one."""
-    probe = feeds[:: max(1, len(feeds) // PROBE_TEXTS)]
+def _errors(source: Path, part: Path, fits: Mapping[str, _Fit], feeds: Sequence[Feed]) -> dict[str, float]:
+    """Returns how much the quantization of each tensor, alone, moves the model's outputs: the square of their relative error."""
+    probe = _probe(feeds)
     expected = calibration.outputs(source, probe)
     errors = {}
     for x, fit in fits.items():
@@ -197,8 +251,11 @@ def _most_sensitive(source: Path, part: Path, fits: Mapping[str, _Fit], feeds: S
         _apply(graph, {x: fit})
         graph.save(part)
         errors[x] = calibration.relative_error(expected, calibration.outputs(part, probe)) ** 2
-    average = sum(errors.values()) / len(errors)
-    return [x for x, error in errors.items() if error > average / 3]
+    return errors
+
+
+def _probe(feeds: Sequence[Feed]) -> Sequence[Feed]:
+    return feeds[:: max(1, len(feeds) // PROBE_TEXTS)]
 
 
 def _apply(graph: Graph, fits: Mapping[str, _Fit]) -> None:

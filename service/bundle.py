@@ -115,7 +115,9 @@ class Evidence(Record):
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
         nodes: Nodes of the graph.
         fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.
-        quantized: Quantized operator -> count; empty for a float graph.
+        quantized: Quantized operator -> count, and what was kept in float; empty for a float graph.
+        quantization_error: Root mean square difference of the outputs from the float graph's on calibration texts, over their
+            standard deviation.
     """
 
     samples: int
@@ -125,6 +127,7 @@ class Evidence(Record):
     nodes: int
     fusions: dict[str, int]
     quantized: dict[str, int]
+    quantization_error: float = 0.0
 
 
 class GraphSpec(Record):

@@ -75,7 +75,7 @@ def test_every_error_is_documented() -> None:
 def test_every_export_flag_is_documented() -> None:
     """docs/export.md names each flag of bert-export."""
     usage = subprocess.run([Path(sys.executable).with_name("bert-export"), "--help"], capture_output=True, text=True, check=True).stdout
-    flags = set(re.findall(r"--[a-z]+", usage)) - {"--help"}
+    flags = set(re.findall(r"--[a-z0-9-]+", usage)) - {"--help"}
 
     assert set() == {flag for flag in flags if f"`{flag}`" not in document("docs/export.md")}
 

@@ -73,7 +73,8 @@ ALLOWED = {
         "service.seat",
         "service.settings",
     },
-    "service.server": {"service.scheduler"},
+    "service.protocol": set(),
+    "service.server": {"service.protocol", "service.scheduler"},
     "service.worker": {"service.door", "service.scheduler", "service.server"},
     "service.cli": {
         "service.api",
@@ -95,9 +96,10 @@ ALLOWED = {
     "export.narrow": {"export.graph"},
     "export.pack": {"export.graph"},
     "export.outliers": {"export.graph"},
+    "export.balance": {"export.graph"},
     "export.rounding": set(),
     "export.calibration": {"export.checkpoint", "export.errors", "service.tokenization"},
-    "export.quantize": {"export.calibration", "export.errors", "export.graph", "export.outliers", "export.rounding"},
+    "export.quantize": {"export.balance", "export.calibration", "export.errors", "export.graph", "export.outliers", "export.rounding"},
     "export.samples": {"service.tasks"},
     "export.parity": {
         "export.checkpoint",
@@ -154,7 +156,7 @@ OPEN_TO_ALL = {"service", "service.bundle", "service.errors"}
 HOMES = {
     "fastapi": {"service.api", "service.server"},
     "starlette": {"service.api"},
-    "uvicorn": {"service.server", "service.worker"},
+    "uvicorn": {"service.protocol", "service.server", "service.worker"},
     "pydantic": {"service.bundle", "service.settings", "service.api"},
     "pydantic_settings": {"service.settings"},
     "tokenizers": {"service.tokenization"},
@@ -167,6 +169,7 @@ HOMES = {
         "service.model",
         "service.scheduler",
         "service.mailbox",
+        "service.protocol",
         "service.server",
         "service.worker",
         "service.door",

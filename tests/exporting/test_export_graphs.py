@@ -12,7 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from checkpoints import SIZES
 from export import outliers
+from export.balance import balance
 from export.calibration import BUILT_IN, Feed, observe, read
 from export.errors import GraphError
 from export.graph import CONTRIB, Graph, attribute
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.torch
 
 LENGTH = 4
 WIDTH = 8
+HIDDEN = SIZES["hidden_size"]
 TEXTS = ["good", "a very good film , but the book is great !", "1 2 3"]
 
 Array = NDArray[Any]
@@ -446,7 +449,7 @@ def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_
     largest = peak >= len(peak) - outliers.UNITS
 
     np.testing.assert_array_equal(weight[:, largest], graph_constant(tmp_path / "split.onnx", f"{name}/float"))
-    np.testing.assert_array_equal(weight[:, ~largest], graph_constant(tmp_path / "split.onnx", f"{name}/int8"))
+    np.testing.assert_array_equal(weight[:, ~largest], graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
     for feed, mask in batches(classifier):
         assert_equal_outputs(classifier.packed, tmp_path / "split.onnx", feed, mask)
 
@@ -492,3 +495,50 @@ def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) ->
 
     for feed, mask in batches(staged):
         assert_equal_outputs(staged.packed, tmp_path / "split.onnx", feed, mask)
+
+
+# ---- balance
+
+
+def balanced(staged: Staged, path: Path, factor: float) -> tuple[set[str], set[str]]:
+    """Balances every attention output by growing factors; returns what there was, and what was balanced."""
+    graph = Graph(staged.packed)
+    outputs = {node.output[0] for node in graph.nodes if node.op_type == "MultiHeadAttention"}
+    multipliers = {name: np.geomspace(1, factor, HIDDEN, dtype=np.float32) for name in outputs}
+    multipliers["unknown"] = np.ones(HIDDEN, dtype=np.float32)
+    done = balance(graph, multipliers)
+    graph.save(path)
+    return outputs, done
+
+
+def test_a_balanced_graph_answers_as_before(staged: Staged, tmp_path: Path) -> None:
+    """Scaling values and the rows that read them by the inverse changes nothing but float rounding, in every task's graph."""
+    outputs, done = balanced(staged, tmp_path / "balanced.onnx", 64)
+
+    assert outputs == done
+    assert len(outputs) > 0
+    for feed, mask in batches(staged):
+        assert_equal_outputs(staged.packed, tmp_path / "balanced.onnx", feed, mask, atol=1e-4)
+
+
+def test_attention_outputs_are_what_was_asked_for(staged: Staged, tmp_path: Path) -> None:
+    """Each channel of the balanced tensor is its factor times what it was."""
+    outputs, _ = balanced(staged, tmp_path / "balanced.onnx", 64)
+    [name] = sorted(outputs)[:1]
+    paths = (tmp_path / "before.onnx", tmp_path / "after.onnx")
+    for source, path in zip((staged.packed, tmp_path / "balanced.onnx"), paths, strict=True):
+        Graph(source).save(path, also=[name])
+    feed = next(iter(batches(staged)))[0]
+    before, after = (run(path, feed)[-1] for path in paths)
+
+    np.testing.assert_allclose(after, before * np.geomspace(1, 64, HIDDEN, dtype=np.float32), rtol=1e-4, atol=1e-4)
+
+
+def test_a_factor_of_zero_leaves_the_channel(staged: Staged, tmp_path: Path) -> None:
+    """A channel that nothing reads has no size to be brought to, and nothing becomes infinite."""
+    graph = Graph(staged.packed)
+    names = [node.output[0] for node in graph.nodes if node.op_type == "MultiHeadAttention"]
+    balance(graph, {name: np.eye(1, HIDDEN, dtype=np.float32)[0] for name in names})
+    graph.save(tmp_path / "balanced.onnx")
+    for feed, mask in batches(staged):
+        assert_equal_outputs(staged.packed, tmp_path / "balanced.onnx", feed, mask)

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from checkpoints import edit_weights
 from export import calibration
 from export.calibration import Feed
+from export.errors import GraphError
 from export.graph import Graph
 from export.quantize import quantize
 from export.rounding import MAX_INT8, MAX_INT16
@@ -70,7 +71,7 @@ def all_quantized_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         edit_weights(source, plant_outliers)
         staged = stage(source, folder / f"stages-{task}")
         target = folder / f"{task}.onnx"
-        made[task] = Quantized(staged, target, quantize(staged.packed, target, folder, staged.feeds(SEEN)))
+        made[task] = Quantized(staged, target, quantize(staged.packed, target, folder, staged.feeds(SEEN), max_error=1.0).counts)
     return made
 
 
@@ -121,7 +122,7 @@ def test_the_huge_channel_and_unit_are_computed_in_float(all_quantized: dict[str
 def test_texts_all_alike_are_enough_to_go_on(all_quantized: dict[str, Quantized], tmp_path: Path) -> None:
     """Sixteen times the same word says little of the activations, and other texts still get finite logits of the right shape."""
     staged = all_quantized["text-classification"].staged
-    quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, staged.feeds(["good"] * 16))
+    quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, staged.feeds(["good"] * 16), max_error=1.0)
     for feed in staged.feeds(UNSEEN[:5]):
         [expected], [actual] = run(staged.packed, feed), run(tmp_path / "int8.onnx", feed)
         assert expected.shape == actual.shape
@@ -133,11 +134,49 @@ def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     source = checkpoint_of(tmp_path, "text-classification")
     edit_weights(source, lambda tensors: [tensor.zero_() for name, tensor in tensors.items() if "layer.0.attention.self.value" in name])
     staged = stage(source, tmp_path / "stages")
-    counts = quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, staged.feeds(SEEN))
+    counts = quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, staged.feeds(SEEN), max_error=1.0).counts
     feeds = staged.feeds(UNSEEN)
 
     assert 10 == counts["MatMulIntegerToFloat"]
     assert calibration.relative_error(calibration.outputs(staged.packed, feeds), calibration.outputs(tmp_path / "int8.onnx", feeds)) < 0.15
+
+
+# ---- the gate
+
+
+def test_over_the_limit_the_matrices_that_matter_most_stay_in_float(all_quantized: dict[str, Quantized], tmp_path: Path) -> None:
+    """A limit below what int8 alone reaches is kept by leaving some products in float, and the error that is left is said."""
+    quantized = all_quantized["token-classification"]
+    feeds = quantized.staged.feeds(SEEN)
+    expected = calibration.outputs(quantized.staged.packed, feeds)
+    limit = 0.6 * calibration.relative_error(expected, calibration.outputs(quantized.target, feeds))
+    result = quantize(quantized.staged.packed, tmp_path / "int8.onnx", tmp_path, feeds, max_error=limit)
+    left = calibration.relative_error(expected, calibration.outputs(tmp_path / "int8.onnx", feeds))
+
+    assert left == result.error <= limit
+    assert result.counts["KeptFloat"] + result.counts["MatMulIntegerToFloat"] == quantized.counts["MatMulIntegerToFloat"]
+    assert 0 < result.counts["KeptFloat"] < quantized.counts["MatMulIntegerToFloat"]
+
+
+def test_a_limit_that_nothing_reaches_ends_the_export(all_quantized: dict[str, Quantized], tmp_path: Path) -> None:
+    """The message says the error, the limit and what to do."""
+    staged = all_quantized["text-classification"].staged
+    with pytest.raises(
+        GraphError, match=r"moves the model's outputs by .* over the limit of 1e-09, .*--calibration.*--max-int8-error.*fp32"
+    ):
+        quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, staged.feeds(SEEN), max_error=1e-9)
+
+
+# ---- multiplications
+
+
+def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized: Quantized) -> None:
+    """Attention outputs are scaled in the matrices around them, so what is stored of them is what attention gives out."""
+    graph = Graph(quantized.target)
+    producers = graph.producers()
+    stored = [producers[node.input[0]].op_type for node in graph.nodes if node.op_type == "QuantizeLinear" and node.input[0] in producers]
+
+    assert stored.count("MultiHeadAttention") == sum(node.op_type == "MultiHeadAttention" for node in graph.nodes) > 0
 
 
 # ---- independent of the batch
@@ -165,7 +204,7 @@ def test_a_row_in_a_padded_batch_is_the_row_alone(quantized: Quantized) -> None:
 def test_the_same_graph_and_texts_give_the_same_bytes(quantized: Quantized, tmp_path: Path) -> None:
     """Quantization is deterministic, and leaves its source alone."""
     before = digest(quantized.staged.packed)
-    counts = quantize(quantized.staged.packed, tmp_path / "again.onnx", tmp_path, quantized.staged.feeds(SEEN))
+    counts = quantize(quantized.staged.packed, tmp_path / "again.onnx", tmp_path, quantized.staged.feeds(SEEN), max_error=1.0).counts
 
     assert (quantized.counts, digest(quantized.target)) == (counts, digest(tmp_path / "again.onnx"))
     assert before == digest(quantized.staged.packed)
