@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from pythonjsonlogger.json import JsonFormatter
 
 from service.errors import StartError
+from service.protocol import Protocol
 from service.scheduler import Scheduler
 
 # After our own drain only bytes already produced remain to be sent.
@@ -78,7 +79,7 @@ def configure(app: FastAPI, *, keep_alive_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         ws="none",
         log_config=None,
         access_log=False,

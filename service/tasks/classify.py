@@ -95,9 +95,10 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) 
         rows: One row per window with the output `logits`, float32 [labels].
         head: The model's labels and its own activation.
     """
-    logits = np.stack([row["logits"] for row in rows])
-    scores = activate(logits, request.function_to_apply or head.activation)
-    combined = scores.max(axis=0) if request.window == "max" else scores.mean(axis=0)
+    activation = request.function_to_apply or head.activation
+    scores = [activate(row["logits"], activation) for row in rows]
+    combine = np.max if request.window == "max" else np.mean
+    combined = combine(scores, axis=0) if len(scores) > 1 else scores[0]
     return [{"label": head.labels[i], "score": float(combined[i])} for i in best_first(combined, request.top_k)]
 
 

@@ -1,0 +1,119 @@
+"""What reaches the socket: a response in one write, whole, and nothing once the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from service.protocol import Joined
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
+
+
+class Transport(asyncio.Transport):
+    """Notes what it is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Any] = []
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        """Notes bytes."""
+        assert not self.closed, "uvloop raises here"
+        self.calls.append(bytes(data))
+
+    def close(self) -> None:
+        """Closes."""
+        self.calls.append("close")
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        """Returns whether it is closed."""
+        return self.closed
+
+
+def written(*steps: bytes | str) -> list[Any]:
+    """Returns what a transport is asked to do when these are written in one turn of the loop, `close` closing and `turn` waiting."""
+
+    async def play() -> list[Any]:
+        transport = Transport()
+        joined = Joined(transport, asyncio.get_running_loop())
+        for step in steps:
+            if step == "close":
+                joined.close()
+            elif step == "turn":
+                await asyncio.sleep(0)
+            else:
+                joined.write(step)
+        await asyncio.sleep(0)
+        return transport.calls
+
+    return asyncio.run(play())
+
+
+def test_head_and_body_are_one_write() -> None:
+    """Also of several responses in one turn."""
+    assert [HEAD + b"{}", HEAD + b"[]"] == written(HEAD, b"{}", HEAD, b"[]")
+
+
+def test_a_head_alone_waits_for_one_turn_only() -> None:
+    """As of an answer to HEAD, or of one whose body comes later."""
+    assert [HEAD] == written(HEAD)
+    assert [HEAD, b"{}"] == written(HEAD, "turn", b"{}")
+    assert [HEAD] == written(HEAD, b"")
+
+
+def test_bytes_that_are_no_head_are_written_at_once() -> None:
+    """Nothing is reordered."""
+    assert [b"a", b"b", HEAD + b"c"] == written(b"a", b"b", HEAD, b"c")
+
+
+def test_closing_writes_what_was_held_first() -> None:
+    """And what comes later is dropped, as asyncio's own transports do."""
+    assert [HEAD, "close"] == written(HEAD, "close")
+    assert ["close"] == written("close", HEAD, b"{}")
+
+
+def test_a_response_reaches_the_client_in_one_piece(models: Path, serve: Callable[..., Any]) -> None:
+    """One read returns head and body."""
+    with serve(models) as served, connect(served.url) as connection:
+        for _ in range(3):
+            connection.sendall(request())
+            whole = connection.recv(65536)
+            assert whole.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert {"label", "score"} == json.loads(whole.partition(b"\r\n\r\n")[2])[0][0].keys()
+
+
+def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Callable[..., Any]) -> None:
+    """Answers that can no longer be written are dropped in silence."""
+    with serve(models) as served:
+        for _ in range(20):
+            with connect(served.url) as connection:
+                connection.sendall(request() * 3)
+                connection.recv(1)
+                # a reset instead of an orderly end
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(0.3)
+        with connect(served.url) as connection:
+            connection.sendall(request())
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert "ERROR" not in served.log.read_text()
+
+
+def connect(url: str) -> socket.socket:
+    """Returns a connection to the service."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def request() -> bytes:
+    """Returns a request for one text."""
+    body = b'{"inputs":"good"}'
+    return b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
