@@ -170,6 +170,9 @@ def _session_options(threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Lanes share a session, and its arena hands them buffers from all over: over minutes up to a third slower than malloc, which keeps
+    # a heap for each thread and gives back what was just used, still in the cache.
+    options.enable_cpu_mem_arena = False
     # The pattern cache keeps memory for every shape ever seen, and lengths vary without end.
     options.enable_mem_pattern = False
     # The exporter chose the operators by measurement; the extended level would fuse some of them into slower ones.
