@@ -129,7 +129,7 @@ class BareEngine:
             try:
                 encodings = [
                     encoding
-                    for request in reading.read(self.task, body.content, _ANY).requests()
+                    for request in reading.read(self.task, body.content, _ANY).requests(self.bundle.manifest)
                     for encoding in TASKS[self.task].encode(request, self._tokenizer).encodings
                 ]
             except BertServeError as error:
