@@ -129,13 +129,14 @@ def vectors(request: Request, row: Row) -> Floats:
 
 def pool(tokens: Floats, pooling: Pooling) -> Floats:
     """Returns one vector for the vectors of all tokens, float32 [length, values]; with `none` those themselves."""
+    pooled = tokens
     if pooling == "cls":
-        return tokens[0]
-    if pooling == "mean":
-        return tokens.mean(axis=0, dtype=np.float32)
-    if pooling == "max":
-        return tokens.max(axis=0)
-    return tokens
+        pooled = tokens[0]
+    elif pooling == "mean":
+        pooled = tokens.mean(axis=0, dtype=np.float32)
+    elif pooling == "max":
+        pooled = tokens.max(axis=0)
+    return pooled
 
 
 def normalized(values: Floats) -> Floats:
