@@ -21,8 +21,8 @@ ENDS: dict[Scheme, str] = {"bio": "", "bioes": "ES", "bilou": "LU", "plain": ""}
 def scheme_of(labels: tuple[str, ...]) -> Scheme:
     """Returns the scheme of a model's labels.
 
-    Letters count as a scheme's only if a tag that has one of them has `B-` or `I-` too, or another of them, so that `E-MAIL` beside
-    `S-BAHN` is a plain label.
+    What begins with B and goes on with I must end, so in a scheme with endings each tag that has one of these has an ending too; and
+    some tag has an ending beside another letter, so that `E-MAIL` and `S-BAHN` are plain labels.
     """
     tags: dict[str, set[str]] = {}
     for label in labels:
@@ -30,7 +30,9 @@ def scheme_of(labels: tuple[str, ...]) -> Scheme:
             tags.setdefault(label[2:], set()).add(label[0])
     spellings: tuple[Scheme, Scheme] = ("bioes", "bilou")
     for scheme in spellings:
-        if any(letters & set(ENDS[scheme]) and len(letters & {*"BI", *ENDS[scheme]}) > 1 for letters in tags.values()):
+        ends = set(ENDS[scheme])
+        spelled = [letters & {*"BI", *ends} for letters in tags.values()]
+        if any(letters & ends and len(letters) > 1 for letters in spelled) and all(letters & ends for letters in spelled if letters):
             return scheme
     return "bio" if any(letters & {*"BI"} for letters in tags.values()) else "plain"
 

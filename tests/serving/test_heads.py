@@ -253,6 +253,8 @@ def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: 
         (("O", "B-PER", "I-PER", "L-PER", "U-PER"), "bilou"),
         (("O", "B-PER", "I-PER", "E-PER"), "bioes"),
         (("O", "S-PER", "E-PER"), "bioes"),
+        (("O", "B-PER", "E-PER", "S-LOC"), "bioes"),
+        (("O", "B-PER", "I-PER", "B-LOC", "S-LOC"), "bio"),
         (("O", "PER", "LOC"), "plain"),
         (("O", "E-MAIL", "S-BAHN", "U-BAHN"), "plain"),
         (("O", "B-PER", "I-PER", "E-MAIL"), "bio"),
@@ -260,7 +262,7 @@ def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: 
     ],
 )
 def test_a_scheme_is_told_by_its_labels(labels: tuple[str, ...], scheme: str) -> None:
-    """Letters count only where a tag has more than one of them."""
+    """Endings make a scheme where each tag that begins has one."""
     assert scheme == scheme_of(labels)
 
 
