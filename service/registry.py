@@ -80,7 +80,7 @@ class Registry:
         """
         if name is None:
             if task not in self._defaults:
-                takes = f"it takes a {USES[task].of} model with {USES[task].needs}, and " if task in USES else ""
+                takes = f"it takes a {USES[task].of} model{USES[task].needs and f' with {USES[task].needs}'}, and " if task in USES else ""
                 raise NotFoundError(
                     f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values())}."
                 )

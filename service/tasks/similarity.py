@@ -13,7 +13,6 @@ from service.tasks.scores import Row
 from service.tokenization import Tokenizer
 
 TASK = "sentence-similarity"
-NEEDS = "a model that embeds texts"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ class Use:
     Attributes:
         of: Task of the bundles.
         fits: Whether a bundle of that task can do it.
-        needs: In words, what it must have.
+        needs: In words, what it must have; empty where all bundles of that task fit.
     """
 
     of: str
@@ -28,7 +28,7 @@ class Use:
 USES: Mapping[str, Use] = {
     zero_shot.TASK: Use(classify.TASK, zero_shot.fits, zero_shot.NEEDS),
     rerank.TASK: Use(classify.TASK, rerank.fits, rerank.NEEDS),
-    similarity.TASK: Use(embed.TASK, similarity.fits, similarity.NEEDS),
+    similarity.TASK: Use(embed.TASK, similarity.fits, ""),
 }
 
 

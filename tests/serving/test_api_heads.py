@@ -100,7 +100,7 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
     ("path", "needs"),
     [
         (EMBED, "no model for feature-extraction is loaded; there is tiny (text-classification)."),
-        (SIMILARITY, "it takes a feature-extraction model with a model that embeds texts"),
+        (SIMILARITY, "it takes a feature-extraction model, and there is tiny (text-classification)."),
         (RERANK, "it takes a text-classification model with exactly one label, as a cross-encoder has, and there is tiny"),
         (ZERO_SHOT, "it takes a text-classification model with two or more labels of which one begins with `entail`, and there is tiny"),
     ],
