@@ -72,6 +72,7 @@ ALLOWED = {
     "service.api.heads": {"service.api.schemas", "service.tasks"},
     "service.api.bodies": {"service.api", "service.tasks"},
     "service.api.reading": {"service.api"},
+    "service.api.rendering": set(),
     "service.api.routes": {
         "service.api",
         "service.metrics",
@@ -147,7 +148,7 @@ ALLOWED = {
     "bench.inspection": {"bench.errors", "bench.target"},
     "bench.measurement": {"bench.client", "bench.inspection", "bench.stream"},
     # bodies become encodings exactly as in the service, or the limit would be another's
-    "bench.limits": {"bench.bodies", "bench.errors", "service.api.reading", "service.model", "service.tokenization"},
+    "bench.limits": {"bench.bodies", "bench.errors", "service.api.bodies", "service.api.reading", "service.model", "service.tokenization"},
     "bench.report": {"bench.errors", "bench.limits", "bench.measurement", "bench.slo"},
     "bench.plots": {"bench.errors"},
     "bench.page": {"bench.plots"},

@@ -37,7 +37,8 @@ MARKS: dict[str, tuple[str, ...]] = {
     rerank.TASK: ("texts",),
     similarity.TASK: ("inputs", "source_sentence"),
 }
-_MARKS_OF = {of: [(task, MARKS[task]) for task, use in USES.items() if use.of == of] for of in BODIES}
+# By a bundle's task: what else may be asked for, the last key of its mark as a body spells it, and the mark.
+_MARKS_OF = {of: [(task, f'"{MARKS[task][-1]}"'.encode(), MARKS[task]) for task, use in USES.items() if use.of == of] for of in BODIES}
 
 
 def asked(task: str, raw: bytes) -> str:
@@ -48,7 +49,7 @@ def asked(task: str, raw: bytes) -> str:
         raw: The body, which may be no JSON; who reads it will say so.
     """
     # the key's bytes are looked for first, since hardly any body has them
-    near = [(other, mark) for other, mark in _MARKS_OF[task] if mark[-1].encode() in raw]
+    near = [(other, mark) for other, key, mark in _MARKS_OF[task] if key in raw]
     if not near:
         return task
     try:

@@ -57,6 +57,7 @@ class EmbedBody(EmbedOptions, Body):
 
     model_config = config(inputs=["A warm, funny film.", "The bridge was built in 1886."], normalize=True)
     always_list: ClassVar[bool] = True
+    large: ClassVar[bool] = True
     parameters_type: ClassVar[type[Parameters]] = EmbedParameters
 
     inputs: Annotated[

@@ -22,7 +22,8 @@ from service.api import bodies, reading
 from service.api.disconnect import unless_disconnected
 from service.api.edge import LABELS
 from service.api.reading import Limits
-from service.api.schemas import Body, ErrorBody
+from service.api.rendering import render
+from service.api.schemas import ErrorBody
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError, UnavailableError
 from service.metrics import CONTENT_TYPE, UNKNOWN, Metrics
 from service.model import Model, Prediction
@@ -203,10 +204,11 @@ async def _predict(service: Service, request: Request, task: str, name: str | No
     except BertServeError as error:
         error.name_input(many=body.is_list, subject=body.subject)
         raise
-    return _answer(model, body, prediction, request.headers.get("user-agent", ""))
+    result = body.shape(prediction.results, request.headers.get("user-agent", ""))
+    return _answer(model, await render(result) if body.large else to_json(result), prediction)
 
 
-def _answer(model: Model, body: Body, prediction: Prediction, agent: str) -> Response:
+def _answer(model: Model, content: bytes, prediction: Prediction) -> Response:
     timings = prediction.timings
     warnings = list(prediction.warnings)
     headers = {
@@ -221,7 +223,7 @@ def _answer(model: Model, body: Body, prediction: Prediction, agent: str) -> Res
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
             f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
         )
-    response = Response(to_json(body.shape(prediction.results, agent)), headers=headers, media_type="application/json")
+    response = Response(content, headers=headers, media_type="application/json")
     for warning in dict.fromkeys(warnings):
         response.headers.append("x-hf-warning", warning)  # a line each, as the official client reads them
     return response

@@ -157,6 +157,8 @@ class Body(BaseModel):
 
     # Class of the `parameters`.
     parameters_type: ClassVar[type[Parameters]] = Parameters
+    # Whether answers can be so large that writing them is worth taking turns.
+    large: ClassVar[bool] = False
     # What the limit of inputs counts, and what holds the input that an error is about.
     counted: ClassVar[str] = "`inputs` has {} items"
     subject: ClassVar[str] = "inputs"

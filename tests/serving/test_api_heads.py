@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,10 +13,12 @@ import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pydantic_core import to_json
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
 from service.api.app import build
+from service.api.rendering import TURN_BYTES, render
 from service.settings import Settings
 
 NLI_LABELS = ("contradiction", "neutral", "entailment")
@@ -322,6 +325,27 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
     assert "the answer would have 64 numbers and 40 are allowed" in message
     assert 3 == len(answered(api, EMBED, ["a good film"] * 3))
+
+
+@pytest.mark.parametrize("value", [[], [[]], [[1.5]], [[[0.25, 1.0], [2.0, 3.0]], [[4.0, 5.0]]], {"a": [1]}, [[1.0] * 9000] * 3])
+def test_large_answers_are_written_as_others(value: Any) -> None:
+    """Nested lists come out as they would in one piece, in spite of the turns."""
+    assert to_json(value) == asyncio.run(render(value))
+
+
+def test_the_event_loop_has_turns_while_vectors_are_written() -> None:
+    """Others run meanwhile: at least once every few vectors."""
+    vectors = np.random.default_rng(0).normal(size=(128, 384)).tolist()
+
+    async def count() -> int:
+        turns = 0
+        done = asyncio.ensure_future(render(vectors))
+        while not done.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return turns
+
+    assert asyncio.run(count()) > 128 * 384 * 16 / TURN_BYTES / 2
 
 
 # /similarity
