@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from bench.bodies import Body
 from bench.errors import BenchError
 from service import bundle
+from service.api import bodies as wire
 from service.api import reading
 from service.bundle import Bundle
 from service.errors import BertServeError
@@ -126,11 +127,12 @@ class BareEngine:
         """
         feeds, lengths = [], []
         for body in bodies:
+            task = wire.asked(self.task, body.content)
             try:
                 encodings = [
                     encoding
-                    for request in reading.read(self.task, body.content, _ANY).requests()
-                    for encoding in TASKS[self.task].encode(request, self._tokenizer).encodings
+                    for request in reading.read(task, body.content, _ANY).requests(self.bundle.manifest)
+                    for encoding in TASKS[task].encode(request, self._tokenizer).encodings
                 ]
             except BertServeError as error:
                 raise BenchError(f"bundle `{self.bundle.manifest.name}` ({self.task}) cannot take a body: {error.message}") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -27,8 +29,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from export import embedding
 from export.errors import CheckpointError
-from service.bundle import Activation, Flops, InputSpec, MaskToken, OutputSpec, Piece, SpecialPiece, Task, TextPiece
+from service.bundle import Activation, Embedding, Flops, InputSpec, Layers, MaskToken, OutputSpec, Piece, SpecialPiece, Task, TextPiece
 
 HEADS: dict[str, tuple[Task, Any]] = {
     # suffix of the architecture's name -> task, and the class that loads it
@@ -36,6 +39,7 @@ HEADS: dict[str, tuple[Task, Any]] = {
     "ForTokenClassification": ("token-classification", AutoModelForTokenClassification),
     "ForQuestionAnswering": ("question-answering", AutoModelForQuestionAnswering),
     "ForMaskedLM": ("fill-mask", AutoModelForMaskedLM),
+    "Model": ("feature-extraction", AutoModel),
 }
 TASKS = tuple(task for task, _ in HEADS.values())
 FILLS: dict[str, InputSpec] = {
@@ -49,6 +53,7 @@ OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
     "token-classification": (OutputSpec(name="logits", kind="per_token"),),
     "question-answering": (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
     "fill-mask": (OutputSpec(name="logits", kind="per_mask"),),
+    "feature-extraction": embedding.OUTPUTS["last"],
 }
 
 
@@ -79,6 +84,7 @@ class Checkpoint:
         mask: The mask token, for fill-mask.
         flops: Arithmetic of one run.
         card: The checkpoint's README.md, if it has one.
+        embedding: What a text's vector is made of, for feature extraction.
     """
 
     name: str
@@ -103,15 +109,17 @@ class Checkpoint:
     mask: MaskToken | None
     flops: Flops
     card: str | None
+    embedding: Embedding | None = None
 
 
-def load(source: str, *, task: str = "auto", revision: str | None = None) -> Checkpoint:
+def load(source: str, *, task: str = "auto", revision: str | None = None, layers: Layers = "last") -> Checkpoint:
     """Loads a checkpoint from a local folder or the hub.
 
     Args:
         source: A folder with `config.json` and `model.safetensors`, or a hub id.
         task: A Hugging Face task name, or `auto` to read it from the architecture.
         revision: Branch, tag or commit of a hub id.
+        layers: What an embedding graph gives out: the last layer, or the last four side by side too.
 
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
@@ -129,9 +137,16 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         attn_implementation="eager",
         output_loading_info=True,
     )
-    if report["missing_keys"]:
+    embeds = built == "feature-extraction"
+    sentences = embedding.read(folder) if embeds else embedding.Sentences()
+    missing = embedding.drop_pooler(model, set(report["missing_keys"])) if embeds else report["missing_keys"]
+    if layers != "last":
+        if not embeds:
+            raise CheckpointError(f"--layers {layers} is for feature-extraction, and `{source}` is for {built}; leave it out.")
+        embedding.give_layers(model, layers)
+    if missing:
         raise CheckpointError(
-            f"`{source}` lacks weights that a {built} model needs: {', '.join(sorted(report['missing_keys'])[:3])}. "
+            f"`{source}` lacks weights that a {built} model needs: {', '.join(sorted(missing)[:3])}. "
             "It was not fine-tuned for this task; give the right --task or checkpoint."
         )
     _check_weights(source, model, len(tokenizer))
@@ -147,12 +162,12 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         model=model.eval(),
         task=built,
         inputs=(*_inputs(model, tokenizer), MASK_INDEX) if built == "fill-mask" else _inputs(model, tokenizer),
-        outputs=OUTPUTS[built],
+        outputs=embedding.OUTPUTS[layers] if embeds else OUTPUTS[built],
         labels=_labels(source, config) if built.endswith("-classification") else (),
-        activation=_activation(config) if built == "text-classification" else "softmax",
+        activation=_activation(config) if built == "text-classification" else "none" if embeds else "softmax",
         tokenizer=tokenizer,
         tokenizer_json=_tokenizer_json(tokenizer, built),
-        max_length=_usable_length(model, tokenizer),
+        max_length=min(_usable_length(model, tokenizer), sentences.max_length or sys.maxsize),
         pad_id=tokenizer.pad_token_id,
         padding_side=tokenizer.padding_side,
         single=single,
@@ -162,6 +177,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         mask=_mask(source, tokenizer) if built == "fill-mask" else None,
         flops=_flops(model),
         card=(folder / "README.md").read_text(encoding="utf-8", errors="replace") if (folder / "README.md").is_file() else None,
+        embedding=sentences.embedding(model, layers) if embeds else None,
     )
 
 
@@ -207,11 +223,13 @@ def _tokenizer(source: str, folder: Path) -> Any:
 def _head(config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the class that loads it, from the architecture's name or the user's choice."""
     names = config.architectures or []
-    read = next((t for name in names for suffix, (t, _) in HEADS.items() if name.endswith(suffix)), None)
+    # a language model's name ends in "LMHeadModel", which is no bare encoder
+    read = next((t for name in names for suffix, (t, _) in HEADS.items() if name.endswith(suffix) and "HeadModel" not in name), None)
     wanted = read if task == "auto" else task
     if wanted is None:
         raise CheckpointError(f"cannot tell the task of architecture {names or 'none'}; give --task, one of {', '.join(TASKS)}.")
-    if read not in (None, wanted):
+    # there is an encoder below every head
+    if read not in (None, wanted) and wanted != "feature-extraction":
         raise CheckpointError(f"the checkpoint is a {names[0]}, made for {read}; --task {wanted} does not fit it.")
     return next((t, loader) for t, loader in HEADS.values() if t == wanted)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from service import __version__
-from service.bundle import NAME_PATTERN, Figure, Precision, read_figures
+from service.bundle import NAME_PATTERN, Figure, Layers, Precision, read_figures
 
 if TYPE_CHECKING:
     from service.bundle import Manifest
 
-TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask")
+TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
 EXTRA = ("torch", "transformers", "onnx", "onnxruntime")
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         revision=args.revision,
         overwrite=args.overwrite,
         figures=args.figures,
-        **{name: value for name in ("calibration", "max_int8_error") if (value := getattr(args, name)) is not None},
+        **{name: value for name in ("calibration", "max_int8_error", "layers") if (value := getattr(args, name)) is not None},
     )
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
@@ -112,6 +112,11 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="texts of your own, one a line, to choose the int8 scales on (default: 700 English texts that come with bertserve)",
+    )
+    parser.add_argument(
+        "--layers",
+        choices=get_args(Layers),
+        help="of an embedding model: give out the last layer, or the last four side by side too (default: last)",
     )
     parser.add_argument(
         "--max-int8-error",

@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from export import embedding
 from export.checkpoint import Checkpoint
 from export.errors import ParityError
 from service.bundle import Precision
 from service.engine import Engine, Row
 from service.model import TASKS
-from service.tasks import answer, classify, fill_mask, ner
+from service.tasks import answer, classify, embed, fill_mask, ner
 from service.tokenization import Encoding, Tokenizer, default_stride
 
 # Largest difference of a logit to PyTorch that a precision may show. int8 is judged by task figures, not by logits:
@@ -154,7 +155,7 @@ def _texts(checkpoint: Checkpoint, request: Any) -> tuple[tuple[str, ...], str, 
     if isinstance(request, answer.Request):
         length = min(answer.DEFAULT_SEQ_LEN, length)
         return (request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length
-    assert isinstance(request, fill_mask.Request)
+    assert isinstance(request, fill_mask.Request | embed.Request)
     return (request.text,), "longest_first", None, length
 
 
@@ -166,7 +167,7 @@ def _torch_row(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[str
     """Returns a window's outputs as the engine gives them, float32, from PyTorch."""
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})
-    row = {spec.name: outputs[spec.name][0].numpy() for spec in checkpoint.outputs}
+    row = {spec.name: embedding.output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs}
     if checkpoint.mask is not None:
         masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.mask.id]
         row = {name: values[masks] for name, values in row.items()}

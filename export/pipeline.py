@@ -31,6 +31,7 @@ from service.bundle import (
     Example,
     Figure,
     GraphSpec,
+    Layers,
     Manifest,
     Precision,
     Source,
@@ -51,6 +52,7 @@ EXAMPLES: dict[Task, dict[str, Any]] = {
         "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}
     },
     "fill-mask": {"inputs": "The king of [MASK] died in 1066.", "parameters": {"top_k": 1}},
+    "feature-extraction": {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 8, "normalize": True}},
 }
 Progress = Callable[[str], None]
 FORM = f"torchscript opset {trace.OPSET}, packed MultiHeadAttention with key padding"
@@ -72,6 +74,7 @@ class ExportSpec:
         figures: Measured task figures to put into manifest and card.
         calibration: Texts to choose the int8 scales on, one a line.
         max_int8_error: How far int8 may move the outputs on these texts, as a share of their spread.
+        layers: What the graphs of an embedding model give out: the last layer, or the last four side by side too.
     """
 
     source: str
@@ -84,6 +87,7 @@ class ExportSpec:
     figures: Sequence[Figure] = field(default=())
     calibration: Path = calibration.BUILT_IN
     max_int8_error: float = 0.1
+    layers: Layers = "last"
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     package.check_free(target, overwrite=spec.overwrite)
     texts = calibration.read(spec.calibration)  # before a checkpoint is loaded for nothing
     with _stage(progress, "load", spec.source):
-        loaded = checkpoint.load(spec.source, task=spec.task, revision=spec.revision)
+        loaded = checkpoint.load(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
     spec.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=spec.output, ignore_cleanup_errors=True) as scratch:
         built, work = Path(scratch) / "bundle", Path(scratch) / "work"
@@ -163,6 +167,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
         task=loaded.task,
         labels=loaded.labels,
         activation=loaded.activation,
+        embedding=loaded.embedding,
         tokenizer=_tokenizer_spec(loaded, built),
         flops=loaded.flops,
         graphs=tuple(graph for precision, graph in graphs.items() if precision in spec.precisions),
@@ -229,7 +234,7 @@ def _example(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Ex
     if loaded.mask is not None:
         example["inputs"] = example["inputs"].replace("[MASK]", loaded.mask.token)
     body = reading.read(loaded.task, json.dumps(example).encode(), reading.Limits(max_inputs=1, max_chars=1000))
-    (request,) = body.requests()
+    (request,) = body.requests(loaded)
     task = TASKS[loaded.task]
     encoded = task.encode(request, tokenizer)
     rows = [engine.run([encoding])[0] for encoding in encoded.encodings]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.bundle import Task
-from service.tasks import answer, classify, fill_mask, ner
+from service.tasks import answer, classify, embed, fill_mask, ner
 
 _LONG = (
     "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
@@ -48,6 +48,8 @@ def samples(task: Task, max_length: int, mask: str | None) -> list[Any]:
         questions = [answer.Request("What was said?", text) for text in [*_TEXTS, _LONG * 30]]
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
         return [*questions, *(answer.Request(question, _NAMES) for question in names), answer.Request(names[0], _NAMES * 20, top_k=3)]
+    if task == "feature-extraction":
+        return [embed.Request(text) for text in ["", *_TEXTS, _NAMES * 5, _LONG * 30]]
     # a token has a character at least, so these fit: cut off, a mask would leave nothing to compare
     short = [text[: max_length - 16] for text in _TEXTS]
     halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]

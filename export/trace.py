@@ -12,6 +12,7 @@ from pathlib import Path
 import onnx
 import torch
 
+from export import embedding
 from export.checkpoint import Checkpoint
 from export.errors import GraphError
 
@@ -29,7 +30,7 @@ class _Outputs(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = self.model(**dict(zip(self.names, tensors, strict=True)))
-        return tuple(outputs[name] for name in self.outputs)
+        return tuple(embedding.output(outputs, name) for name in self.outputs)
 
 
 class _Masked(torch.nn.Module):

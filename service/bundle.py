@@ -22,10 +22,12 @@ TOKENIZER_FILE = "tokenizer.json"
 CARD_FILE = "README.md"
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
-Task = Literal["text-classification", "token-classification", "question-answering", "fill-mask"]
+Task = Literal["text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction"]
 Provider = Literal["cpu", "cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8"]
 Activation = Literal["softmax", "sigmoid", "none"]
+Pooling = Literal["none", "cls", "mean", "max"]
+Layers = Literal["last", "last_four"]
 
 
 class Record(BaseModel):
@@ -162,6 +164,26 @@ class Flops(Record):
     quadratic: Annotated[float, Field(ge=0)]
 
 
+class Embedding(Record):
+    """What a text's vector is made of where a request does not say, and what a request may ask for.
+
+    Attributes:
+        pooling: How the tokens' vectors become one; padding never counts, special tokens do.
+        normalize: Whether vectors have length 1.
+        dimensions: Values of a vector of one layer.
+        layers: `last_four` where the graphs also give out the last four layers side by side.
+        prompts: Name -> what is put before a text of that kind.
+        default_prompt: Name of the prompt of a request that names none, or null.
+    """
+
+    pooling: Pooling
+    normalize: bool
+    dimensions: Annotated[int, Field(gt=0)]
+    layers: Layers = "last"
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+
+
 class Example(Record):
     """A stored request body and the result that the default CPU graph gave at export, for `bert-serve check`."""
 
@@ -195,6 +217,7 @@ class Manifest(Record):
     task: Task
     labels: Annotated[tuple[str, ...], Field(strict=False)]
     activation: Activation
+    embedding: Embedding | None = None
     tokenizer: TokenizerSpec
     flops: Flops
     graphs: Annotated[tuple[GraphSpec, ...], Field(strict=False, min_length=1)]
@@ -210,6 +233,8 @@ class Manifest(Record):
             raise ValueError("`tokenizer.mask` must not be null for fill-mask")
         if self.task == "question-answering" and self.tokenizer.cls_index is None:
             raise ValueError("`tokenizer.cls_index` must not be null for question-answering")
+        if self.task == "feature-extraction" and self.embedding is None:
+            raise ValueError("`embedding` must not be null for feature-extraction")
         return self
 
     @model_validator(mode="after")

@@ -171,7 +171,7 @@ async def _check(settings: Settings) -> int:
         tolerance = CHECK_TOLERANCE[model.graph.precision]
         try:
             body = reading.read(model.task, json.dumps(example.request).encode(), service.limits)
-            prediction = await model.predict(body.requests(), timeout_s=60)
+            prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=60)
             reason = difference(example.result, body.shape(prediction.results), tolerance)
         except BertServeError as error:
             reason = error.message

@@ -39,10 +39,10 @@ class BertServeError(Exception):
         super().__init__(message)
         self.message = message
 
-    def name_input(self, *, many: bool) -> None:
-        """Puts the input at fault before the message: `inputs[i]` of a list, else `inputs`."""
+    def name_input(self, *, many: bool, subject: str = "inputs") -> None:
+        """Puts the input at fault before the message: `inputs[i]` of a list, else `inputs`, or what stands in its place."""
         if self.input_index is not None:
-            self.message = f"inputs[{self.input_index}]: {self.message}" if many else f"inputs: {self.message}"
+            self.message = f"{subject}[{self.input_index}]: {self.message}" if many else f"{subject}: {self.message}"
             self.input_index = None
 
 

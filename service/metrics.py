@@ -88,6 +88,7 @@ class ModelMetrics:
 
     def __init__(self, metrics: Metrics, task: str, model: str) -> None:
         labels = (task, model)
+        self._metrics, self._model = metrics, model
         self.request_seconds = metrics.request_seconds.labels(*labels)
         self.tokenize_seconds = metrics.tokenize_seconds.labels(*labels)
         self.queue_seconds = metrics.queue_seconds.labels(*labels)
@@ -100,6 +101,11 @@ class ModelMetrics:
         self.expired = metrics.expired.labels(*labels)
         self.cancelled = metrics.cancelled.labels(*labels)
         self.refused = {reason: metrics.refused.labels(*labels, reason) for reason in ("queue_full", "deadline")}
+
+    def of(self, task: str) -> ModelMetrics:
+        """Returns the children of the same model for another task that it answers."""
+        other: ModelMetrics = self._metrics.model(task, self._model)
+        return other
 
 
 def forget(folder: Path, pid: int) -> None:

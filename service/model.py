@@ -12,10 +12,11 @@ from typing import Any, Protocol
 from service.bundle import Bundle, GraphSpec
 from service.cost import CostModel
 from service.engine import Engine, Row
-from service.errors import BertServeError, ExpiredError, RefusedError
+from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from service.metrics import ModelMetrics
 from service.scheduler import Scheduler, Stage
-from service.tasks import answer, classify, fill_mask, ner
+from service.tasks import answer, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from service.tasks.uses import tasks_of
 from service.tokenization import SHORT_CHARS, Encoding, Tokenizer
 
 
@@ -35,7 +36,18 @@ class TaskModule(Protocol):
         ...
 
 
-TASKS: dict[str, TaskModule] = {classify.TASK: classify, ner.TASK: ner, answer.TASK: answer, fill_mask.TASK: fill_mask}
+TASKS: dict[str, TaskModule] = {
+    classify.TASK: classify,
+    ner.TASK: ner,
+    answer.TASK: answer,
+    fill_mask.TASK: fill_mask,
+    embed.TASK: embed,
+    zero_shot.TASK: zero_shot,
+    rerank.TASK: rerank,
+    similarity.TASK: similarity,
+}
+# Numbers in one answer: a million take 20 MB and a tenth of a second to write.
+MAX_VALUES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +98,13 @@ class _Decoded:
 
 
 class Model:
-    """A loaded model."""
+    """A loaded model.
+
+    Attributes:
+        bundle: What it was loaded from.
+        graph: Which of its graphs runs.
+        tasks: All tasks that it answers, its own first.
+    """
 
     def __init__(
         self,
@@ -114,7 +132,7 @@ class Model:
         """
         self.bundle = bundle
         self.graph = graph
-        self._task = TASKS[bundle.manifest.task]
+        self.tasks = tasks_of(bundle.manifest)
         self._tokenizer = tokenizer
         self._engine = engine
         self._cost = cost
@@ -137,15 +155,19 @@ class Model:
         """Whether it answers."""
         return self._scheduler.ready
 
-    async def predict(self, requests: Sequence[Any], *, timeout_s: float) -> Prediction:
+    async def predict(self, requests: Sequence[Any], *, timeout_s: float, task: str | None = None) -> Prediction:
         """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
 
+        Entries of all tasks of a model share batches: the graph is the same. What is counted for a run is counted for the
+        model's own task, what is counted for a request for the one asked for.
+
         Args:
-            requests: `Request` objects of the model's task, one per input; may be empty.
+            requests: `Request` objects of the task, one per input; may be empty.
             timeout_s: Seconds until the last of them must have started.
+            task: One of `tasks`; the model's own when None.
 
         Raises:
-            TooLargeError: Larger than the queue.
+            TooLargeError: Larger than the queue, or the answer would have too many numbers.
             RefusedError: No room now.
             ExpiredError: The deadline passed.
             InvalidValueError: An input cannot be encoded; `input_index` says which.
@@ -154,29 +176,30 @@ class Model:
         """
         if not requests:
             return Prediction([], [], [], Timings())
+        metrics = self._metrics if task is None else self._metrics.of(task)
         try:
-            return await self._predict(requests, timeout_s)
+            return await self._predict(requests, timeout_s, TASKS[task or self.task], metrics)
         except RefusedError as error:
-            self._metrics.refused[error.reason].inc()
+            metrics.refused[error.reason].inc()
             raise
         except ExpiredError:
-            self._metrics.expired.inc()
+            metrics.expired.inc()
             raise
         except asyncio.CancelledError:
-            self._metrics.cancelled.inc()
+            metrics.cancelled.inc()
             raise
 
-    async def _predict(self, requests: Sequence[Any], timeout_s: float) -> Prediction:
-        tokens, seconds = self._estimate(requests)
+    async def _predict(self, requests: Sequence[Any], timeout_s: float, task: TaskModule, metrics: ModelMetrics) -> Prediction:
+        tokens, seconds = self._estimate(requests, task)
         job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s)
         try:
             # a hop to a lane and back costs more than tokenizing a short text
             if sum(request.chars for request in requests) <= SHORT_CHARS:
-                stage = self._encode(requests)
+                stage = self._encode(requests, task)
             else:
                 stage = Stage(
                     work=[(0, requests)],
-                    run=lambda payloads: [self._encode(payload) for payload in payloads],
+                    run=lambda payloads: [self._encode(payload, task) for payload in payloads],
                     finish=lambda stages: stages[0],
                     key=None,
                     cost=lambda rows, length: 0.0,
@@ -188,35 +211,40 @@ class Model:
         timed = await self._scheduler.run(job, stage)
         decoded: _Decoded = timed.value
         timings = Timings(decoded.tokenize_s, timed.queue_s, timed.run_s, decoded.decode_s)
-        self._metrics.tokenize_seconds.observe(timings.tokenize_s)
-        self._metrics.queue_seconds.observe(timings.queue_s)
-        self._metrics.decode_seconds.observe(timings.decode_s)
-        self._metrics.truncated.inc(len(decoded.truncated))
+        metrics.tokenize_seconds.observe(timings.tokenize_s)
+        metrics.queue_seconds.observe(timings.queue_s)
+        metrics.decode_seconds.observe(timings.decode_s)
+        metrics.truncated.inc(len(decoded.truncated))
         return Prediction(decoded.results, decoded.truncated, decoded.warnings, timings)
 
-    def _estimate(self, requests: Sequence[Any]) -> tuple[int, float]:
+    def _estimate(self, requests: Sequence[Any], task: TaskModule) -> tuple[int, float]:
         """Returns a cheap guess of the tokens and seconds that the requests cost; what is over one text comes in windows."""
         longest = self._tokenizer.max_length
-        tokens = [self._task.estimate(request, longest) for request in requests]
+        tokens = [task.estimate(request, longest) for request in requests]
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
         return sum(tokens), seconds
 
-    def _encode(self, requests: Sequence[Any]) -> Stage:
+    def _encode(self, requests: Sequence[Any], task: TaskModule) -> Stage:
         """Tokenizes all inputs; returns the stage that runs them."""
         start = time.perf_counter()
         encoded = []
         for index, request in enumerate(requests):
             try:
-                encoded.append(self._task.encode(request, self._tokenizer))
+                encoded.append(task.encode(request, self._tokenizer))
             except BertServeError as error:
                 error.input_index = index
                 raise
         tokenize_s = time.perf_counter() - start
+        values = sum(item.values for item in encoded)
+        if values > MAX_VALUES:
+            raise TooLargeError(
+                f"the answer would have {values} numbers and {MAX_VALUES} are allowed; send fewer texts at once, or pool their tokens."
+            )
         work = [_Work(encoding, index) for index, item in enumerate(encoded) for encoding in item.encodings]
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._decode, requests, encoded, tokenize_s),
+            finish=partial(self._decode, task, requests, encoded, tokenize_s),
             key=self._key,
             cost=self._cost.seconds,
         )
@@ -238,14 +266,16 @@ class Model:
         self._metrics.tokens_padded.inc(len(works) * longest - real)
         return rows
 
-    def _decode(self, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]) -> _Decoded:
+    def _decode(
+        self, task: TaskModule, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]
+    ) -> _Decoded:
         start = time.perf_counter()
         manifest = self.bundle.manifest
         results = []
         first = 0
         for request, item in zip(requests, encoded, strict=True):
             last = first + len(item.encodings)
-            results.append(self._task.decode(request, item, rows[first:last], manifest))
+            results.append(task.decode(request, item, rows[first:last], manifest))
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
         warnings = [warning for item in encoded for warning in item.warnings]

@@ -14,11 +14,13 @@ from service.errors import InvalidValueError, NotFoundError, SettingsError
 from service.metrics import Metrics
 from service.model import Model
 from service.scheduler import Scheduler
+from service.tasks.uses import USES
 from service.tokenization import Tokenizer
 
 # Rows and lengths of the warm-up runs that the cost model is fitted to: short ones show the fixed cost of a run.
 WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128))
 WARM_UP_REPEATS = 3
+SHOWN_LABELS = 10  # of a model, in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,12 @@ class Registry:
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self._defaults: dict[str, Model] = {}
         for model in self.models.values():
-            self._defaults.setdefault(model.task, model)
+            for task in model.tasks:
+                self._defaults.setdefault(task, model)
         for task, name in defaults.items():
             chosen = self.models.get(name)
-            if chosen is None or chosen.task != task:
-                have = ", ".join(f"{m.task}={m.name}" for m in self.models.values())
+            if chosen is None or task not in chosen.tasks:
+                have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
                 raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
             self._defaults[task] = chosen
 
@@ -73,18 +76,31 @@ class Registry:
 
         Raises:
             NotFoundError: No such model, or none of that task.
-            InvalidValueError: The named model is of another task.
+            InvalidValueError: The named model is of another task, or lacks what this one needs.
         """
         if name is None:
             if task not in self._defaults:
+                takes = f"it takes a {USES[task].of} model{USES[task].needs and f' with {USES[task].needs}'}, and " if task in USES else ""
                 raise NotFoundError(
-                    f"no model for {task} is loaded; there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values())}."
+                    f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values())}."
                 )
             return self._defaults[task]
         model = self.get(name)
-        if model.task != task:
-            raise InvalidValueError(f"the model `{name}` is for {model.task}, this endpoint is for {task}; POST to /models/{name} instead.")
+        if task not in model.tasks:
+            raise InvalidValueError(self._unfit(model, task))
         return model
+
+    def _unfit(self, model: Model, task: str) -> str:
+        """Returns why a model cannot do a task, and which can where that is more than a matter of the model's task."""
+        why = f"the model `{model.name}` is for {model.task}, this endpoint is for {task}; POST to /models/{model.name} instead."
+        if task not in USES:
+            return why
+        able = ", ".join(f"`{other.name}`" for other in self.models.values() if task in other.tasks)
+        if model.task == USES[task].of:
+            labels = model.bundle.manifest.labels
+            shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
+            why = f"the model `{model.name}` cannot do {task}: that takes {USES[task].needs}, and its labels are {shown}."
+        return f"{why} " + (f"Models that can do it: {able}." if able else "No model that is loaded can do it.")
 
 
 def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]) -> Provider:

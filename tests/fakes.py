@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.bundle import Activation
+from service.bundle import Activation, Embedding
 from service.engine import Row
 from service.errors import EngineError
 from service.tokenization import Encoding
@@ -57,3 +57,4 @@ class Head:
 
     labels: tuple[str, ...] = ()
     activation: Activation = "softmax"
+    embedding: Embedding | None = None

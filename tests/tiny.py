@@ -34,7 +34,8 @@ def tokenizer() -> tokenizers.Tokenizer:
 def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed: int = 0) -> onnx.ModelProto:
     """Returns a graph of a task: embeddings with their masked mean, then a linear layer. Row-independent, any length."""
     rng = np.random.default_rng(seed)
-    values = {"text-classification": labels, "token-classification": labels, "question-answering": 2, "fill-mask": len(VOCABULARY)}[task]
+    counts = {"text-classification": labels, "token-classification": labels, "question-answering": 2, "fill-mask": len(VOCABULARY)}
+    values = counts.get(task, HIDDEN)
     weights = {
         "words": rng.normal(size=(len(VOCABULARY), HIDDEN)),
         "types": rng.normal(size=(2, HIDDEN)),
@@ -68,7 +69,7 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
                 helper.make_node("Gather", ["rows", "mask_index"], ["picked"]),
             ]
             source = "picked"
-        last = "pairs" if task == "question-answering" else "logits"
+        last = {"question-answering": "pairs", "feature-extraction": "last_hidden_state"}.get(task, "logits")
         nodes += [helper.make_node("MatMul", [source, "dense"], ["product"]), helper.make_node("Add", ["product", "bias"], [last])]
         outputs = {"logits": ["masks", values] if task == "fill-mask" else ["rows", "length", values]}
         if task == "question-answering":
@@ -78,6 +79,13 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
                 helper.make_node("Squeeze", ["end", "last"], ["end_logits"]),
             ]
             outputs = {"start_logits": ["rows", "length"], "end_logits": ["rows", "length"]}
+        if task == "feature-extraction":
+            layers = ["token", "hidden", "unpadded", last]
+            nodes += [
+                helper.make_node("Mul", ["hidden", "mask3"], ["unpadded"]),
+                helper.make_node("Concat", layers, ["last_four_hidden_states"], axis=-1),
+            ]
+            outputs = {last: ["rows", "length", HIDDEN], "last_four_hidden_states": ["rows", "length", 4 * HIDDEN]}
     tensors = [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()]
     tensors += [numpy_helper.from_array(np.array(value), name) for name, value in shapes.items()]
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()]
@@ -90,7 +98,9 @@ OUTPUTS = {
     "token-classification": [{"name": "logits", "kind": "per_token"}],
     "question-answering": [{"name": "start_logits", "kind": "per_token"}, {"name": "end_logits", "kind": "per_token"}],
     "fill-mask": [{"name": "logits", "kind": "per_mask"}],
+    "feature-extraction": [{"name": name, "kind": "per_token"} for name in ("last_hidden_state", "last_four_hidden_states")],
 }
+EMBEDDING = {"pooling": "mean", "normalize": False, "dimensions": HIDDEN, "layers": "last_four"}
 LABELS_OF = {"text-classification": LABELS, "token-classification": ("O", "B-PER", "I-PER", "B-LOC")}
 EXAMPLES = {"question-answering": {"question": "good?", "context": "a good film"}, "fill-mask": "a [MASK] film"}
 
@@ -135,6 +145,7 @@ def bundle(
         "task": task,
         "labels": labels,
         "activation": "softmax",
+        "embedding": EMBEDDING if task == "feature-extraction" else None,
         "tokenizer": {
             "sha256": digest(path / TOKENIZER_FILE),
             "max_length": max_length,

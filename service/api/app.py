@@ -19,10 +19,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import __version__, bundle, registry
+from service.api.bodies import BODIES
 from service.api.edge import Edge
 from service.api.reading import Limits
 from service.api.routes import NAMED, PATHS, Service, documented, inference, router
-from service.api.schemas import BODIES
 from service.backlog import Backlog
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
 from service.metrics import Metrics

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from service.api.schemas import BODIES, TAGS, Body
+from service.api.bodies import BODIES
+from service.api.schemas import TAGS, Body
 from service.errors import InvalidValueError, MalformedRequestError, TooLargeError
 
 
@@ -44,18 +45,18 @@ def read(task: str, raw: bytes, limits: Limits) -> Body:
 
 
 def _check(body: Body, limits: Limits) -> None:
-    if len(body.items) > limits.max_inputs:
+    if body.count > limits.max_inputs:
         raise TooLargeError(
-            f"`inputs` has {len(body.items)} items and {limits.max_inputs} are allowed; split the request, or raise --max-inputs."
+            f"{body.counted.format(body.count)} and {limits.max_inputs} are allowed; split the request, or raise --max-inputs."
         )
     for index, item in enumerate(body.items):
-        for text in [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]:
+        for text in body.parts(item):
             if len(text) > limits.max_chars:
                 error = TooLargeError(
                     f"the text has {len(text)} characters and {limits.max_chars} are allowed; split it, or raise --max-chars."
                 )
                 error.input_index = index
-                error.name_input(many=body.is_list)
+                error.name_input(many=body.is_list, subject=body.subject)
                 raise error
 
 

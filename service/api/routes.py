@@ -18,19 +18,29 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from service import __version__
-from service.api import reading, schemas
+from service.api import bodies, reading
 from service.api.disconnect import unless_disconnected
 from service.api.edge import LABELS
 from service.api.reading import Limits
-from service.api.schemas import Body, ErrorBody
+from service.api.rendering import render
+from service.api.schemas import ErrorBody
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError, UnavailableError
 from service.metrics import CONTENT_TYPE, UNKNOWN, Metrics
 from service.model import Model, Prediction
 from service.registry import Registry
 from service.scheduler import Scheduler
-from service.tasks import answer, classify, fill_mask, ner
+from service.tasks import answer, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
 
-PATHS: Mapping[str, str] = {classify.TASK: "classify", ner.TASK: "ner", answer.TASK: "answer", fill_mask.TASK: "fill-mask"}
+PATHS: Mapping[str, str] = {
+    classify.TASK: "classify",
+    ner.TASK: "ner",
+    answer.TASK: "answer",
+    fill_mask.TASK: "fill-mask",
+    embed.TASK: "embed",
+    similarity.TASK: "similarity",
+    rerank.TASK: "rerank",
+    zero_shot.TASK: "zero-shot",
+}
 TIMEOUT_HEADER = "x-request-timeout-ms"
 NAMED = "/models/{name}"
 
@@ -98,7 +108,9 @@ def documented() -> Sequence[BaseRoute]:
     for task, path in PATHS.items():
         summary = f"Answer with the task's default model, or the one named in `model` ({task})"
         routes.post(f"/{path}", summary=summary, **_documented(task))(endpoint)
-    routes.post(NAMED, summary="Answer with this model, in the form of its task", **_documented(*PATHS))(named)
+    routes.post(
+        NAMED, summary="Answer with this model, in the form of its task or of another that the body asks for", **_documented(*PATHS)
+    )(named)
     return routes.routes
 
 
@@ -175,21 +187,28 @@ async def _predict(service: Service, request: Request, task: str, name: str | No
     named = None if name is None else service.registry.get(name)
     task = task if named is None else named.task
     scope[LABELS] = (task, UNKNOWN if named is None else named.name)
-    body = reading.read(task, await _read(request, service.max_body_bytes), service.limits)
+    raw = await _read(request, service.max_body_bytes)
+    if named is not None and (wanted := bodies.asked(task, raw)) != task:
+        task = wanted
+        scope[LABELS] = (task, named.name)
+        service.registry.for_task(task, named.name)
+    body = reading.read(task, raw, service.limits)
     if named is not None and body.model not in (None, named.name):
         raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{named.name}`; leave one of them out.")
     model = named or service.registry.for_task(task, body.model)
     scope[LABELS] = (task, model.name)
     timeout_s = _timeout_ms(service, request) / 1000
+    requests = body.requests(model.bundle.manifest)
     try:
-        prediction = await unless_disconnected(model.predict(body.requests(), timeout_s=timeout_s), request.receive)
+        prediction = await unless_disconnected(model.predict(requests, timeout_s=timeout_s, task=task), request.receive)
     except BertServeError as error:
-        error.name_input(many=body.is_list)
+        error.name_input(many=body.is_list, subject=body.subject)
         raise
-    return _answer(model, body, prediction)
+    result = body.shape(prediction.results, request.headers.get("user-agent", ""))
+    return _answer(model, await render(result) if body.large else to_json(result), prediction)
 
 
-def _answer(model: Model, body: Body, prediction: Prediction) -> Response:
+def _answer(model: Model, content: bytes, prediction: Prediction) -> Response:
     timings = prediction.timings
     warnings = list(prediction.warnings)
     headers = {
@@ -204,7 +223,7 @@ def _answer(model: Model, body: Body, prediction: Prediction) -> Response:
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
             f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
         )
-    response = Response(to_json(body.shape(prediction.results)), headers=headers, media_type="application/json")
+    response = Response(content, headers=headers, media_type="application/json")
     for warning in dict.fromkeys(warnings):
         response.headers.append("x-hf-warning", warning)  # a line each, as the official client reads them
     return response
@@ -265,8 +284,10 @@ def _describe(service: Service, model: Model) -> dict[str, Any]:
         "name": model.name,
         "task": model.task,
         "endpoint": f"/{PATHS[model.task]}",
+        "endpoints": [f"/{PATHS[task]}" for task in model.tasks],
         "labels": list(manifest.labels),
         "activation": manifest.activation,
+        **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         "version": model.bundle.version,
         "provider": graph.provider,
         "precision": graph.precision,
@@ -292,12 +313,12 @@ def _documented(*tasks: str) -> dict[str, Any]:
     """Returns what OpenAPI needs of a route, of one task or several, that reads the raw request; the body's schema is added in app.py."""
     described = {
         200: {
-            "model": functools.reduce(operator.or_, (schemas.RESPONSES[task] for task in tasks)),
+            "model": functools.reduce(operator.or_, (bodies.RESPONSES[task] for task in tasks)),
             "description": "A result, or a list of them: one for each input.",
         },
         **{status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)},
     }
-    bodies = [{"$ref": f"#/components/schemas/{schemas.BODIES[task].__name__}"} for task in tasks]
+    references = [{"$ref": f"#/components/schemas/{bodies.BODIES[task].__name__}"} for task in tasks]
     parameter = {
         "name": TIMEOUT_HEADER,
         "in": "header",
@@ -307,7 +328,7 @@ def _documented(*tasks: str) -> dict[str, Any]:
     extra = {
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": bodies[0] if len(bodies) == 1 else {"anyOf": bodies}}},
+            "content": {"application/json": {"schema": references[0] if len(references) == 1 else {"anyOf": references}}},
         },
         "parameters": [parameter],
     }

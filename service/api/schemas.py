@@ -1,4 +1,4 @@
-"""The wire: pydantic models of request and response bodies, one of each a task. OpenAPI is generated from them.
+"""The wire: what all bodies share, and the pydantic models of four tasks' requests and responses; `heads` has the other tasks'.
 
 Unknown keys beside `inputs` are ignored, because clients send `options` and more; an unknown name in `parameters` is an
 error, because it would silently do nothing. `service/api/reading.py` reads bodies with these.
@@ -6,12 +6,13 @@ error, because it would silently do nothing. `service/api/reading.py` reads bodi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from service.tasks import answer, classify, fill_mask, ner
+from service.tasks.encoded import Head
 
 # Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
 TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
@@ -25,24 +26,28 @@ def _kind(*tags: str) -> Callable[[Any], str | None]:
     )
 
 
-def _kinds(message: str, *tags: str) -> Discriminator:
+def kinds(message: str, *tags: str) -> Discriminator:
+    """Returns what tells a union's members apart by their JSON kind; `message` says what a value must be."""
     return Discriminator(_kind(*tags), custom_error_type="input", custom_error_message=f"must be {message}")
 
 
-def _lower(value: Any) -> Any:
+def lower(value: Any) -> Any:
+    """Returns a text in lower case, anything else as it is."""
     return value.lower() if isinstance(value, str) else value
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
+    """Returns a list of one for a text, anything else as it is."""
     return [value] if isinstance(value, str) else value
 
 
-def _config(**example: Any) -> ConfigDict:
+def config(**example: Any) -> ConfigDict:
+    """Returns the configuration of a body, with an example of one for OpenAPI."""
     return ConfigDict(strict=True, json_schema_extra={"examples": [example]})
 
 
 # without fail_fast a body of a million wrong items would make a million errors
-_STOP = Field(fail_fast=True)
+STOP = Field(fail_fast=True)
 
 
 class Parameters(BaseModel):
@@ -51,13 +56,20 @@ class Parameters(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+Unit = Annotated[
+    Literal["code_points", "utf16", "utf8"],
+    BeforeValidator(lower),
+    Field(description="What `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."),
+]
+
+
 class ClassifyParameters(Parameters):
     """Parameters of text classification."""
 
     top_k: Annotated[int | None, Field(ge=1, description="How many labels to return; all when absent.")] = None
     function_to_apply: Annotated[
         Literal["softmax", "sigmoid", "none"] | None,
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Field(description="What turns logits into scores, in place of the model's own."),
     ] = None
     truncation: Annotated[bool, Field(description="Cut a text over the model's length, with a warning; false makes it an error.")] = True
@@ -73,11 +85,12 @@ class NerParameters(Parameters):
 
     aggregation_strategy: Annotated[
         Literal["none", "simple", "first", "average", "max"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Field(description="How tokens become entities; `none` returns the tokens."),
     ] = "simple"
     ignore_labels: Annotated[list[str], Field(description="Labels and entity groups that are left out.")] = ["O"]
     stride: Annotated[int | None, Field(ge=0, description="Tokens that neighboring windows share; 128, at most half a window.")] = None
+    offset_unit: Unit = "code_points"
 
 
 class AnswerParameters(Parameters):
@@ -94,9 +107,10 @@ class AnswerParameters(Parameters):
     align_to_words: Annotated[bool, Field(description="Whether answers are widened to whole words.")] = True
     duplicates: Annotated[
         Literal["best", "sum"],
-        BeforeValidator(_lower),
+        BeforeValidator(lower),
         Field(description="Equal answers keep their best score, or add up as in transformers 5.2.0."),
     ] = "best"
+    offset_unit: Unit = "code_points"
 
 
 class FillMaskParameters(Parameters):
@@ -105,7 +119,7 @@ class FillMaskParameters(Parameters):
     top_k: Annotated[int, Field(ge=1, description="How many tokens to return for each mask.")] = 5
     targets: Annotated[
         Annotated[list[str], Field(min_length=1, max_length=1000)] | None,
-        BeforeValidator(_listed),
+        BeforeValidator(listed),
         Field(description="The only words to consider."),
     ] = None
 
@@ -136,11 +150,18 @@ class Body(BaseModel):
     always_list: ClassVar[bool] = False
 
     model: Annotated[str | None, Field(description="Name of the model, where several are loaded for the task.")] = None
-    inputs: Any
+    # pydantic is not told: one body has a query and texts in its place
+    if TYPE_CHECKING:
+        inputs: Any
     parameters: Any = None
 
     # Class of the `parameters`.
     parameters_type: ClassVar[type[Parameters]] = Parameters
+    # Whether answers can be so large that writing them is worth taking turns.
+    large: ClassVar[bool] = False
+    # What the limit of inputs counts, and what holds the input that an error is about.
+    counted: ClassVar[str] = "`inputs` has {} items"
+    subject: ClassVar[str] = "inputs"
 
     @property
     def items(self) -> Sequence[Any]:
@@ -152,8 +173,21 @@ class Body(BaseModel):
         """Whether the caller sent a list."""
         return isinstance(self.inputs, list)
 
-    def requests(self) -> list[Any]:
-        """Returns one task request per input."""
+    @property
+    def count(self) -> int:
+        """How many texts, pairs or questions the body has."""
+        return len(self.items)
+
+    def parts(self, item: Any) -> Iterable[str]:
+        """Returns the texts of one input, as they count for the limit of characters."""
+        return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]
+
+    def requests(self, head: Head | None = None) -> list[Any]:
+        """Returns one task request per input.
+
+        Args:
+            head: What the model says where the body does not; of embeddings alone it is needed.
+        """
         options = {} if self.parameters is None else self.parameters.model_dump(exclude_unset=True)
         return [self.request(item, options) for item in self.items]
 
@@ -161,27 +195,32 @@ class Body(BaseModel):
         """Returns the task request of one input."""
         raise NotImplementedError
 
-    def shape(self, results: list[Any]) -> Any:
-        """Returns the response body: a list in is a list out."""
+    def shape(self, results: list[Any], agent: str = "") -> Any:
+        """Returns the response body: a list in is a list out.
+
+        Args:
+            results: One per input.
+            agent: The client's `User-Agent`, for the one task whose shape goes by it.
+        """
         return results if self.is_list or self.always_list else results[0]
 
 
 _Text = Annotated[str, Tag(TEXT)]
 _Pair = Annotated[TextPair, Tag(PAIR)]
 _Question = Annotated[Question, Tag(PAIR)]
-_TextOrPair = Annotated[_Text | _Pair, _kinds("a text or {text, text_pair}", TEXT, PAIR)]
+_TextOrPair = Annotated[_Text | _Pair, kinds("a text or {text, text_pair}", TEXT, PAIR)]
 
 
 class ClassifyBody(Body):
     """Body of a text classification request."""
 
-    model_config = _config(inputs="A warm, funny and thoroughly engaging film.", parameters={"top_k": 1})
+    model_config = config(inputs="A warm, funny and thoroughly engaging film.", parameters={"top_k": 1})
     always_list: ClassVar[bool] = True
     parameters_type: ClassVar[type[Parameters]] = ClassifyParameters
 
     inputs: Annotated[
-        _Text | _Pair | Annotated[list[_TextOrPair], _STOP, Tag(LIST)],
-        _kinds("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
+        _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
+        kinds("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
         Field(description="A text, a pair, or a list of these."),
     ]
     parameters: ClassifyParameters | None = None
@@ -194,12 +233,12 @@ class ClassifyBody(Body):
 class NerBody(Body):
     """Body of a token classification request."""
 
-    model_config = _config(inputs="Ada Lovelace wrote to Charles Babbage from London.")
+    model_config = config(inputs="Ada Lovelace wrote to Charles Babbage from London.")
     parameters_type: ClassVar[type[Parameters]] = NerParameters
 
     inputs: Annotated[
-        _Text | Annotated[list[str], _STOP, Tag(LIST)],
-        _kinds("a text or a list of texts", TEXT, LIST),
+        _Text | Annotated[list[str], STOP, Tag(LIST)],
+        kinds("a text or a list of texts", TEXT, LIST),
         Field(description="A text, or a list of texts."),
     ]
     parameters: NerParameters | None = None
@@ -213,12 +252,12 @@ class NerBody(Body):
 class AnswerBody(Body):
     """Body of a question answering request."""
 
-    model_config = _config(inputs={"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886."})
+    model_config = config(inputs={"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886."})
     parameters_type: ClassVar[type[Parameters]] = AnswerParameters
 
     inputs: Annotated[
-        _Question | Annotated[list[Question], _STOP, Tag(LIST)],
-        _kinds("{question, context} or a list of these", PAIR, LIST),
+        _Question | Annotated[list[Question], STOP, Tag(LIST)],
+        kinds("{question, context} or a list of these", PAIR, LIST),
         Field(description="A question with its passage, or a list of these."),
     ]
     parameters: AnswerParameters | None = None
@@ -231,12 +270,12 @@ class AnswerBody(Body):
 class FillMaskBody(Body):
     """Body of a fill-mask request."""
 
-    model_config = _config(inputs="The king of [MASK] died in 1066.", parameters={"top_k": 3})
+    model_config = config(inputs="The king of [MASK] died in 1066.", parameters={"top_k": 3})
     parameters_type: ClassVar[type[Parameters]] = FillMaskParameters
 
     inputs: Annotated[
-        _Text | Annotated[list[str], _STOP, Tag(LIST)],
-        _kinds("a text or a list of texts", TEXT, LIST),
+        _Text | Annotated[list[str], STOP, Tag(LIST)],
+        kinds("a text or a list of texts", TEXT, LIST),
         Field(description="A text with one or more masks, or a list of such texts."),
     ]
     parameters: FillMaskParameters | None = None
@@ -255,7 +294,7 @@ class LabelScore(BaseModel):
 
 
 class Entity(BaseModel):
-    """One entity; offsets are code points, end exclusive. With the strategy `none`, a token with `entity` and `index`."""
+    """One entity; offsets are code points unless asked otherwise, end exclusive. With the strategy `none`, a token with `entity` and `index`."""
 
     entity_group: str | None = None
     entity: str | None = None
@@ -267,7 +306,7 @@ class Entity(BaseModel):
 
 
 class Answer(BaseModel):
-    """One answer; offsets are code points of the passage, end exclusive."""
+    """One answer; offsets are code points of the passage unless asked otherwise, end exclusive."""
 
     answer: str
     score: float
@@ -290,12 +329,3 @@ class ErrorBody(BaseModel):
     error: str
     error_type: str
     request_id: str
-
-
-BODIES: dict[str, type[Body]] = {classify.TASK: ClassifyBody, ner.TASK: NerBody, answer.TASK: AnswerBody, fill_mask.TASK: FillMaskBody}
-RESPONSES: dict[str, Any] = {
-    classify.TASK: list[list[LabelScore]],
-    ner.TASK: list[Entity] | list[list[Entity]],
-    answer.TASK: Answer | list[Answer] | list[list[Answer]],
-    fill_mask.TASK: list[Filled] | list[list[Filled]] | list[list[list[Filled]]],
-}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidValueError
 from service.tasks.encoded import Encoded, Head
+from service.tasks.offsets import OffsetUnit, rebase
 from service.tasks.scores import Floats, Row, activate
 from service.tokenization import Tokenizer, Tokens, estimate_tokens, windows
 
@@ -40,6 +41,7 @@ class Request:
         handle_impossible_answer: Whether "no answer" may be the answer.
         align_to_words: Whether answers are widened to whole words.
         duplicates: What equal texts get: the `best` score, or the `sum`, as the reference.
+        offset_unit: What `start` and `end` count.
     """
 
     question: str
@@ -52,6 +54,7 @@ class Request:
     handle_impossible_answer: bool = False
     align_to_words: bool = True
     duplicates: Literal["best", "sum"] = "best"
+    offset_unit: OffsetUnit = "code_points"
 
     @property
     def chars(self) -> int:
@@ -130,7 +133,7 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], head:
         head: Not needed.
 
     Returns:
-        `{answer, score, start, end}` each; offsets are code points of the passage, end exclusive.
+        `{answer, score, start, end}` each; offsets are of the passage, in the request's unit, end exclusive.
     """
     spans, nulls = [], []
     for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
@@ -143,6 +146,7 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], head:
     if request.handle_impossible_answer:
         answers.append({"answer": "", "score": min(nulls), "start": 0, "end": 0})
     answers = sorted(answers, key=lambda answer: -answer["score"])[: request.top_k]
+    rebase(answers, request.context, request.offset_unit)
     return answers if request.top_k > 1 else answers[0]
 
 

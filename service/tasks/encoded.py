@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.bundle import Activation
+from service.bundle import Activation, Embedding
 from service.tokenization import Encoding
 
 
@@ -17,11 +17,13 @@ class Encoded:
         encodings: One per window; none where there is nothing to run.
         truncated: Whether text was cut off.
         warnings: What else the caller should know, each `topic; message`.
+        values: Numbers in the result, where there can be very many.
     """
 
     encodings: list[Encoding]
     truncated: bool = False
     warnings: tuple[str, ...] = ()
+    values: int = 0
 
 
 class Head(Protocol):
@@ -35,4 +37,9 @@ class Head(Protocol):
     @property
     def activation(self) -> Activation:
         """What turns logits into scores."""
+        ...
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """What a text's vector is made of, of a model that gives vectors."""
         ...

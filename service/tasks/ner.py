@@ -15,6 +15,8 @@ import numpy as np
 
 from service.errors import InvalidValueError
 from service.tasks.encoded import Encoded, Head
+from service.tasks.offsets import OffsetUnit, rebase
+from service.tasks.schemes import BEGINS, ENDS, Scheme, scheme_of, split
 from service.tasks.scores import Floats, Row, activate
 from service.tokenization import Encoding, Tokenizer, Tokens, default_stride, estimate_tokens, windows
 
@@ -31,12 +33,14 @@ class Request:
         aggregation_strategy: How tokens become entities; `none` returns tokens.
         ignore_labels: Labels and entity groups that are left out.
         stride: Tokens that neighboring windows of a long text share; 128, at most half a window, when None.
+        offset_unit: What `start` and `end` count.
     """
 
     text: str
     aggregation_strategy: Strategy = "simple"
     ignore_labels: tuple[str, ...] = ("O",)
     stride: int | None = None
+    offset_unit: OffsetUnit = "code_points"
 
     @property
     def chars(self) -> int:
@@ -107,33 +111,49 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: He
 
     Returns:
         `{entity_group, score, word, start, end}` each, or `{entity, score, index, word, start, end}` for the strategy `none`.
-        Offsets are code points of the text, end exclusive.
+        Offsets are of the text, in the request's unit, end exclusive.
     """
     if not rows:
         return []
-    scores = activate(merge(encoded.encodings, encoded.cuts, [row["logits"] for row in rows]), "softmax")
-    offsets, ignored = encoded.tokens.spans(request.text), set(request.ignore_labels)
-    if request.aggregation_strategy == "none":
-        pieces = encoded.tokens.pieces
-        best = scores.argmax(axis=-1)
-        return [
-            {
-                "entity": head.labels[label],
-                "score": float(scores[i, label]),
-                "index": i + 1,
-                "word": request.text[slice(*offsets[i])] if pieces[i] == encoded.unknown else pieces[i],
-                "start": offsets[i][0],
-                "end": offsets[i][1],
-            }
-            for i, label in enumerate(best.tolist())
-            if head.labels[label] not in ignored
-        ]
+    found = _tokens(request, encoded, rows, head) if request.aggregation_strategy == "none" else _entities(request, encoded, rows, head)
+    rebase(found, request.text, request.offset_unit)
+    return found
+
+
+def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+    """Returns each token with its best label, as the strategy `none` wants them."""
+    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.ignore_labels)
+    pieces = encoded.tokens.pieces
+    best = scores.argmax(axis=-1)
+    return [
+        {
+            "entity": head.labels[label],
+            "score": float(scores[i, label]),
+            "index": i + 1,
+            "word": request.text[slice(*offsets[i])] if pieces[i] == encoded.unknown else pieces[i],
+            "start": offsets[i][0],
+            "end": offsets[i][1],
+        }
+        for i, label in enumerate(best.tolist())
+        if head.labels[label] not in ignored
+    ]
+
+
+def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+    """Returns the entities that tokens, or the words of the strategy, are grouped into."""
+    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.ignore_labels)
     if request.aggregation_strategy == "simple":
         units = [[i] for i in range(len(scores))]
     else:
         units = words(request.text, encoded.tokens, encoded.subword_prefix)
     labeled = [_label(scores[unit], [offsets[i] for i in unit], request.aggregation_strategy, head.labels) for unit in units]
-    return [entity for group in _groups(labeled) if (entity := _entity(group, request.text))["entity_group"] not in ignored]
+    scheme = scheme_of(head.labels)
+    entities = [_entity(group, request.text, scheme) for group in _groups(labeled, scheme)]
+    return [entity for entity in entities if entity["entity_group"] not in ignored]
+
+
+def _scores(encoded: EncodedText, rows: Sequence[Row]) -> Floats:
+    return activate(merge(encoded.encodings, encoded.cuts, [row["logits"] for row in rows]), "softmax")
 
 
 def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
@@ -188,27 +208,27 @@ def _label(scores: Floats, offsets: Sequence[tuple[int, int]], strategy: Strateg
     return _Token(labels[label], values[label], offsets[0][0], offsets[-1][1])
 
 
-def _groups(tokens: Sequence[_Token]) -> list[list[_Token]]:
-    """Groups neighbors of one tag; `B-` begins a new group, and a label without a prefix counts as `I-`."""
+def _groups(tokens: Sequence[_Token], scheme: Scheme) -> list[list[_Token]]:
+    """Groups neighbors of one tag, but where a label begins a new entity, or the one before it has ended its own."""
     found: list[list[_Token]] = []
+    before, ended = "", True
     for token in tokens:
-        begins, tag = token.label.startswith("B-"), _tag(token.label)
-        if found and not begins and tag == _tag(found[-1][-1].label):
+        letter, tag = split(token.label, scheme)
+        # "" is in every string, and a label without a letter neither begins nor ends
+        if not ended and tag == before and not (letter and letter in BEGINS[scheme]):
             found[-1].append(token)
         else:
             found.append([token])
+        before, ended = tag, bool(letter) and letter in ENDS[scheme]
     return found
 
 
-def _tag(label: str) -> str:
-    return label[2:] if label.startswith(("B-", "I-")) else label
-
-
-def _entity(group: Sequence[_Token], text: str) -> dict[str, Any]:
-    start, end = group[0].start, group[-1].end
+def _entity(group: Sequence[_Token], text: str, scheme: Scheme) -> dict[str, Any]:
+    start, end, label = group[0].start, group[-1].end, group[0].label
     mean = np.mean([token.score for token in group], dtype=np.float32)
     return {
-        "entity_group": group[0].label.split("-", 1)[-1],
+        # the pipeline cuts at the first hyphen whatever stands before it, which is right where labels have prefixes
+        "entity_group": label if scheme == "plain" else label.split("-", 1)[-1],
         "score": float(mean),
         "word": text[start:end],
         "start": start,

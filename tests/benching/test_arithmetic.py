@@ -10,6 +10,7 @@ from statistics import fmean, median
 
 import pytest
 
+import tiny
 from bench import arrivals, bodies, inspection, measurement, mixes, queueing, slo, target
 from bench.errors import BenchError
 from bench.limits import BareEngine
@@ -231,6 +232,17 @@ def test_passages_take_about_five_windows() -> None:
     work = BareEngine(ROOT / "models/qa").work(bodies.bodies("qa"))
 
     assert 5 == pytest.approx(fmean(map(len, work.feeds)), abs=0.2)
+
+
+def test_a_body_of_another_task_that_the_model_can_do_is_run_as_that(tmp_path: Path) -> None:
+    """Candidate labels make a pair each, a query and texts a pair for each text."""
+    tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
+    tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",))
+    zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
+    rerank = bodies.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
+
+    assert [3] == [len(lengths) for lengths in BareEngine(tmp_path / "nli").work([zero_shot]).lengths]
+    assert [[6, 5]] == BareEngine(tmp_path / "ranker").work([rerank]).lengths
 
 
 def test_several_texts_in_a_request_all_take_turns() -> None:

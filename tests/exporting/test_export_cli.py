@@ -365,7 +365,11 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsiz
             configure(model_type="zorp", auto_map={"AutoConfig": "code.Config"}), ["custom code"], id="code of the checkpoint's own"
         ),
         pytest.param(configure(architectures=None), ["--task"], id="no architecture"),
-        pytest.param(configure(architectures=["BertModel"]), ["BertModel", "--task"], id="architecture without a task"),
+        pytest.param(
+            configure(architectures=["BertForNextSentencePrediction"]),
+            ["BertForNextSentencePrediction", "--task"],
+            id="architecture without a task",
+        ),
         pytest.param(remove("model.safetensors"), ["weights", "model.safetensors"], id="no weights"),
         pytest.param(pickle_weights, ["Pickled weights are never loaded", "safetensors"], id="pickled weights only"),
         pytest.param(write("model.safetensors", b"garbage"), ["weights"], id="broken weights"),

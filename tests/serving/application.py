@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import pytest
 
 from fakes import FakeEngine
 from service import bundle
@@ -26,6 +28,7 @@ from service.tokenization import Tokenizer
 
 T = TypeVar("T")
 Check = Callable[[httpx.AsyncClient], Awaitable[T]]
+Send = Callable[..., httpx.Response]
 LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice what a tiny bundle takes
 
 
@@ -70,6 +73,63 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
     assert body["request_id"] == response.headers["x-request-id"]
     assert isinstance(body["error"], str)
     return str(body["error"])
+
+
+@contextmanager
+def started(models: Path) -> Iterator[Send]:
+    """Yields what sends requests to one started application with the bundles of `models`, one after the other."""
+    app = create_app(build(Settings(models=models)))
+    lifespan = app.router.lifespan_context(app)
+    with asyncio.Runner() as runner:
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20)
+
+        async def send(method: str, path: str, **request: Any) -> httpx.Response:
+            return await asyncio.wait_for(client.request(method, path, **request), 20)
+
+        async def stop() -> None:
+            await client.aclose()
+            await lifespan.__aexit__(None, None, None)
+
+        runner.run(lifespan.__aenter__())
+        yield lambda *args, **request: runner.run(send(*args, **request))
+        runner.run(stop())
+
+
+def post(api: Send, body: Any, *, path: str, **options: Any) -> httpx.Response:
+    """Returns the answer to one POST of a body."""
+    return api("POST", path, content=json.dumps(body).encode(), **options)
+
+
+def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
+    """Returns the answer to one request."""
+    return post(api, {"inputs": inputs, "parameters": parameters}, path=path)
+
+
+def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
+    """Returns the result of a request that must succeed."""
+    response = ask(api, path, inputs, **parameters)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
+    """Returns the message of a request that must be 422."""
+    return rejected(ask(api, path, inputs, **parameters), 422, "invalid_value")
+
+
+def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored: Sequence[str] = ()) -> None:
+    """Holds two results to each other: numbers with a fraction within the tolerance, ignored fields not at all, all else exactly."""
+    if isinstance(expected, list):
+        assert isinstance(actual, list)
+        for one, other in zip(expected, actual, strict=True):
+            assert_same(one, other, tolerance=tolerance, ignored=ignored)
+    elif isinstance(expected, dict):
+        assert sorted(expected) == sorted(actual)
+        for key, value in expected.items():
+            if key not in ignored:
+                assert_same(value, actual[key], tolerance=tolerance, ignored=ignored)
+    else:
+        assert (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected) == actual
 
 
 def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> Service:

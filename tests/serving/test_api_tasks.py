@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import LONG, call, classify, play, rejected
-from service.api.app import build, create_app
+from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
+from service.api.app import build
 from service.settings import Settings
 
-Send = Callable[..., httpx.Response]
 # path -> the tiny bundle that answers there, its task, its parameters, and an input
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
 NAMES = {"/classify": "sentiment", NER: "ner", ANSWER: "qa", FILL: "mask"}
 TASKS = {"/classify": "text-classification", NER: "token-classification", ANSWER: "question-answering", FILL: "fill-mask"}
 KNOWN = {
-    NER: ["aggregation_strategy", "ignore_labels", "stride"],
+    NER: ["aggregation_strategy", "ignore_labels", "stride", "offset_unit"],
     ANSWER: [
         "top_k",
         "doc_stride",
@@ -34,6 +31,7 @@ KNOWN = {
         "handle_impossible_answer",
         "align_to_words",
         "duplicates",
+        "offset_unit",
     ],
     FILL: ["top_k", "targets"],
 }
@@ -62,58 +60,9 @@ def folder_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", name="api")
 def started_service(folder: Path) -> Iterator[Send]:
-    """Sends requests to one started application with these bundles, one after the other."""
-    app = create_app(build(Settings(models=folder)))
-    lifespan = app.router.lifespan_context(app)
-    with asyncio.Runner() as runner:
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20)
-
-        async def send(method: str, path: str, **request: Any) -> httpx.Response:
-            return await asyncio.wait_for(client.request(method, path, **request), 20)
-
-        async def stop() -> None:
-            await client.aclose()
-            await lifespan.__aexit__(None, None, None)
-
-        runner.run(lifespan.__aenter__())
-        yield lambda *args, **request: runner.run(send(*args, **request))
-        runner.run(stop())
-
-
-def post(api: Send, body: Any, *, path: str, **options: Any) -> httpx.Response:
-    """Returns the answer to one POST of a body."""
-    return api("POST", path, content=json.dumps(body).encode(), **options)
-
-
-def ask(api: Send, path: str, inputs: Any, **parameters: Any) -> httpx.Response:
-    """Returns the answer to one request."""
-    return post(api, {"inputs": inputs, "parameters": parameters}, path=path)
-
-
-def answered(api: Send, path: str, inputs: Any, **parameters: Any) -> Any:
-    """Returns the result of a request that must succeed."""
-    response = ask(api, path, inputs, **parameters)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
-def refused(api: Send, path: str, inputs: Any, **parameters: Any) -> str:
-    """Returns the message of a request that must be 422."""
-    return rejected(ask(api, path, inputs, **parameters), 422, "invalid_value")
-
-
-def assert_same(expected: Any, actual: Any) -> None:
-    """Holds two results to each other: scores within 1e-5, everything else exactly."""
-    if isinstance(expected, list):
-        assert isinstance(actual, list)
-        for one, other in zip(expected, actual, strict=True):
-            assert_same(one, other)
-    elif isinstance(expected, dict):
-        assert list(expected) == list(actual)
-        for key, value in expected.items():
-            assert_same(value, actual[key])
-    else:
-        assert (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected) == actual
+    """Sends requests to one started application with these bundles."""
+    with started(folder) as send:
+        yield send
 
 
 def long_of(path: str) -> Any:
@@ -233,6 +182,7 @@ def test_a_parameter_of_another_task_is_unknown(api: Send, path: str, name: str)
         (NER, {"stride": "4"}, "stride"),
         (NER, {"stride": 1.5}, "stride"),
         (NER, {"stride": True}, "stride"),
+        (NER, {"offset_unit": "bytes"}, "offset_unit"),
         (ANSWER, {"top_k": 0}, "top_k"),
         (ANSWER, {"top_k": 1001}, "top_k"),
         (ANSWER, {"top_k": "1"}, "top_k"),
@@ -419,7 +369,8 @@ def test_openapi_describes_the_task(api: Send, path: str, tmp_path: Path) -> Non
 def test_openapi_does_not_promise_one_tasks_body_for_every_model(api: Send) -> None:
     """POST /models/{name}, which goes by the model's task, is documented with the bodies and results of all tasks."""
     operation = api("GET", "/openapi.json").json()["paths"]["/models/{name}"]["post"]
-    assert all(f"schemas/{task}Body" in str(operation["requestBody"]) for task in ("Classify", "Ner", "Answer", "FillMask"))
+    tasks = ("Classify", "Ner", "Answer", "FillMask", "Embed", "Similarity", "Rerank", "ZeroShot")
+    assert all(f"schemas/{task}Body" in str(operation["requestBody"]) for task in tasks)
     assert all(f"schemas/{result}" in str(operation["responses"]["200"]) for result in ("LabelScore", "Entity", "Answer", "Filled"))
 
 

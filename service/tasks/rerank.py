@@ -1,0 +1,99 @@
+"""Reranking: how well each of several texts answers a query, by a cross-encoder, which reads both together.
+
+A cross-encoder is a text classification model of one label. Answers are those of Hugging Face's Text Embeddings
+Inference: the sigmoid of the model's one logit whatever its own activation is, or on request the logit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from service.errors import InvalidValueError
+from service.tasks.encoded import Encoded, Head
+from service.tasks.scores import Row, activate, best_first
+from service.tokenization import Tokenizer, estimate_tokens, truncate_longest_first
+
+TASK = "text-ranking"
+NEEDS = "exactly one label, as a cross-encoder has"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A query and the texts to be ranked.
+
+    Attributes:
+        query: The query.
+        texts: The texts.
+        raw_scores: Whether scores are logits; else they are within 0 and 1.
+        return_text: Whether texts are repeated in the answer.
+        truncate: Whether a pair over the model's length is cut, the longer text first (else it is an error).
+        truncation_direction: At which end texts lose their tokens.
+    """
+
+    query: str
+    texts: tuple[str, ...]
+    raw_scores: bool = False
+    return_text: bool = False
+    truncate: bool = True
+    truncation_direction: Literal["left", "right"] = "right"
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized."""
+        return len(self.query) + sum(map(len, self.texts))
+
+
+def fits(head: Head) -> bool:
+    """Returns whether a text classification model is a cross-encoder."""
+    return len(head.labels) == 1
+
+
+def estimate(request: Request, max_length: int) -> int:
+    """Returns a cheap guess of the tokens of all pairs of query and text."""
+    query = estimate_tokens(request.query)
+    return sum(min(query + estimate_tokens(text), max_length) for text in request.texts)
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
+    """Returns one encoding per text: the query and the text as a pair.
+
+    Raises:
+        InvalidValueError: A pair is too long and `truncate` is false.
+    """
+    query, *texts = tokenizer.tokenize([request.query, *request.texts])
+    room, encodings, truncated = tokenizer.room(pair=True), [], False
+    for i, text in enumerate(texts):
+        total = len(query) + len(text)
+        if total > room and not request.truncate:
+            raise InvalidValueError(
+                f"query and texts[{i}] have {total} tokens and the model takes {room}; shorten them, or set `truncate` to true."
+            )
+        truncated |= total > room
+        keep = truncate_longest_first(len(query), len(text), room)
+        cut = [
+            tokens.ids[len(tokens) - n :] if request.truncation_direction == "left" else tokens.ids[:n]
+            for tokens, n in zip((query, text), keep, strict=True)
+        ]
+        encodings.append(tokenizer.assemble(*cut))
+    return Encoded(encodings=encodings, truncated=truncated)
+
+
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+    """Returns `{index, score}` of each text, and `text` on request, best first; equal scores in the order of the texts.
+
+    Args:
+        request: The request.
+        encoded: Not needed.
+        rows: One row per text with the output `logits`, float32 [1].
+        head: Not needed.
+    """
+    if not rows:
+        return []
+    scores = activate(np.stack([row["logits"] for row in rows])[:, 0], "none" if request.raw_scores else "sigmoid")
+    return [
+        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in best_first(scores)
+    ]

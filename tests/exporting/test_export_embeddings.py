@@ -1,0 +1,332 @@
+"""Embedding models and models of inference from checkpoint to answer: as PyTorch and the pipelines of transformers have it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from transformers import BertConfig
+
+import service.cli
+import tiny
+from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
+from export.errors import ExportError
+from export.pipeline import ExportSpec, export
+from service.api import reading
+from service.bundle import load
+from service.engine import OnnxEngine
+from service.model import TASKS
+from service.tasks import embed, rerank, similarity, zero_shot
+from service.tokenization import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+Floats = NDArray[np.float32]
+LONG = "the film was not very good , but the book is great ! " * 20
+TEXTS = ["good", "the film was not very good", "", "Ünïcödé 看 😴 films, e\u0301x", LONG]
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+PROMPTS = {"query": "the book was ", "passage": ""}
+POOLING = {
+    "word_embedding_dimension": 32,
+    "pooling_mode_cls_token": False,
+    "pooling_mode_mean_tokens": True,
+    "pooling_mode_max_tokens": False,
+}
+LIMITS = reading.Limits(max_inputs=64, max_chars=100_000)
+STEP = "sentence_transformers.models."
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def write(path: Path, document: Any) -> None:
+    """Writes a JSON document, and its folder."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document), encoding="utf-8")
+
+
+def encoder(folder: Path, name: str = "vectors", *, layers: int = 4, architecture: str = "BertModel", **labels: Any) -> Path:
+    """Writes a random BERT encoder and returns its path."""
+    sizes = SIZES | {"num_hidden_layers": layers}
+    return save(folder / name, architecture, BertConfig(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **labels))
+
+
+def sentence_transformers(path: Path, *steps: str, pooling: dict[str, Any] | None = None, max_length: int = 64) -> Path:
+    """Adds the files of sentence-transformers to a checkpoint, and returns its path."""
+    paths = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"idx": i, "name": str(i), "path": paths.get(s, f"{i}_{s}"), "type": f"{STEP}{s}"} for i, s in enumerate(steps)]
+    write(path / "modules.json", modules)
+    write(path / "1_Pooling" / "config.json", POOLING if pooling is None else pooling)
+    write(path / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    write(path / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None})
+    return path
+
+
+class Served:
+    """A bundle behind the service's own readers, tokenizer, engine and decoders; texts of a request share one padded batch."""
+
+    def __init__(self, path: Path, precision: Any = "fp32") -> None:
+        loaded = load(path)
+        graph, spec = loaded.graph("cpu", precision), loaded.manifest.tokenizer
+        self.manifest = loaded.manifest
+        self.tokenizer = Tokenizer(loaded.tokenizer_path, spec)
+        self.engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+
+    def answer(self, task: str, **body: Any) -> Any:
+        """Returns the answer to a body of a task."""
+        read = reading.read(task, json.dumps(body).encode(), LIMITS)
+        requests = read.requests(self.manifest)
+        encoded = [TASKS[task].encode(request, self.tokenizer) for request in requests]
+        rows = iter(self.engine.run([encoding for item in encoded for encoding in item.encodings]))
+        results = [
+            TASKS[task].decode(request, item, [next(rows) for _ in item.encodings], self.manifest)
+            for request, item in zip(requests, encoded, strict=True)
+        ]
+        return read.shape(results)
+
+
+class PyTorch:
+    """A checkpoint's encoder in transformers, with pooling written out over the attention mask of a padded batch."""
+
+    def __init__(self, path: Path, max_length: int) -> None:
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+        self.max_length = max_length
+
+    def vectors(self, texts: Sequence[str], pooling: str, *, layers: int = 1, normalize: bool = True) -> Floats:
+        """Returns the pooled vectors of texts, float32 [texts, values]."""
+        feed = self.tokenizer(list(texts), padding=True, truncation=True, max_length=self.max_length, return_tensors="pt")
+        with torch.no_grad():
+            hidden = self.model(**feed, output_hidden_states=True).hidden_states
+        tokens, mask = torch.cat(hidden[-layers:], dim=-1), feed["attention_mask"].unsqueeze(-1)
+        pooled = {
+            "cls": lambda: tokens[:, 0],
+            "mean": lambda: (tokens * mask).sum(1) / mask.sum(1),
+            "max": lambda: tokens.masked_fill(mask == 0, -torch.inf).max(1).values,
+        }[pooling]()
+        return np.asarray(torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled)
+
+
+@pytest.fixture(name="source", scope="module")
+def sentence_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder as sentence-transformers saves one: mean, normalized, 64 tokens."""
+    return sentence_transformers(encoder(tmp_path_factory.mktemp("vectors")), "Transformer", "Pooling", "Normalize")
+
+
+@pytest.fixture(name="bundle", scope="module")
+def exported_encoder(source: Path) -> Path:
+    """Its bundle, of both precisions, with the last four layers."""
+    spec = ExportSpec(str(source), source.parent / "models", layers="last_four", calibration=few_texts(source.parent))
+    return export(spec, silent)[0]
+
+
+@pytest.fixture(name="inference", scope="module")
+def exported_inference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint of natural language inference and its bundle."""
+    folder = tmp_path_factory.mktemp("nli")
+    source = bert(folder, "nli", labels=NLI_LABELS, model_max_length=POSITIONS)
+    return source, export(ExportSpec(str(source), folder / "models", precisions=("fp32",)), silent)[0]
+
+
+# ---- vectors
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("layers", ["last", "last_four"])
+def test_unit_vectors_are_pytorchs(source: Path, bundle: Path, pooling: str, layers: str) -> None:
+    """Short, long, empty and unicode texts in one padded batch: within 1e-4 of PyTorch with pooling of our own."""
+    expected = PyTorch(source, 64).vectors(TEXTS, pooling, layers=4 if layers == "last_four" else 1)
+    found = np.array(Served(bundle).answer(embed.TASK, inputs=TEXTS, pooling=pooling, layers=layers))
+    assert (len(TEXTS), 128 if layers == "last_four" else 32) == found.shape
+    np.testing.assert_allclose(expected, found, rtol=0, atol=1e-4)
+
+
+def test_the_bundle_pools_as_sentence_transformers_says(source: Path, bundle: Path) -> None:
+    """Without parameters vectors are means of length 1, of texts cut to 64 tokens; prompts come from the checkpoint."""
+    served = Served(bundle)
+    expected = PyTorch(source, 64)
+    np.testing.assert_allclose(expected.vectors(TEXTS, "mean"), served.answer(embed.TASK, inputs=TEXTS), rtol=0, atol=1e-4)
+    prompted = expected.vectors([PROMPTS["query"] + text for text in TEXTS], "mean")
+    np.testing.assert_allclose(prompted, served.answer(embed.TASK, inputs=TEXTS, prompt_name="query"), rtol=0, atol=1e-4)
+    spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "prompts": PROMPTS, "default_prompt": None}
+    assert served.manifest.embedding is not None
+    assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump())
+
+
+def test_raw_vectors_are_not_normalized(source: Path, bundle: Path) -> None:
+    """With `normalize` false vectors keep their length."""
+    expected = PyTorch(source, 64).vectors(TEXTS, "mean", normalize=False)
+    assert np.abs(np.linalg.norm(expected, axis=1) - 1).min() > 0.1
+    np.testing.assert_allclose(expected, Served(bundle).answer(embed.TASK, inputs=TEXTS, normalize=False), rtol=0, atol=1e-4)
+
+
+def test_tokens_are_those_of_the_feature_extraction_pipeline(source: Path, bundle: Path) -> None:
+    """`pooling` `none` gives the pipeline's nested lists, special tokens included."""
+    pipeline = transformers.pipeline(
+        "feature-extraction", model=str(source), dtype=torch.float32, tokenize_kwargs={"truncation": True, "max_length": 64}
+    )
+    for text in TEXTS:
+        found = np.array(Served(bundle).answer(embed.TASK, inputs=text, pooling="none", normalize=False))
+        np.testing.assert_allclose(np.array(pipeline(text)), found, rtol=0, atol=1e-4)
+
+
+def test_similarities_are_cosines_of_pytorchs_vectors(source: Path, bundle: Path) -> None:
+    """Each sentence against the source, within 1e-4."""
+    unit = PyTorch(source, 64).vectors(TEXTS, "mean")
+    found = Served(bundle).answer(similarity.TASK, inputs={"source_sentence": TEXTS[0], "sentences": TEXTS[1:]})
+    np.testing.assert_allclose(unit[1:] @ unit[0], found, rtol=0, atol=1e-4)
+
+
+def test_int8_passes_the_gate_and_points_the_same_way(source: Path, bundle: Path) -> None:
+    """The error on the calibration texts is within the limit, and the vectors' cosines to PyTorch's are near 1."""
+    [graph] = [graph for graph in load(bundle).manifest.graphs if graph.precision == "int8"]
+    assert 0 < graph.evidence.quantization_error <= 0.1
+    assert graph.evidence.quantized["MatMulIntegerToFloat"] == 16
+    found = np.array(Served(bundle, "int8").answer(embed.TASK, inputs=TEXTS))
+    assert (found * PyTorch(source, 64).vectors(TEXTS, "mean")).sum(axis=1).min() > 0.99
+
+
+def test_the_bundle_is_served_and_checked(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-serve check` runs its example, and the card says what vectors are."""
+    assert 0 == service.cli.main(["check", "--models", str(bundle.parent)])
+    assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
+    card = (bundle / "README.md").read_text(encoding="utf-8")
+    assert "Vectors have 32 values, pooling `mean`, of length 1; the last four layers side by side on request, 128 values." in card
+    assert "Prompt `query`: `the book was `." in card
+
+
+# ---- what checkpoints say, and lack
+
+
+def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -> None:
+    """A bare checkpoint of two layers: [CLS], not normalized, one output, its own length."""
+    source = encoder(tmp_path, layers=2)
+    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    assert ("feature-extraction", POSITIONS) == (manifest.task, manifest.tokenizer.max_length)
+    assert manifest.embedding is not None
+    assert ("cls", False, "last") == (manifest.embedding.pooling, manifest.embedding.normalize, manifest.embedding.layers)
+    assert ["last_hidden_state"] == [output.name for output in manifest.graphs[0].outputs]
+    expected = PyTorch(source, POSITIONS).vectors(TEXTS, "cls", normalize=False)
+    np.testing.assert_allclose(expected, Served(target).answer(embed.TASK, inputs=TEXTS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str) -> None:
+    """`--task feature-extraction` takes the encoder of any checkpoint, which needs no pooler's weights."""
+    source = encoder(tmp_path, architecture, layers=2, architecture=architecture, **naming(tiny.LABELS))
+    edit_weights(source, lambda tensors: [tensors.pop(name) for name in list(tensors) if ".pooler." in name])
+    target, _ = export(ExportSpec(str(source), tmp_path / "models", task="feature-extraction", precisions=("fp32",)), silent)
+    expected = PyTorch(source, POSITIONS).vectors(TEXTS, "mean")
+    np.testing.assert_allclose(expected, Served(target).answer(embed.TASK, inputs=TEXTS, pooling="mean", normalize=True), rtol=0, atol=1e-4)
+
+
+def test_an_encoder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    """Missing weights of a layer are no pooler's, and end the export."""
+    source = encoder(tmp_path, layers=2)
+    edit_weights(source, lambda tensors: tensors.pop("encoder.layer.1.output.dense.weight"))
+    with pytest.raises(ExportError, match=r"lacks weights that a feature-extraction model needs: encoder\.layer\.1\.output\.dense\.weight"):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+
+
+@pytest.mark.parametrize(
+    ("steps", "pooling", "message"),
+    [
+        (("Transformer", "Pooling", "Dense"), None, "has a step `Dense`; known are Transformer, Pooling and Normalize"),
+        (("Transformer", "Pooling"), {"pooling_mode_lasttoken": True}, "pools by lasttoken; known is one of cls, mean, max"),
+        (("Transformer", "Pooling"), {"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "pools by cls and max"),
+        (("Transformer", "Pooling"), {"pooling_mode": "weightedmean"}, "pools by weightedmean"),
+        (("Transformer", "Pooling"), {}, "pools by nothing"),
+        (("Transformer", "Pooling"), POOLING | {"include_prompt": False}, "leaves the prompt's tokens out"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(tmp_path: Path, steps: tuple[str, ...], pooling: dict[str, Any] | None, message: str) -> None:
+    """Steps and poolings that would give other vectors end the export, with their name."""
+    source = sentence_transformers(encoder(tmp_path, layers=1), *steps, pooling=pooling)
+    with pytest.raises(ExportError, match=message):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+    assert not list((tmp_path / "models").glob("*"))
+
+
+@pytest.mark.parametrize(("given", "pooling"), [({"pooling_mode": "max"}, "max"), ({"pooling_mode_cls_token": True}, "cls")])
+def test_both_forms_of_the_pooling_file_are_read(tmp_path: Path, given: dict[str, Any], pooling: str) -> None:
+    """Flags, and the one name of newer files."""
+    source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling", pooling=given)
+    _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    assert manifest.embedding is not None
+    assert (pooling, False) == (manifest.embedding.pooling, manifest.embedding.normalize)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("1_Pooling/config.json", None, r"1_Pooling/config.json` is missing, which modules.json names"),
+        ("modules.json", "{", r"modules.json` cannot be read"),
+        ("sentence_bert_config.json", '{"do_lower_case": true}', "sets `do_lower_case`, which is not known"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, message: str) -> None:
+    """A missing or broken file of sentence-transformers is an error that names it."""
+    source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
+    (source / file).unlink() if content is None else (source / file).write_text(content)
+    with pytest.raises(ExportError, match=message):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+
+
+def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
+    """`--layers last_four` of a shallow model, or of another task, ends with what to do."""
+    with pytest.raises(ExportError, match="the model has 3 layers, and --layers last_four needs 4; leave it out"):
+        export(ExportSpec(str(encoder(tmp_path, layers=3)), tmp_path / "models", layers="last_four"), silent)
+    with pytest.raises(ExportError, match=r"--layers last_four is for feature-extraction, and .* is for text-classification"):
+        export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", layers="last_four"), silent)
+
+
+def test_a_language_model_is_no_bare_encoder(tmp_path: Path) -> None:
+    """A name that ends in `LMHeadModel` is not taken for an encoder's unless told."""
+    source = encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True)
+    with pytest.raises(ExportError, match=r"cannot tell the task of architecture \['BertLMHeadModel'\]"):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+
+
+# ---- zero-shot and reranking
+
+
+@pytest.mark.parametrize("multi_label", [False, True])
+@pytest.mark.parametrize("labels", [["good"], ["good", "bad", "a dull book"], "film, book , great"])
+@pytest.mark.parametrize("template", ["This example is {}.", "the {} film !"])
+def test_zero_shot_labels_are_those_of_the_pipeline(inference: tuple[Path, Path], multi_label: bool, labels: Any, template: str) -> None:
+    """Labels, order and scores, for short texts, long ones that are cut, and unicode."""
+    source, bundle = inference
+    pipeline = transformers.pipeline("zero-shot-classification", model=str(source), dtype=torch.float32)
+    served = Served(bundle)
+    parameters = {"candidate_labels": labels, "hypothesis_template": template, "multi_label": multi_label}
+    for text in TEXTS:
+        if not text:
+            continue  # which the pipeline refuses
+        expected = pipeline(text, labels, hypothesis_template=template, multi_label=multi_label)
+        found = served.answer(zero_shot.TASK, inputs=text, parameters=parameters)
+        assert expected["labels"] == [item["label"] for item in found]
+        assert pytest.approx(expected["scores"], abs=1e-5) == [item["score"] for item in found]
+
+
+def test_ranks_are_the_sigmoids_of_pytorchs_logits(tmp_path: Path) -> None:
+    """A cross-encoder's scores of query and text, pairs that are cut too."""
+    source = bert(tmp_path, "ranker", labels=("LABEL_0",), model_max_length=POSITIONS)
+    target, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(source, dtype=torch.float32).eval()
+    query = "is the film good ?"
+    feed = tokenizer([query] * len(TEXTS), TEXTS, padding=True, truncation=True, max_length=POSITIONS, return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**feed).logits[:, 0]
+    for raw, expected in ((True, logits), (False, torch.sigmoid(logits))):
+        found = Served(target).answer(rerank.TASK, query=query, texts=TEXTS, raw_scores=raw)
+        assert torch.argsort(-logits).tolist() == [item["index"] for item in found]
+        assert pytest.approx(sorted(expected.tolist(), reverse=True), abs=1e-4) == [item["score"] for item in found]

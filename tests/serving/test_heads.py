@@ -1,0 +1,348 @@
+"""Embeddings, similarity, reranking, zero-shot labels, tag schemes and offset units, against plain formulas written again here."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import tiny
+from fakes import Head
+from service.bundle import Embedding, load
+from service.errors import InvalidValueError
+from service.tasks import embed, ner, rerank, similarity, zero_shot
+from service.tasks.encoded import Encoded
+from service.tasks.offsets import rebase
+from service.tasks.schemes import scheme_of, split
+from service.tasks.uses import tasks_of
+from service.tokenization import Tokenizer
+
+Floats = NDArray[np.float32]
+NLI = Head(labels=("contradiction", "neutral", "entailment"))
+NOTHING = Encoded(encodings=[])
+LONG = " ".join(["good", "film", "bad"] * 20)
+ROOM = 30  # text tokens of a tiny bundle, 29 of a pair
+
+
+@pytest.fixture(scope="module", name="tokenizer")
+def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The tokenizer of a tiny bundle of 32 tokens."""
+    made = load(tiny.bundle(tmp_path_factory.mktemp("heads"), task="feature-extraction"))
+    return Tokenizer(made.tokenizer_path, made.manifest.tokenizer)
+
+
+def logits(*rows: tuple[float, ...]) -> list[dict[str, Floats]]:
+    """Returns the outputs of a classifier."""
+    return [{"logits": np.array(row, dtype=np.float32)} for row in rows]
+
+
+# ---- zero-shot
+
+NUMBERS = st.floats(-50, 50, width=32)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=8), st.booleans(), st.sampled_from([0, 1, 2]))
+def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]], multi_label: bool, place: int) -> None:
+    """Entailment against contradiction for each label, or entailments against each other; of ties the later label first."""
+    names = ["contradiction", "neutral"]
+    names.insert(place, "ENTAILMENT")
+    request = zero_shot.Request("text", tuple(f"label {i}" for i in range(len(values))), multi_label=multi_label)
+    found = zero_shot.decode(request, NOTHING, logits(*values), Head(labels=tuple(names)))
+    matrix = np.array(values, dtype=np.float64)
+    if multi_label or len(values) == 1:
+        other = matrix[:, -1 if place == 0 else 0]
+        expected = 1 / (1 + np.exp(other - matrix[:, place]))
+    else:
+        powers = np.exp(matrix[:, place] - matrix[:, place].max())
+        expected = powers / powers.sum()
+
+    assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in found} == dict(zip(request.labels, expected, strict=True))
+    assert all(a["score"] >= b["score"] for a, b in pairwise(found))
+
+
+def test_equal_labels_come_last_first() -> None:
+    """Labels of one score are in the reverse of the caller's order, as numpy's argsort reversed has them."""
+    request = zero_shot.Request("text", ("a", "b", "c"))
+    found = zero_shot.decode(request, NOTHING, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
+    assert ["c", "b", "a"] == [item["label"] for item in found]
+
+
+def test_great_logits_do_not_overflow() -> None:
+    """Where the pipeline's plain exponentials overflow, scores stay numbers."""
+    found = zero_shot.decode(zero_shot.Request("text", ("a", "b")), NOTHING, logits((0, 0, 500), (0, 0, 499)), NLI)
+    assert pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))], abs=1e-6) == [item["score"] for item in found]
+
+
+@pytest.mark.parametrize(
+    ("labels", "place"),
+    [
+        (("contradiction", "neutral", "entailment"), 2),
+        (("Entails", "other"), 0),
+        (("LABEL_0", "LABEL_1"), None),
+        (("not_entailment", "entailment"), 1),
+        (("entailment",), None),
+        ((), None),
+    ],
+)
+def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
+    """The first label that begins with "entail", in any case, of two labels or more."""
+    assert place == zero_shot.entailment(labels)
+    assert zero_shot.fits(Head(labels=labels)) is (place is not None)
+
+
+def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None:
+    """Of a long text the end is cut, for each label as much as its hypothesis needs."""
+    encoded = zero_shot.encode(zero_shot.Request(LONG, ("good", "a very bad book"), hypothesis_template="is {} ?"), tokenizer)
+    text = tokenizer.tokenize([LONG])[0].ids
+    for encoding, hypothesis in zip(encoded.encodings, ("is good ?", "is a very bad book ?"), strict=True):
+        ids = tokenizer.tokenize([hypothesis])[0].ids
+        assert [2, *text[: 29 - len(ids)], 3, *ids, 3] == encoding.ids.tolist()
+        assert [0] * (31 - len(ids)) + [1] * (len(ids) + 1) == encoding.type_ids.tolist()
+    assert encoded.truncated
+    assert not zero_shot.encode(zero_shot.Request("good", ("bad",)), tokenizer).truncated
+
+
+def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
+    """A label that leaves no token of the text is named; without a text it may take all."""
+    label = " ".join(["good"] * 29)
+    with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens and the model takes 28 beside a text"):
+        zero_shot.encode(zero_shot.Request("film", (label,), hypothesis_template="{}"), tokenizer)
+    assert [32] == [len(e) for e in zero_shot.encode(zero_shot.Request("", (label,), hypothesis_template="{}"), tokenizer).encodings]
+
+
+# ---- reranking
+
+
+def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
+    """Scores are sigmoids of the one logit, or on request the logits; equal ones keep the order of the texts."""
+    rows = logits((-1.0,), (2.0,), (-1.0,), (100.0,))
+    request = rerank.Request("query", ("a", "b", "c", "d"), return_text=True)
+    found = rerank.decode(request, NOTHING, rows, Head(labels=("LABEL_0",)))
+    assert [(3, "d"), (1, "b"), (0, "a"), (2, "c")] == [(item["index"], item["text"]) for item in found]
+    assert pytest.approx([1.0, 1 / (1 + np.exp(-2)), 1 / (1 + np.e), 1 / (1 + np.e)], abs=1e-6) == [item["score"] for item in found]
+    raw = rerank.decode(rerank.Request("query", ("a", "b", "c", "d"), raw_scores=True), NOTHING, rows, Head(labels=("LABEL_0",)))
+    assert [{"index": 3, "score": 100.0}, {"index": 1, "score": 2.0}] == raw[:2]
+
+
+def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
+    """Each text stands behind the query, an empty one too."""
+    encoded = rerank.encode(rerank.Request("good", ("bad film", "")), tokenizer)
+    good, bad, film = (tiny.VOCABULARY.index(word) for word in ("good", "bad", "film"))
+    assert [[2, good, 3, bad, film, 3], [2, good, 3, 3]] == [encoding.ids.tolist() for encoding in encoded.encodings]
+    assert not encoded.truncated
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_a_long_pair_is_cut_at_its_longer_text(tokenizer: Tokenizer, direction: Any) -> None:
+    """The longer of query and text is cut, at the end that the caller names, or refused."""
+    encoded = rerank.encode(rerank.Request("a good book", ("bad", LONG), truncation_direction=direction), tokenizer)
+    words = tokenizer.tokenize([LONG])[0].ids
+    kept = words[-26:] if direction == "left" else words[:26]
+    assert [*kept, 3] == encoded.encodings[1].ids.tolist()[-27:]
+    assert encoded.truncated
+    with pytest.raises(InvalidValueError, match=r"texts\[1\] have 63 tokens and the model takes 29"):
+        rerank.encode(rerank.Request("a good book", ("bad", LONG), truncate=False), tokenizer)
+
+
+# ---- embeddings
+
+ROW = {
+    "last_hidden_state": np.random.default_rng(0).normal(size=(5, 8)).astype(np.float32),
+    "last_four_hidden_states": np.random.default_rng(1).normal(size=(5, 32)).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("layers", ["last", "last_four"])
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("dimensions", [None, 3])
+@pytest.mark.parametrize("pooling", ["none", "cls", "mean", "max"])
+def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dimensions: int | None, pooling: Any) -> None:
+    """All tokens count, special ones too; what is kept of a vector is brought to length 1."""
+    request = embed.Request("text", pooling=pooling, normalize=normalize, layers=layers, dimensions=dimensions)
+    tokens = ROW[embed.OUTPUTS[request.layers]].astype(np.float64)
+    expected = {"none": tokens, "cls": tokens[0], "mean": sum(tokens) / 5, "max": np.max(tokens, axis=0)}[pooling][..., :dimensions]
+    if normalize:
+        expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
+    np.testing.assert_allclose(expected, embed.decode(request, NOTHING, [ROW], Head()), rtol=0, atol=1e-6)
+
+
+def test_a_vector_of_zeros_stays_one() -> None:
+    """Normalizing nothing is no division by zero."""
+    assert [0.0, 0.0] == embed.normalized(np.zeros(2, dtype=np.float32)).tolist()
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_a_long_text_is_cut_at_the_end_that_is_asked_for(tokenizer: Tokenizer, direction: Any) -> None:
+    """A text over the length loses its end, or its beginning; the prompt stands before it."""
+    encoded = embed.encode(embed.Request(LONG, prompt="the book ! ", truncation_direction=direction), tokenizer)
+    ids = tokenizer.tokenize(["the book ! " + LONG])[0].ids
+    assert [2, *(ids[-ROOM:] if direction == "left" else ids[:ROOM]), 3] == encoded.encodings[0].ids.tolist()
+    assert encoded.truncated
+    with pytest.raises(InvalidValueError, match="the text has 60 tokens and the model takes 30; shorten it, or set `truncate` to true"):
+        embed.encode(embed.Request(LONG, truncate=False), tokenizer)
+
+
+def test_what_is_left_open_is_as_the_bundle_says() -> None:
+    """Pooling, normalizing and the prompt come from the bundle, and give way to what the caller names."""
+    spec = Embedding(
+        pooling="mean", normalize=True, dimensions=8, layers="last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query"
+    )
+    assert {"pooling": "mean", "normalize": True, "prompt": "q: ", "width": 8} == embed.settled({}, spec)
+    chosen = embed.settled({"pooling": "cls", "normalize": False, "prompt_name": "", "layers": "last_four", "dimensions": 32}, spec)
+    assert {"pooling": "cls", "normalize": False, "prompt": "x", "layers": "last_four", "dimensions": 32, "width": 32} == chosen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "last_four"}, "`layers` is `last_four`, but this model's graph gives out its last layer only"),
+        ({"dimensions": 9}, "`dimensions` is 9, and this model's vectors have 8"),
+        ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are `query`"),
+    ],
+)
+def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
+    """The message has what was asked for and what there is."""
+    with pytest.raises(InvalidValueError) as refusal:
+        embed.settled(options, Embedding(pooling="cls", normalize=False, dimensions=8, prompts={"query": "q: "}))
+    assert message in refusal.value.message
+
+
+def test_similarity_is_the_cosine() -> None:
+    """Whether or not vectors are normalized, and also of a vector with itself."""
+    rows = [{"last_hidden_state": np.random.default_rng(i).normal(size=(i + 2, 8)).astype(np.float32)} for i in (0, 1, 2, 0)]
+    means = [row["last_hidden_state"].mean(axis=0) for row in rows]
+    expected = [float(v @ means[0] / np.linalg.norm(v) / np.linalg.norm(means[0])) for v in means[1:]]
+    for normalize in (False, True):
+        request = similarity.Request("a", ("b", "c", "a"), embed.Request("", pooling="mean", normalize=normalize))
+        assert pytest.approx(expected, abs=1e-6) == similarity.decode(request, NOTHING, rows, Head())
+
+
+# ---- what a bundle can do
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "more"),
+    [
+        ("text-classification", ("contradiction", "entailment"), ["zero-shot-classification"]),
+        ("text-classification", ("LABEL_0",), ["text-ranking"]),
+        ("text-classification", ("negative", "positive"), []),
+        ("token-classification", ("entailment", "O"), []),
+        ("feature-extraction", (), ["sentence-similarity"]),
+    ],
+)
+def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: tuple[str, ...], more: list[str]) -> None:
+    """Labels of inference make zero-shot possible, one label alone reranking, and vectors similarity."""
+    assert (task, *more) == tasks_of(load(tiny.bundle(tmp_path, task=task, labels=labels)).manifest)
+
+
+# ---- schemes of tags
+
+
+@pytest.mark.parametrize(
+    ("labels", "scheme"),
+    [
+        (("O", "B-PER", "I-PER", "B-LOC"), "bio"),
+        (("O", "I-PER", "I-LOC"), "bio"),
+        (("O", "B-PER", "I-PER", "E-PER", "S-PER"), "bioes"),
+        (("O", "B-PER", "I-PER", "L-PER", "U-PER"), "bilou"),
+        (("O", "B-PER", "I-PER", "E-PER"), "bioes"),
+        (("O", "S-PER", "E-PER"), "bioes"),
+        (("O", "B-PER", "E-PER", "S-LOC"), "bioes"),
+        (("O", "B-PER", "I-PER", "B-LOC", "S-LOC"), "bio"),
+        (("O", "PER", "LOC"), "plain"),
+        (("O", "E-MAIL", "S-BAHN", "U-BAHN"), "plain"),
+        (("O", "B-PER", "I-PER", "E-MAIL"), "bio"),
+        (("LABEL_0", "LABEL_1"), "plain"),
+    ],
+)
+def test_a_scheme_is_told_by_its_labels(labels: tuple[str, ...], scheme: str) -> None:
+    """Endings make a scheme where each tag that begins has one."""
+    assert scheme == scheme_of(labels)
+
+
+def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
+    """Returns the chunks of BIOES labels by the rules of conlleval, which seqeval has too: (tag, first, last)."""
+    found: list[tuple[str, int, int]] = []
+    start = 0
+    pairs = [("O", "O"), *((label[0], label[2:] or "O") for label in labels), ("O", "O")]
+    for i, ((before, tag_before), (letter, tag)) in enumerate(pairwise(pairs)):
+        ends = (
+            before in "ES"
+            or (before, letter) in {("B", "B"), ("B", "S"), ("B", "O"), ("I", "B"), ("I", "S"), ("I", "O")}
+            or (before != "O" and tag_before != tag)
+        )
+        starts = (
+            letter in "BS"
+            or (before, letter) in {("E", "E"), ("E", "I"), ("S", "E"), ("S", "I"), ("O", "E"), ("O", "I")}
+            or (letter != "O" and tag_before != tag)
+        )
+        if ends and before != "O":
+            found.append((tag_before, start, i - 1))
+        if starts:
+            start = i
+    return found
+
+
+def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer) -> list[tuple[str, int, int]]:
+    """Returns the groups that the service makes of one token for each label."""
+    text = " ".join(["film"] * len(labels))
+    request = ner.Request(text)
+    encoded = ner.encode(request, tokenizer)
+    scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
+    for i, label in enumerate(labels):
+        scores[i + 1, known.index(label)] = 9
+    found = ner.decode(request, encoded, [{"logits": scores}], Head(labels=known))
+    return [(item["entity_group"], item["start"] // 5, item["end"] // 5) for item in found]
+
+
+BIOES = ("O", *(f"{letter}-{tag}" for letter in "BIES" for tag in ("PER", "LOC")))
+TO_BILOU = str.maketrans("ES", "LU")
+
+
+@given(labels=st.lists(st.sampled_from(BIOES), min_size=1, max_size=ROOM))
+def test_entities_of_bioes_and_bilou_are_those_of_conlleval(labels: list[str], tokenizer: Tokenizer) -> None:
+    """Right sequences and wrong ones give the chunks that the common evaluation gives."""
+    assert chunks(labels) == entities(labels, BIOES, tokenizer)
+    other = tuple(label[:1].translate(TO_BILOU) + label[1:] for label in BIOES)
+    assert chunks(labels) == entities([label[:1].translate(TO_BILOU) + label[1:] for label in labels], other, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("labels", "known", "expected"),
+    [
+        ("B I I O B B".split(), "O B I", [("X", 0, 2), ("X", 4, 4), ("X", 5, 5)]),
+        ("I I B I".split(), "O B I", [("X", 0, 1), ("X", 2, 3)]),
+    ],
+)
+def test_entities_of_bio_are_the_pipelines(labels: list[str], known: str, expected: list[Any], tokenizer: Tokenizer) -> None:
+    """B begins, everything else goes on."""
+    spelled = tuple(label if label == "O" else f"{label}-X" for label in known.split())
+    assert expected == entities([label if label == "O" else f"{label}-X" for label in labels], spelled, tokenizer)
+
+
+def test_plain_tags_keep_their_names(tokenizer: Tokenizer) -> None:
+    """Neighbors of one tag are one entity, and a hyphen in a tag is no prefix."""
+    known = ("O", "E-MAIL", "PER")
+    assert [("PER", 0, 1), ("E-MAIL", 2, 2)] == entities(["PER", "PER", "E-MAIL", "O"], known, tokenizer)
+    assert ("", "E-MAIL") == split("E-MAIL", "plain")
+
+
+# ---- units of offsets
+
+
+@given(st.text(max_size=40), st.data())
+def test_offsets_index_the_text_in_their_unit(text: str, data: st.DataObject) -> None:
+    """A span cut out of the encoded text is the span of the text; spans in any order, overlapping and empty."""
+    places = st.integers(0, len(text))
+    bounds = [tuple(sorted(pair)) for pair in data.draw(st.lists(st.tuples(places, places), max_size=6))]
+    for unit, codec, size in (("utf16", "utf-16-le", 2), ("utf8", "utf-8", 1)):
+        spans: list[dict[str, Any]] = [{"start": start, "end": end} for start, end in bounds]
+        rebase(spans, text, unit)  # type: ignore[arg-type]
+        encoded = text.encode(codec)
+        assert [text[a:b] for a, b in bounds] == [encoded[s["start"] * size : s["end"] * size].decode(codec) for s in spans]
