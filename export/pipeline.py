@@ -172,8 +172,10 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
             if default:
                 example = _example(loaded, tokenizer, engine)
     for provider in (other for other in chosen if other != "cpu"):
-        made, engine = _accelerated(provider, chosen[provider], raw, built, loaded, tokenizer, reference, texts, progress)
-        graphs |= {(provider, graph.precision): graph for graph in made}
+        with _stage(progress, "optimize", provider):
+            made = accelerate.graphs(provider, chosen[provider], raw, built, loaded, tokenizer, texts)
+        others, engine = _accelerated(made, provider, chosen[provider], loaded, tokenizer, reference, progress)
+        graphs |= {(provider, graph.precision): graph for graph in others}
         example = example or _example(loaded, tokenizer, engine)
     assert example is not None
     return Manifest(
@@ -193,26 +195,30 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
 
 
 def _accelerated(
+    made: Sequence[accelerate.Made],
     provider: Provider,
     precisions: Sequence[Precision],
-    raw: Path,
-    built: Path,
     loaded: Checkpoint,
     tokenizer: Tokenizer,
     reference: parity.Reference,
-    texts: Sequence[str],
     progress: Progress,
 ) -> tuple[list[GraphSpec], OnnxEngine]:
-    """Makes and measures a GPU provider's graphs; returns the manifest's entries, and the engine of the default one."""
-    with _stage(progress, "optimize", provider):
-        made = accelerate.graphs(provider, precisions, raw, built, loaded, tokenizer, texts)
+    """Measures a GPU provider's graphs; returns the manifest's entries of those to keep, and the engine of the default one."""
     graphs, engines = {}, {}
     for one in made:  # fp32 also where it is not kept, as on the CPU
         form = _Form(one.form, one.fusions, provider, one.inputs, one.shapes)
         quantized = quantize.Quantized(one.quantized, one.error)
         with _stage(progress, "parity", f"{provider}/{one.precision}"):
             default = one.precision == precisions[-1]
-            measured = _measured(one.path, one.precision, form, loaded, tokenizer, reference, quantized, default)
+            try:
+                measured = _measured(one.path, one.precision, form, loaded, tokenizer, reference, quantized, default)
+            except ParityError as error:
+                if loaded.padding_side == "right":
+                    raise
+                raise ParityError(
+                    f"{error} A GPU's batches are padded to planned lengths, and this tokenizer's texts are padded on the left, which moves "
+                    "their positions; export for the CPU with --provider cpu."
+                ) from error
             graphs[one.precision], engines[one.precision] = measured
     for path in {one.path for one in made} - {one.path for one in made if one.precision in precisions}:
         path.unlink()

@@ -114,7 +114,6 @@ class Model:
         """
         self.bundle = bundle
         self.graph = graph
-        self._shape = graph.shape
         self._task = TASKS[bundle.manifest.task]
         self._tokenizer = tokenizer
         self._engine = engine
@@ -220,7 +219,7 @@ class Model:
             finish=partial(self._decode, requests, encoded, tokenize_s),
             key=self._key,
             cost=self._cost.seconds,
-            shape=self._shape,
+            shape=self.graph.shape,
         )
 
     def _run(self, works: Sequence[_Work]) -> list[Row]:
@@ -232,13 +231,13 @@ class Model:
                 error.input_index = works[0].input_index
             raise
         seconds = time.perf_counter() - start
-        real = sum(map(len, works))
-        rows, length = self._shape(len(works), max(map(len, works))) or (len(works), max(map(len, works)))
-        self._cost.follow(rows, length, seconds)
+        real, longest = sum(map(len, works)), max(map(len, works))
+        height, width = self.graph.shape(len(works), longest) or (len(works), longest)
+        self._cost.follow(height, width, seconds)
         self._metrics.inference_seconds.observe(seconds)
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)
-        self._metrics.tokens_padded.inc(rows * length - real)
+        self._metrics.tokens_padded.inc(height * width - real)
         return rows
 
     def _decode(self, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]) -> _Decoded:
