@@ -11,6 +11,8 @@ from export.checkpoint import Checkpoint
 from service.bundle import InputSpec, Precision, Provider, ShapePlan
 from service.tokenization import Tokenizer
 
+PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
+
 
 @dataclass(frozen=True)
 class Made:
@@ -72,6 +74,9 @@ def graphs(
     if "fp16" in precisions:
         path = folder / f"model.{provider}.fp16.onnx"
         feeds = calibration.feeds(texts, checkpoint, tokenizer, fused.inputs)
-        halved = half.halve(whole, path, raw.parent, feeds)
+        ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
+        short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
+        padded = [calibration.padded(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
+        halved = half.halve(whole, path, raw.parent, feeds, padded)
         made.append(Made(path, "fp16", fused.form, fused.inputs, plan, fused.fusions, halved.counts, halved.error))
     return made

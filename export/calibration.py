@@ -105,6 +105,24 @@ def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
     return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
 
 
+def padded(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
+    """Returns the inputs of one text with some padding behind it; what hides padding has other values then.
+
+    Args:
+        feed: The inputs without.
+        inputs: What the graph takes.
+        pad_id: Token id of the padding.
+        tokens: How much of it.
+    """
+    fills = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
+    return {
+        spec.name: np.pad(feed[spec.name], ((0, 0), (0, tokens)), constant_values=fills[spec.fill])
+        if spec.fill in fills
+        else feed[spec.name]
+        for spec in inputs
+    }
+
+
 def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Activations]:
     """Runs a graph that gives out these tensors, and returns what was seen of each.
 

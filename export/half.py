@@ -35,7 +35,7 @@ class Halved:
     error: float
 
 
-def halve(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed]) -> Halved:
+def halve(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], padded: Sequence[Feed]) -> Halved:
     """Writes the half-precision graph to a new file; its inputs and outputs stay as they are.
 
     Args:
@@ -43,8 +43,9 @@ def halve(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed]) ->
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The calibration texts as the graph's inputs.
+        padded: Some of them with padding: where a mask is added to the scores, that is when its values are large.
     """
-    probe = feeds[:: max(1, len(feeds) // PROBE_TEXTS)]
+    probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
     model = onnx.load(str(source))
     for i, node in enumerate(model.graph.node):  # the converter knows nodes by their names
         node.name = f"{i}/{node.op_type}"

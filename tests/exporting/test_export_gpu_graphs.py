@@ -229,14 +229,18 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     made = stage(all_.sources["text-classification"], tmp_path / "stages")
     left = replace(made.loaded, padding_side="left")
     fused = cuda.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
-    halved = half.halve(
-        tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, calibration.feeds(TEXTS * 5, left, made.tokenizer, fused.inputs)
-    )
+    feeds = calibration.feeds(TEXTS[:3] * 5, left, made.tokenizer, fused.inputs)
+    padded = [calibration.padded(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
+    halved = half.halve(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
+    unpadded = half.halve(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
 
     assert PARTLY == fused.form
     assert [0, LAYERS] == [fused.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
     assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in fused.inputs]
-    assert halved.counts["KeptFloat"] > 0
+    # what a mask adds to the scores of padding is only large where there is padding
+    assert halved.counts["KeptFloat"] >= unpadded.counts["KeptFloat"]
+    assert halved.counts["KeptFloat"] >= LAYERS
+    assert [0, 0] == padded[0]["attention_mask"][0, -2:].tolist()
     encodings = [encoding for text in TEXTS for encoding in classify.encode(classify.Request(text), made.tokenizer).encodings]
     expected = on_cpu(bundle, bundle.graph("cpu")).run(encodings)
     graph = bundle.graph("cuda", "fp32").model_copy(update={"inputs": fused.inputs})
