@@ -94,6 +94,7 @@ class OnnxEngine:
         self._pad = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
         self._left = padding_side == "left"
         self._plan = graph.shapes
+        self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
         """Runs one batch, padded to its longest text.
@@ -128,7 +129,7 @@ class OnnxEngine:
 
     def _split(self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int) -> list[NDArray[np.float32]]:
         """Returns each encoding's part of an output, without padding and without rows that only fill up."""
-        masks = sum(len(encoding.masks) for encoding in encodings)
+        masks = sum(len(encoding.masks) for encoding in encodings) if spec.kind == "per_mask" else 0
         expected = self._filled(masks) if spec.kind == "per_mask" else rows
         if len(output) != expected:
             raise EngineError(f"output `{spec.name}` has {len(output)} rows where {expected} belong. This is a bug.")
@@ -175,20 +176,21 @@ class OnnxEngine:
 
     def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> _Feed:
         """Returns the inputs by name, each as its InputSpec says, padded to `longest` and filled up to `rows`."""
-        # a text again, for a row of nothing but padding may have no finite scores; without its masks, which are counted
-        filler = [] if rows == len(encodings) else [Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))
-        batch = [*encodings, *filler]
+        batch = encodings
+        if rows > len(encodings):
+            # a text again, for a row of nothing but padding may have no finite scores; without its masks, which are counted
+            batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
         feed: _Feed = {}
         for spec in self._inputs:
             if spec.fill == "mask_index":
                 flat = [i * longest + self._place(e, longest).start + mask for i, e in enumerate(encodings) for mask in e.masks]
                 flat += flat[:1] * (self._filled(len(flat)) - len(flat))
-                feed[spec.name] = np.array(flat, dtype=spec.dtype)
+                feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
                 continue
             if spec.fill == "lengths":
-                feed[spec.name] = np.array([len(encoding) for encoding in batch], dtype=spec.dtype)
+                feed[spec.name] = np.array([len(encoding) for encoding in batch], dtype=self._dtypes[spec.name])
                 continue
-            padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=spec.dtype)
+            padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
             for row, encoding in zip(padded, batch, strict=True):
                 row[self._place(encoding, longest)] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[
                     spec.fill
