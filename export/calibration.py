@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from export.checkpoint import Checkpoint
 from export.errors import CheckpointError
+from service.bundle import InputSpec
 from service.tokenization import Encoding, Tokenizer
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
@@ -24,7 +25,7 @@ MAX_TOKENS = 128
 MAX_TEXTS = 1000
 ROWS_PER_TEXT = 14
 
-Feed = dict[str, NDArray[np.int64]]
+Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,20 @@ def read(path: Path) -> list[str]:
     return texts
 
 
-def feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[Feed]:
+def feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
     """Returns the graph's inputs for each text, a batch of one without padding.
 
     Question answering gets a text and the next one as a pair, fill-mask a text with one token in eight masked.
+
+    Args:
+        texts: The texts.
+        checkpoint: Its task decides what is made of them.
+        tokenizer: The service's tokenizer.
+        inputs: What the graph takes, where that is not what the traced one does.
     """
     tokens = [entry.ids for entry in tokenizer.tokenize(texts)]
-    return [_feed(_encoding(tokens, i, checkpoint, tokenizer), checkpoint) for i in range(len(tokens))]
+    taken = checkpoint.inputs if inputs is None else inputs
+    return [_feed(_encoding(tokens, i, checkpoint, tokenizer), taken) for i in range(len(tokens))]
 
 
 def _encoding(tokens: Sequence[Sequence[int]], i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
@@ -86,14 +94,33 @@ def _encoding(tokens: Sequence[Sequence[int]], i: int, checkpoint: Checkpoint, t
     return tokenizer.assemble(ids, masks=masks)
 
 
-def _feed(encoding: Encoding, checkpoint: Checkpoint) -> Feed:
+def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
     values: dict[str, Any] = {
         "token_ids": [encoding.ids],
         "attention_mask": [[1] * len(encoding)],
         "type_ids": [encoding.type_ids],
         "mask_index": encoding.masks,
+        "lengths": [len(encoding)],
     }
-    return {spec.name: np.array(values[spec.fill], dtype=np.int64) for spec in checkpoint.inputs}
+    return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
+
+
+def padded(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
+    """Returns the inputs of one text with some padding behind it; what hides padding has other values then.
+
+    Args:
+        feed: The inputs without.
+        inputs: What the graph takes.
+        pad_id: Token id of the padding.
+        tokens: How much of it.
+    """
+    fills = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
+    return {
+        spec.name: np.pad(feed[spec.name], ((0, 0), (0, tokens)), constant_values=fills[spec.fill])
+        if spec.fill in fills
+        else feed[spec.name]
+        for spec in inputs
+    }
 
 
 def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Activations]:

@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from export.targets import PRECISIONS, choose
 from service import __version__
-from service.bundle import NAME_PATTERN, Figure, Layers, Precision, read_figures
+from service.bundle import NAME_PATTERN, Figure, Layers, Precision, Provider, read_figures
 
 if TYPE_CHECKING:
     from service.bundle import Manifest
@@ -25,7 +26,12 @@ EXTRA = ("torch", "transformers", "onnx", "onnxruntime")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    try:
+        choose(args.provider, args.precision)
+    except ValueError as error:
+        parser.error(f"argument --precision: {error}")
     missing = [module for module in EXTRA if find_spec(module) is None]
     if missing:
         print(
@@ -43,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name=args.name,
         task=args.task,
         precisions=args.precision,
+        providers=args.provider,
         revision=args.revision,
         overwrite=args.overwrite,
         figures=args.figures,
@@ -74,6 +81,7 @@ def _print_evidence(target: Path, manifest: Manifest) -> None:
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
             f"    {evidence.nodes} nodes; fused {evidence.fusions}; quantized {evidence.quantized or 'none'}"
             + (f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else "")
+            + ("" if evidence.provider == graph.provider else f"; measured on {evidence.provider}, for {graph.provider} was not there")
         )
 
 
@@ -94,9 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision",
         type=_precisions,
-        default=("fp32", "int8"),
         metavar="LIST",
-        help="comma list of fp32, int8; the last is the default graph (default: fp32,int8)",
+        help="comma list of fp32, fp16, int8; fp16 is for GPUs, int8 for the CPU; of each provider the last that it has is the default "
+        "graph (default: all)",
+    )
+    parser.add_argument(
+        "--provider",
+        type=_providers,
+        default=("cpu",),
+        metavar="LIST",
+        help="comma list of cpu, cuda, tensorrt: what to make graphs for (default: cpu)",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
@@ -145,12 +160,20 @@ def _name(text: str) -> str:
 
 
 def _precisions(text: str) -> tuple[Precision, ...]:
-    built: dict[str, Precision] = {name: name for name in get_args(Precision) if name != "fp16"}
+    known: dict[str, Precision] = {name: name for name in get_args(Precision)}
+    return tuple(known[name] for name in _names(text, list(known)))
+
+
+def _providers(text: str) -> tuple[Provider, ...]:
+    known: dict[str, Provider] = {name: name for name in PRECISIONS}
+    return tuple(known[name] for name in _names(text, list(known)))
+
+
+def _names(text: str, known: Sequence[str]) -> list[str]:
     chosen = text.split(",")
-    wrong = [name for name in chosen if name not in built]
-    if wrong or len(set(chosen)) != len(chosen):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(built)}")
-    return tuple(built[name] for name in chosen)
+    if any(name not in known for name in chosen) or len(set(chosen)) != len(chosen):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(known)}")
+    return chosen
 
 
 def _figures(path: str) -> tuple[Figure, ...]:

@@ -19,10 +19,11 @@ import torch
 import transformers
 
 import service
-from export import calibration, checkpoint, lower, narrow, optimize, pack, package, parity, quantize, samples, trace
+from export import accelerate, calibration, checkpoint, half, lower, narrow, optimize, pack, package, parity, quantize, samples, trace
 from export.calibration import Feed
 from export.checkpoint import Checkpoint
 from export.errors import CheckpointError, ParityError
+from export.targets import choose
 from service.api import reading
 from service.bundle import (
     NAME_PATTERN,
@@ -31,15 +32,18 @@ from service.bundle import (
     Example,
     Figure,
     GraphSpec,
+    InputSpec,
     Layers,
     Manifest,
     Precision,
+    Provider,
+    ShapePlan,
     Source,
     Task,
     TokenizerSpec,
     digest,
 )
-from service.engine import OnnxEngine
+from service.engine import OnnxEngine, why_not
 from service.errors import BertServeError
 from service.model import TASKS
 from service.tokenization import Tokenizer
@@ -68,7 +72,8 @@ class ExportSpec:
         output: The models folder.
         name: Name of the bundle; the source's own when None.
         task: A Hugging Face task name or `auto`.
-        precisions: Graphs to make; the last in this list is the default graph.
+        precisions: Graphs to make; of each provider the last that it has is the default graph.
+        providers: What to make graphs for; the stored example is answered by the first one's.
         revision: Hub revision.
         overwrite: Whether an existing bundle is replaced.
         figures: Measured task figures to put into manifest and card.
@@ -81,7 +86,8 @@ class ExportSpec:
     output: Path
     name: str | None = None
     task: str = "auto"
-    precisions: Sequence[Precision] = ("fp32", "int8")
+    precisions: Sequence[Precision] | None = None
+    providers: Sequence[Provider] = ("cpu",)
     revision: str | None = None
     overwrite: bool = False
     figures: Sequence[Figure] = field(default=())
@@ -97,10 +103,16 @@ class _Form:
     Attributes:
         name: What the manifest says.
         fusions: Fused operator -> count.
+        provider: What they are for.
+        inputs: What they take, where that is not what the traced graph does.
+        shapes: What they are run in, where that is planned.
     """
 
     name: str
     fusions: dict[str, int]
+    provider: Provider = "cpu"
+    inputs: tuple[InputSpec, ...] | None = None
+    shapes: ShapePlan | None = None
 
 
 def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
@@ -136,6 +148,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
 
 
 def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str], built: Path, work: Path, progress: Progress) -> Manifest:
+    chosen = choose(spec.providers, spec.precisions)
     raw, fused, lowered, narrow_, final = (work / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrow", "packed"))
     with _stage(progress, "trace", f"opset {trace.OPSET}"):
         trace.trace(loaded, raw)
@@ -149,17 +162,26 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     tokenizer = Tokenizer(built / TOKENIZER_FILE, _tokenizer_spec(loaded, built))
     with _stage(progress, "reference", "PyTorch float32"):
         reference = parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
-    graphs = {}
-    for precision in _ORDER:
+    graphs: dict[tuple[Provider, Precision], GraphSpec] = {}
+    example = None
+    wanted = chosen.get("cpu", ())
+    for precision in _ORDER if wanted else ():
         # fp32 is compared also where it is not kept: without it a fault of the trace could hide in int8's wide bound
-        if precision == "fp32" or precision in spec.precisions:
-            path = (built if precision in spec.precisions else work) / f"model.cpu.{precision}.onnx"
+        if precision == "fp32" or precision in wanted:
+            path = (built if precision in wanted else work) / f"model.cpu.{precision}.onnx"
             quantized = _write_graph(precision, final, path, calibration.feeds(texts, loaded, tokenizer), spec.max_int8_error, progress)
-            default = precision == spec.precisions[-1]
+            default = precision == wanted[-1]
             with _stage(progress, "parity", f"cpu/{precision}"):
-                graphs[precision], engine = _measured(path, precision, form, loaded, tokenizer, reference, quantized, default)
+                graphs["cpu", precision], engine = _measured(path, precision, form, loaded, tokenizer, reference, quantized, default)
             if default:
                 example = _example(loaded, tokenizer, engine)
+    for provider in (other for other in chosen if other != "cpu"):
+        with _stage(progress, "optimize", provider):
+            made = accelerate.graphs(provider, chosen[provider], raw, built, loaded, tokenizer, texts)
+        others, engine = _accelerated(made, provider, chosen[provider], loaded, tokenizer, reference, progress)
+        graphs |= {(provider, graph.precision): graph for graph in others}
+        example = example or _example(loaded, tokenizer, engine)
+    assert example is not None
     return Manifest(
         format="bertserve-bundle",
         format_version=1,
@@ -170,11 +192,42 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
         embedding=loaded.embedding,
         tokenizer=_tokenizer_spec(loaded, built),
         flops=loaded.flops,
-        graphs=tuple(graph for precision, graph in graphs.items() if precision in spec.precisions),
+        graphs=tuple(graph for (provider, precision), graph in graphs.items() if precision in chosen[provider]),
         example=example,
         figures=tuple(spec.figures),
         source=Source(checkpoint=loaded.source, revision=loaded.revision, weights_sha256=loaded.weights_sha256, versions=_versions()),
     )
+
+
+def _accelerated(
+    made: Sequence[accelerate.Made],
+    provider: Provider,
+    precisions: Sequence[Precision],
+    loaded: Checkpoint,
+    tokenizer: Tokenizer,
+    reference: parity.Reference,
+    progress: Progress,
+) -> tuple[list[GraphSpec], OnnxEngine]:
+    """Measures a GPU provider's graphs; returns the manifest's entries of those to keep, and the engine of the default one."""
+    graphs, engines = {}, {}
+    for one in made:  # fp32 also where it is not kept, as on the CPU
+        form = _Form(one.form, one.fusions, provider, one.inputs, one.shapes)
+        quantized = quantize.Quantized(one.quantized, one.error)
+        with _stage(progress, "parity", f"{provider}/{one.precision}"):
+            default = one.precision == precisions[-1]
+            try:
+                measured = _measured(one.path, one.precision, form, loaded, tokenizer, reference, quantized, default)
+            except ParityError as error:
+                if loaded.padding_side == "right":
+                    raise
+                raise ParityError(
+                    f"{error} A GPU's batches are padded to planned lengths, and this tokenizer's texts are padded on the left, which moves "
+                    "their positions; export for the CPU with --provider cpu."
+                ) from error
+            graphs[one.precision], engines[one.precision] = measured
+    for path in {one.path for one in made} - {one.path for one in made if one.precision in precisions}:
+        path.unlink()
+    return [graphs[precision] for precision in graphs if precision in precisions], engines[precisions[-1]]
 
 
 def _tokenizer_spec(loaded: Checkpoint, built: Path) -> TokenizerSpec:
@@ -208,9 +261,10 @@ def _measured(
     Raises:
         ParityError: It answers differently, or cannot be served.
     """
-    graph = _graph_spec(path, form.name, loaded, precision, default=default)
+    graph = _graph_spec(path, form, loaded, precision, default=default)
+    measured_on = form.provider if why_not(form.provider) is None else "cpu"
     try:
-        engine = OnnxEngine(path, graph, pad_id=loaded.pad_id, padding_side=loaded.padding_side)
+        engine = OnnxEngine(path, graph, pad_id=loaded.pad_id, padding_side=loaded.padding_side, provider=measured_on)
         found = parity.compare(engine, tokenizer, reference, loaded, precision)
     except BertServeError as error:
         raise ParityError(f"the {precision} graph cannot be served: {error}") from error
@@ -223,8 +277,9 @@ def _measured(
         fusions=form.fusions,
         quantized=quantized.counts,
         quantization_error=quantized.error,
+        provider=measured_on,
     )
-    invariant = found.worst_row_error <= parity.MAX_ROW_ERROR
+    invariant = found.worst_row_error <= (half.MAX_ROW_ERROR if precision == "fp16" else parity.MAX_ROW_ERROR)
     return graph.model_copy(update={"evidence": evidence, "batch_invariant": invariant}), engine
 
 
@@ -241,20 +296,21 @@ def _example(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Ex
     return Example(request=example, result=body.shape([task.decode(request, encoded, rows, loaded)]))
 
 
-def _graph_spec(path: Path, form: str, loaded: Checkpoint, precision: Precision, *, default: bool) -> GraphSpec:
+def _graph_spec(path: Path, form: _Form, loaded: Checkpoint, precision: Precision, *, default: bool) -> GraphSpec:
     """Returns the manifest entry of a graph, its evidence still to come."""
     unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     return GraphSpec(
         file=path.name,
         sha256=digest(path),
-        provider="cpu",
+        provider=form.provider,
         precision=precision,
-        form=form,
+        form=form.name,
         default=default,
         batch_invariant=False,
-        inputs=loaded.inputs,
+        inputs=loaded.inputs if form.inputs is None else form.inputs,
         outputs=loaded.outputs,
         evidence=unknown,
+        shapes=form.shapes,
     )
 
 

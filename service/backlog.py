@@ -16,11 +16,19 @@ import heapq
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
 from typing import Any
 
 from service.errors import InvalidValueError, RefusedError, TooLargeError
 
 Cost = Callable[[int, int], float]
+# rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once
+Shape = Callable[[int, int], tuple[int, int] | None]
+
+
+def exact(rows: int, tokens: int) -> tuple[int, int]:
+    """Returns the shape of a batch that is padded to its longest text and no further."""
+    return rows, tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +73,7 @@ class Entry:
         payload: What the run function gets; opaque here.
         key: What may share a batch; None if it runs alone.
         cost: Predicted seconds of a batch of its kind.
+        shape: What a batch of its kind is run at.
         seconds: Predicted seconds that it takes of a lane: its share of a full batch.
         rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries.
         waiting: Whether it has not started.
@@ -76,6 +85,7 @@ class Entry:
     payload: Any
     key: Hashable | None
     cost: Cost
+    shape: Shape
     seconds: float
     rank: float
     waiting: bool = True
@@ -89,14 +99,13 @@ class Entry:
 class Backlog:
     """Jobs and entries that wait, in fair order, within a token budget."""
 
-    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, lanes: int = 1, padded: Callable[[int], int] = lambda n: n) -> None:
+    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, lanes: int = 1) -> None:
         """Creates an empty backlog.
 
         Args:
             max_batch_tokens: Budget of a batch: rows times padded length.
             max_queue_tokens: Most tokens that admitted jobs may hold together.
             lanes: How many batches run at once, for predicted waits.
-            padded: Length that the engine pads a row to.
         """
         self.max_batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
@@ -104,7 +113,6 @@ class Backlog:
         self.queue_entries = 0
         self.queue_seconds = 0.0
         self._lanes = lanes
-        self._padded = padded
         self._tie = count()
         self._ranked: list[tuple[float, int, Entry]] = []
         self._groups: dict[Hashable, _Group] = {}
@@ -142,7 +150,15 @@ class Backlog:
         return job
 
     def put(
-        self, job: Job, key: Hashable | None, work: Sequence[tuple[int, Any]], cost: Cost, now: float, *, keep_estimate: bool = False
+        self,
+        job: Job,
+        key: Hashable | None,
+        work: Sequence[tuple[int, Any]],
+        cost: Cost,
+        now: float,
+        *,
+        keep_estimate: bool = False,
+        shape: Shape = exact,
     ) -> None:
         """Queues an admitted job's entries, in place of what it held before; a closed job's are dropped.
 
@@ -153,12 +169,13 @@ class Backlog:
             cost: Predicted seconds of a batch of `rows` padded to `length`.
             now: The time.
             keep_estimate: Go on holding the estimate of admission beside these entries.
+            shape: What a batch of this key is run at; a longer one of as many rows is never smaller, and one row always runs.
 
         Raises:
             InvalidValueError: An entry is over the budget of a batch.
         """
         longest = max(tokens for tokens, _ in work)
-        if self._padded(longest) > self.max_batch_tokens:
+        if _area(shape(1, longest)) > self.max_batch_tokens:
             raise InvalidValueError(
                 f"a text of {longest} tokens is over the {self.max_batch_tokens} tokens of a batch; raise --max-batch-tokens."
             )
@@ -172,8 +189,8 @@ class Backlog:
         job.queued_at, job.run_s = now, 0.0
         rank = now
         for index, (tokens, payload) in enumerate(work):
-            seconds = self._share(key, tokens, cost)
-            self._enter(Entry(job, index, tokens, payload, key, cost, seconds, rank))
+            seconds = self._share(key, tokens, cost, shape)
+            self._enter(Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
             rank += seconds
             job.tokens += tokens
             job.seconds += seconds
@@ -191,11 +208,11 @@ class Backlog:
         if head is None:
             return []
         batch = [head]
-        length = self._padded(head.tokens)
+        length = _length(head.shape(1, head.tokens))
         group = self._groups.get(head.key) if head.key is not None else None
         self._start(head, now)
         while group is not None and (companion := self._companion(group, len(batch), length, head)) is not None:
-            length = max(length, self._padded(companion.tokens))
+            length = max(length, _length(head.shape(1, companion.tokens)))
             batch.append(companion)
             self._start(companion, now)
         return batch
@@ -244,9 +261,9 @@ class Backlog:
         # float sums drift; an empty queue takes no time
         self.queue_seconds = self.queue_seconds + seconds if self.queue_tokens else 0.0
 
-    def _share(self, key: Hashable | None, tokens: int, cost: Cost) -> float:
+    def _share(self, key: Hashable | None, tokens: int, cost: Cost, shape: Shape) -> float:
         """Returns the predicted seconds of an entry, in a full batch of its like where it may share one."""
-        length = self._padded(tokens)
+        length = _length(shape(1, tokens))
         rows = 1 if key is None else max(1, self.max_batch_tokens // max(1, length))
         return cost(rows, length) / rows
 
@@ -288,12 +305,25 @@ class Backlog:
         for entry in (group.longest_within(length), group.shortest_over(length)):
             if entry is None:
                 continue
-            longer = max(length, self._padded(entry.tokens))
+            alone = _length(head.shape(1, entry.tokens))
+            longer = max(length, alone)
+            # by the rows that are worth something: rows that fill up a planned shape are there for the next companion
             delay = head.cost(rows + 1, longer) - head.cost(rows, length)
-            saved = head.cost(1, self._padded(entry.tokens)) - delay
-            if (rows + 1) * longer <= self.max_batch_tokens and saved * self.queue_entries > delay * rows:
+            saved = head.cost(1, alone) - delay
+            if _area(head.shape(rows + 1, longer)) <= self.max_batch_tokens and saved * self.queue_entries > delay * rows:
                 return entry
         return None
+
+
+def _length(shape: tuple[int, int] | None) -> int:
+    """Returns the length of the shape of one row, which there always is."""
+    assert shape is not None
+    return shape[1]
+
+
+def _area(shape: tuple[int, int] | None) -> float:
+    """Returns the padded tokens of a shape; endless where there is none."""
+    return inf if shape is None else shape[0] * shape[1]
 
 
 class _Group:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -90,11 +91,13 @@ class TokenizerSpec(Record):
 class InputSpec(Record):
     """One graph input and what fills it.
 
-    int64 [rows, length], but for `mask_index`: int64 [masks], flat positions row * length + position of the masks to fill.
+    [rows, length], but for `mask_index`: [masks], flat positions row * length + position of the masks to fill; and for `lengths`:
+    [rows], the tokens of each row, for graphs whose padding is on the right and that take no mask.
     """
 
     name: str
-    fill: Literal["token_ids", "attention_mask", "type_ids", "mask_index"]
+    fill: Literal["token_ids", "attention_mask", "type_ids", "mask_index", "lengths"]
+    dtype: Literal["int64", "int32"] = "int64"
 
 
 class OutputSpec(Record):
@@ -105,6 +108,64 @@ class OutputSpec(Record):
 
     name: str
     kind: Literal["per_text", "per_token", "per_mask"]
+
+
+class ShapeBucket(Record):
+    """A length that rows are padded to, and the row counts that batches of it are filled up to, ascending."""
+
+    length: Annotated[int, Field(ge=1)]
+    rows: Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
+
+
+class ShapePlan(Record):
+    """The only shapes that a graph is run in: what its warm-up runs, what its profiles span, what the scheduler makes batches for.
+
+    Attributes:
+        buckets: Ascending by length; the last length is the model's usable one. A longer bucket has no more rows than a shorter one.
+        masks: Counts that `mask_index` is filled up to, ascending; empty for graphs without that input.
+    """
+
+    buckets: Annotated[tuple[ShapeBucket, ...], Field(strict=False, min_length=1)]
+    masks: Annotated[tuple[int, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _in_order(self) -> ShapePlan:
+        lengths = [bucket.length for bucket in self.buckets]
+        for name, values in (("lengths", lengths), *(("rows", bucket.rows) for bucket in self.buckets), ("masks", self.masks)):
+            if list(values) != sorted(set(values)) or min(values, default=1) < 1:
+                raise ValueError(f"{name} of a shape plan must ascend from 1 or more, not {list(values)}")
+        most = [bucket.rows[-1] for bucket in self.buckets]
+        if most != sorted(most, reverse=True):
+            raise ValueError(f"a longer bucket of a shape plan must not have more rows than a shorter one: {most}")
+        return self
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """All `(rows, length)`, the largest first: memory that it takes then serves the others."""
+        return sorted(
+            ((rows, b.length) for b in self.buckets for rows in b.rows), key=lambda shape: (shape[0] * shape[1], shape), reverse=True
+        )
+
+    def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
+        """Returns the least `(rows, length)` that holds a batch, or None where it has more rows than any of its length.
+
+        Args:
+            rows: Rows of the batch.
+            tokens: Its longest row; over the last length it counts as that, for masks to fill count as tokens.
+        """
+        bucket = self.buckets[min(bisect_left(self.buckets, tokens, key=lambda b: b.length), len(self.buckets) - 1)]
+        i = bisect_left(bucket.rows, rows)
+        return (bucket.rows[i], bucket.length) if i < len(bucket.rows) else None
+
+    def within(self, tokens: int) -> ShapePlan:
+        """Returns the plan without shapes of more than `tokens` padded tokens; every length keeps its least rows."""
+        return ShapePlan(
+            buckets=tuple(
+                ShapeBucket(length=b.length, rows=tuple(n for n in b.rows if n == b.rows[0] or n * b.length <= tokens))
+                for b in self.buckets
+            ),
+            masks=self.masks,
+        )
 
 
 class Evidence(Record):
@@ -120,6 +181,7 @@ class Evidence(Record):
         quantized: Quantized operator -> count, and what was kept in float; empty for a float graph.
         quantization_error: Root mean square difference of the outputs from the float graph's on calibration texts, over their
             standard deviation.
+        provider: Execution provider that all this was measured on: the CPU where there was none that the graph was made for.
     """
 
     samples: int
@@ -130,6 +192,7 @@ class Evidence(Record):
     fusions: dict[str, int]
     quantized: dict[str, int]
     quantization_error: float = 0.0
+    provider: Provider = "cpu"
 
 
 class GraphSpec(Record):
@@ -139,10 +202,11 @@ class GraphSpec(Record):
         file: File name within the bundle.
         sha256: Digest of the file.
         provider: Execution provider that the graph was made for.
-        precision: Number format of its weights.
+        precision: Number format that it computes in.
         form: How the graph was made, for the reader.
         default: Whether the service takes it for its provider when not told otherwise.
         batch_invariant: Whether a text's scores are the same whatever shares its batch.
+        shapes: The only shapes that it is run in; null for graphs that are run in any, padded to the longest text.
     """
 
     file: str
@@ -155,6 +219,23 @@ class GraphSpec(Record):
     inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]
     outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
     evidence: Evidence
+    shapes: ShapePlan | None = None
+
+    @model_validator(mode="after")
+    def _plans_what_it_takes(self) -> GraphSpec:
+        takes = any(spec.fill == "mask_index" for spec in self.inputs)
+        if self.shapes is not None and bool(self.shapes.masks) != takes:
+            raise ValueError(f"`masks` of `shapes` must be given exactly where an input is `mask_index`, not {list(self.shapes.masks)}")
+        return self
+
+    def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
+        """Returns the `(rows, length)` that a batch is run at, or None where it has more rows than may run at once.
+
+        Args:
+            rows: Rows of the batch.
+            tokens: Its longest row.
+        """
+        return (rows, tokens) if self.shapes is None else self.shapes.shape(rows, tokens)
 
 
 class Flops(Record):
@@ -238,6 +319,18 @@ class Manifest(Record):
         return self
 
     @model_validator(mode="after")
+    def _graphs_fit_the_tokenizer(self) -> Manifest:
+        for graph in self.graphs:
+            if self.tokenizer.padding_side == "left" and any(spec.fill == "lengths" for spec in graph.inputs):
+                raise ValueError(f"`{graph.file}` takes `lengths`, which needs `tokenizer.padding_side` to be right")
+            if graph.shapes is not None and graph.shapes.buckets[-1].length != self.tokenizer.max_length:
+                raise ValueError(
+                    f"the longest of the `shapes` of `{graph.file}` is {graph.shapes.buckets[-1].length}, and `tokenizer.max_length` is "
+                    f"{self.tokenizer.max_length}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _one_default_graph_per_provider(self) -> Manifest:
         defaults = [graph.provider for graph in self.graphs if graph.default]
         if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
@@ -270,7 +363,7 @@ class Bundle:
         have = ", ".join(f"{graph.provider}/{graph.precision}" for graph in self.manifest.graphs)
         raise BundleError(
             f"bundle `{self.manifest.name}` has no graph for provider `{provider}` and precision `{precision}`; it has "
-            f"{have}. Choose another --provider or --precision, or export again with `bert-export --precision`."
+            f"{have}. Choose another --provider or --precision, or export again with `bert-export --provider --precision`."
         )
 
 

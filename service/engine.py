@@ -1,8 +1,13 @@
-"""OnnxEngine: one graph in one ONNX Runtime session; pads, runs, un-pads. Knows tensors, not texts, tasks or queues."""
+"""OnnxEngine: one graph in one ONNX Runtime session; pads, runs, un-pads. Knows tensors, not texts, tasks or queues.
+
+A graph with a shape plan is run in the plan's shapes only: rows are padded to a planned length, and batches filled up to a planned
+row count with rows whose outputs are dropped.
+"""
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -10,6 +15,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from service import machine, providers
 from service.bundle import GraphSpec, OutputSpec, Provider
 from service.errors import EngineError, ProviderError
 from service.tokenization import Encoding
@@ -21,14 +27,15 @@ except ImportError as error:  # both wheels share this import name, so neither i
         "ONNX Runtime is not installed: `pip install 'bertserve[cpu]'`, or `'bertserve[gpu]'` on a machine with an NVIDIA GPU."
     ) from error
 
-ORT_PROVIDERS: dict[Provider, str] = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
 VERSION: str = ort.__version__
+THREADS = 1  # of one run: lanes give the parallelism
+# A graph of one Identity, as onnx.save writes it: what a session on it gets, others get too.
+_PROBE = bytes.fromhex(
+    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
 
 Row = dict[str, NDArray[np.float32]]
+_Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 
 class Engine(Protocol):
@@ -42,7 +49,17 @@ class Engine(Protocol):
 class OnnxEngine:
     """One graph in one session, shared by all lanes: `run` is thread-safe and releases the GIL while it computes."""
 
-    def __init__(self, path: Path, graph: GraphSpec, *, pad_id: int, padding_side: Literal["left", "right"], threads: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        graph: GraphSpec,
+        *,
+        pad_id: int,
+        padding_side: Literal["left", "right"],
+        threads: int = THREADS,
+        provider: Provider | None = None,
+        engine_cache: Path | None = None,
+    ) -> None:
         """Creates the session.
 
         Args:
@@ -50,30 +67,34 @@ class OnnxEngine:
             graph: Its entry in the manifest.
             pad_id: Token id of the padding.
             padding_side: Where padding goes.
-            threads: Threads of one run. Lanes give the parallelism, so 1 on a CPU.
+            threads: Threads of one run.
+            provider: What runs it; by default what it was made for.
+            engine_cache: Folder that TensorRT's engines are kept in; None builds them at every start.
 
         Raises:
-            ProviderError: This onnxruntime lacks the graph's provider, or the session did not get it.
+            ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
         """
-        wanted = ORT_PROVIDERS[graph.provider]
+        self.provider = provider or graph.provider
+        wanted = providers.NAMES[self.provider]
         if wanted not in ort.get_available_providers():
-            raise ProviderError(
-                f"`{path}` needs {wanted}, which this onnxruntime {VERSION} lacks (it has "
-                f"{', '.join(ort.get_available_providers())}); install 'bertserve[gpu]', or choose another --provider."
-            )
-        if graph.provider != "cpu":
-            ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
+            raise ProviderError(f"`{path}` needs {wanted}: {_missing(self.provider)} Or choose another --provider.")
+        asked = _asked(self.provider, graph, engine_cache)
         try:
-            self._session = ort.InferenceSession(str(path), _session_options(threads), providers=[wanted])
+            self._session = _open(str(path), self.provider, asked, threads)
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
         if wanted not in self._session.get_providers():
-            raise ProviderError(f"`{path}` asked for {wanted}, but the session got {self._session.get_providers()} only.")
+            raise ProviderError(
+                f"`{path}` asked for {wanted}, but the session got {', '.join(self._session.get_providers())} only: "
+                f"{_missing(self.provider)} Or choose another --provider."
+            )
         self._inputs = graph.inputs
         self._outputs = graph.outputs
         self._names = [output.name for output in graph.outputs]
         self._pad = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
         self._left = padding_side == "left"
+        self._plan = graph.shapes
+        self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
         """Runs one batch, padded to its longest text.
@@ -88,30 +109,43 @@ class OnnxEngine:
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
         """
+        rows, longest = len(encodings), max(map(len, encodings))
+        if self._plan is not None:
+            shape = self._plan.shape(rows, longest)
+            if shape is None:  # more rows than any planned batch has
+                return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
+            rows, longest = shape
         try:
-            outputs = self._session.run(self._names, self._feed(encodings))
+            outputs = self._session.run(self._names, self._feed(encodings, rows, longest))
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
             raise EngineError(f"the graph failed with {type(error).__name__}.") from error
-        rows: list[Row] = [{} for _ in encodings]
+        answers: list[Row] = [{} for _ in encodings]
         for spec, output in zip(self._outputs, outputs, strict=True):
             if not np.isfinite(output).all():
                 raise EngineError(f"output `{spec.name}` is not finite; this graph cannot score this text.")
-            for row, part in zip(rows, self._split(spec, output, encodings), strict=True):
-                row[spec.name] = part
-        return rows
+            for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):
+                answer[spec.name] = part
+        return answers
 
-    def _split(self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding]) -> list[NDArray[np.float32]]:
-        """Returns each encoding's part of an output, without padding."""
-        expected = sum(len(encoding.masks) for encoding in encodings) if spec.kind == "per_mask" else len(encodings)
+    def _split(self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int) -> list[NDArray[np.float32]]:
+        """Returns each encoding's part of an output, without padding and without rows that only fill up."""
+        masks = sum(len(encoding.masks) for encoding in encodings) if spec.kind == "per_mask" else 0
+        expected = self._filled(masks) if spec.kind == "per_mask" else rows
         if len(output) != expected:
             raise EngineError(f"output `{spec.name}` has {len(output)} rows where {expected} belong. This is a bug.")
         if spec.kind == "per_text":
-            return list(output)
+            return list(output[: len(encodings)])
         if spec.kind == "per_token":
             longest = output.shape[1]
-            return [row[self._place(encoding, longest)] for row, encoding in zip(output, encodings, strict=True)]
+            return [row[self._place(encoding, longest)] for row, encoding in zip(output, encodings, strict=False)]
         ends = np.cumsum([len(encoding.masks) for encoding in encodings])
-        return np.split(output, ends[:-1])
+        return np.split(output[:masks], ends[:-1])
+
+    def _filled(self, masks: int) -> int:
+        """Returns how many masks are run for so many: the next planned count, where counts are planned."""
+        counts = () if self._plan is None else self._plan.masks
+        i = bisect_left(counts, masks)
+        return counts[i] if i < len(counts) else masks
 
     def _place(self, encoding: Encoding, longest: int) -> slice:
         """Returns where an encoding's tokens stand in a row padded to `longest`."""
@@ -140,19 +174,24 @@ class OnnxEngine:
             timed.append((rows, length, min(seconds)))
         return timed
 
-    def _feed(self, encodings: Sequence[Encoding]) -> dict[str, NDArray[np.int64]]:
-        """Returns the padded inputs by name, each as its InputSpec says."""
-        longest = max(map(len, encodings))
-        feed = {}
+    def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> _Feed:
+        """Returns the inputs by name, each as its InputSpec says, padded to `longest` and filled up to `rows`."""
+        batch = encodings
+        if rows > len(encodings):
+            # a text again, for a row of nothing but padding may have no finite scores; without its masks, which are counted
+            batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
+        feed: _Feed = {}
         for spec in self._inputs:
             if spec.fill == "mask_index":
-                feed[spec.name] = np.array(
-                    [i * longest + self._place(e, longest).start + mask for i, e in enumerate(encodings) for mask in e.masks],
-                    dtype=np.int64,
-                )
+                flat = [i * longest + self._place(e, longest).start + mask for i, e in enumerate(encodings) for mask in e.masks]
+                flat += flat[:1] * (self._filled(len(flat)) - len(flat))
+                feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
                 continue
-            padded = feed[spec.name] = np.full((len(encodings), longest), self._pad[spec.fill], dtype=np.int64)
-            for row, encoding in zip(padded, encodings, strict=True):
+            if spec.fill == "lengths":
+                feed[spec.name] = np.array([len(encoding) for encoding in batch], dtype=self._dtypes[spec.name])
+                continue
+            padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
+            for row, encoding in zip(padded, batch, strict=True):
                 row[self._place(encoding, longest)] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[
                     spec.fill
                 ]
@@ -161,7 +200,50 @@ class OnnxEngine:
 
 def available_provider() -> Provider:
     """Returns the provider that `auto` means: CUDA where this onnxruntime has it, else the CPU."""
-    return "cuda" if ORT_PROVIDERS["cuda"] in ort.get_available_providers() else "cpu"
+    return "cuda" if providers.NAMES["cuda"] in ort.get_available_providers() else "cpu"
+
+
+def why_not(provider: Provider) -> str | None:
+    """Returns why sessions on this machine do not get a provider, or None where they do; opens one on a tiny graph to see."""
+    name = providers.NAMES[provider]
+    if name in ort.get_available_providers():
+        try:
+            if name in _open(_PROBE, provider, [(name, {})], THREADS).get_providers():
+                return None
+        except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
+            return f"{_missing(provider)} onnxruntime says: {error}"
+    return _missing(provider)
+
+
+def _missing(provider: Provider) -> str:
+    libraries = Path(ort.__file__).parent / "capi"
+    found = providers.missing(provider, ort.get_available_providers(), version=VERSION, libraries=libraries)
+    return found or "driver and libraries are there, so see what onnxruntime logs when it loads them."
+
+
+def _asked(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, providers.Options]]:
+    """Returns the providers of a session with their options, the first one first."""
+    if provider == "cpu":
+        return [(providers.NAMES["cpu"], {})]
+    fallback = (providers.NAMES["cuda"], providers.cuda(graph.precision))
+    if provider == "cuda":
+        return [fallback]
+    folder = None
+    if engine_cache is not None:
+        version = machine.tensorrt_version()
+        folder = providers.engine_folder(engine_cache, graph, machine.first_gpu(), tensorrt=version, onnxruntime=VERSION)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
+    return [(providers.NAMES["tensorrt"], providers.tensorrt(graph, folder)), fallback]
+
+
+def _open(model: str | bytes, provider: Provider, asked: Sequence[tuple[str, providers.Options]], threads: int) -> Any:
+    if provider != "cpu":
+        ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
+    # onnxruntime's own fallback would open the session, or go on in the middle of service, on another provider and only print it
+    return ort.InferenceSession(model, _session_options(threads), providers=list(asked), enable_fallback=0)
 
 
 def _session_options(threads: int) -> Any:

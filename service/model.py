@@ -247,6 +247,7 @@ class Model:
             finish=partial(self._decode, task, requests, encoded, tokenize_s),
             key=self._key,
             cost=self._cost.seconds,
+            shape=self.graph.shape,
         )
 
     def _run(self, works: Sequence[_Work]) -> list[Row]:
@@ -259,11 +260,12 @@ class Model:
             raise
         seconds = time.perf_counter() - start
         real, longest = sum(map(len, works)), max(map(len, works))
-        self._cost.follow(len(works), longest, seconds)
+        height, width = self.graph.shape(len(works), longest) or (len(works), longest)
+        self._cost.follow(height, width, seconds)
         self._metrics.inference_seconds.observe(seconds)
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)
-        self._metrics.tokens_padded.inc(len(works) * longest - real)
+        self._metrics.tokens_padded.inc(height * width - real)
         return rows
 
     def _decode(

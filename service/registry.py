@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
-from service.bundle import Bundle, Precision, Provider
+from service.bundle import Bundle, GraphSpec, Precision, Provider
 from service.cost import CostModel
-from service.engine import OnnxEngine, available_provider
-from service.errors import InvalidValueError, NotFoundError, SettingsError
+from service.engine import OnnxEngine, available_provider, why_not
+from service.errors import InvalidValueError, NotFoundError, ProviderError, SettingsError
 from service.metrics import Metrics
 from service.model import Model
 from service.scheduler import Scheduler
 from service.tasks.uses import USES
 from service.tokenization import Tokenizer
 
-# Rows and lengths of the warm-up runs that the cost model is fitted to: short ones show the fixed cost of a run.
+logger = logging.getLogger("bertserve.registry")
+
+# Rows and lengths of the warm-up runs that the cost model is fitted to: short ones show the fixed cost of a run. Graphs
+# with a shape plan warm up on all of it.
 WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128))
 WARM_UP_REPEATS = 3
 SHOWN_LABELS = 10  # of a model, in a message
@@ -25,12 +30,23 @@ SHOWN_LABELS = 10  # of a model, in a message
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: the provider, which graph of a bundle, and what may share a batch."""
+    """How models are loaded: the provider, which graph of a bundle, and what may share a batch.
+
+    Attributes:
+        provider: What runs the graphs.
+        provider_asked: What the operator asked for, where that is another; by default the provider.
+        precision: Which graph of a bundle.
+        batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
+        max_batch_tokens: Budget of a batch.
+        engine_cache: Folder for TensorRT's engines.
+    """
 
     provider: Provider
+    provider_asked: Provider | None = None
     precision: Precision | Literal["auto"] = "auto"
     batch_variant: bool = False
     max_batch_tokens: int = 8192
+    engine_cache: Path | None = None
 
 
 class Registry:
@@ -111,6 +127,22 @@ def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]
     return best if all(any(graph.provider == best for graph in bundle.manifest.graphs) for bundle in loaded) else "cpu"
 
 
+def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
+    """Returns the provider that sessions will get: the one asked for, or the CPU where the operator allowed that.
+
+    Raises:
+        ProviderError: Sessions do not get it, and nothing else was allowed; the message says what is missing.
+    """
+    if asked == "cpu" or (reason := why_not(asked)) is None:
+        return asked
+    if not allow_fallback:
+        raise ProviderError(
+            f"--provider {asked} cannot be had: {reason} Or serve on the CPU with --provider cpu, or allow that with --allow-provider-fallback."
+        )
+    logger.warning("SERVING ON THE CPU: --provider %s cannot be had, and --allow-provider-fallback is set: %s", asked, reason)
+    return "cpu"
+
+
 def load(loaded: Sequence[Bundle], *, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> list[Model]:
     """Makes a warmed-up, timed model of each verified bundle.
 
@@ -129,11 +161,17 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
             f"--max-batch-tokens is {options.max_batch_tokens}, less than one text of the model `{manifest.name}` may have "
             f"({manifest.tokenizer.max_length}); raise it."
         )
-    graph = bundle.graph(options.provider, options.precision)
-    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=manifest.tokenizer.pad_id, padding_side=manifest.tokenizer.padding_side)
+    graph = _graph(bundle, options)
+    engine = OnnxEngine(
+        bundle.path / graph.file,
+        graph,
+        pad_id=manifest.tokenizer.pad_id,
+        padding_side=manifest.tokenizer.padding_side,
+        engine_cache=options.engine_cache,
+    )
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
-    cost.fit(engine.time_runs(shapes, repeats=WARM_UP_REPEATS))
+    cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
     metrics.model_info.labels(manifest.name, bundle.version, graph.precision, graph.provider).set(1)
     return Model(
         bundle,
@@ -145,3 +183,15 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         metrics=metrics.model(manifest.task, manifest.name),
         batch_variant=options.batch_variant,
     )
+
+
+def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:
+    """Returns the graph to run, with no planned shape over the budget of a batch.
+
+    The precision asked for is of the provider asked for: on another one it is the default graph that stands in.
+    """
+    fell_back = options.provider_asked not in (None, options.provider)
+    graph = bundle.graph(options.provider, "auto" if fell_back else options.precision)
+    if graph.shapes is None:
+        return graph
+    return graph.model_copy(update={"shapes": graph.shapes.within(options.max_batch_tokens)})

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.backlog import Backlog, Cost, Entry, Job
+from service.backlog import Backlog, Cost, Entry, Job, Shape, exact
 from service.errors import EngineError, ExpiredError, UnavailableError
 from service.mailbox import Mailbox
 
@@ -33,6 +33,7 @@ class Stage:
         key: What may share a batch; None for entries that run alone. All work of a key has the same `run`.
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
+        shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
     """
 
     work: Sequence[tuple[int, Any]]
@@ -41,6 +42,7 @@ class Stage:
     key: Hashable | None
     cost: Cost
     keep_estimate: bool = False
+    shape: Shape = exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ class Scheduler:
 
     def _put(self, job: Job, stage: Stage) -> None:
         job.owner.stage = stage
-        self._backlog.put(job, stage.key, stage.work, stage.cost, self._clock(), keep_estimate=stage.keep_estimate)
+        self._backlog.put(job, stage.key, stage.work, stage.cost, self._clock(), keep_estimate=stage.keep_estimate, shape=stage.shape)
         self._changed()
         if self._idle:
             self._condition.notify(min(self._idle, len(stage.work)))

@@ -49,6 +49,12 @@ class Settings(BaseSettings):
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = Field(
         "auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available."
     )
+    allow_provider_fallback: bool = Field(
+        False, description="Serve on the CPU, with a loud warning, where the provider cannot be had; otherwise that is an error."
+    )
+    engine_cache: Path | None = Field(
+        None, description="Folder for the engines that TensorRT builds, which takes minutes; without it they are built at every start."
+    )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         "auto", description="Graph to take from each bundle; auto takes the provider's default."
     )

@@ -18,13 +18,14 @@ from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service import __version__, bundle, registry
+from service import __version__, bundle, engine, registry
 from service.api.bodies import BODIES
 from service.api.edge import Edge
 from service.api.reading import Limits
 from service.api.routes import NAMED, PATHS, Service, documented, inference, router
 from service.backlog import Backlog
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
+from service.machine import cpu_name
 from service.metrics import Metrics
 from service.registry import LoadOptions, Registry
 from service.scheduler import Scheduler
@@ -77,16 +78,19 @@ def build(settings: Settings, seat: Seat = ALONE) -> Service:
     """
     metrics = Metrics(seat.metrics)
     bundles = [bundle.load(path) for path in bundle.discover(settings.models)]
-    provider = registry.choose_provider(bundles, settings.provider)
+    asked = registry.choose_provider(bundles, settings.provider)
+    provider = registry.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, seat.workers)
     lanes, max_queue_tokens = seat.share(lanes_total), seat.share(settings.max_queue_tokens)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
     scheduler = Scheduler(backlog, lanes=lanes, observe=metrics.observe_queue)
     options = LoadOptions(
         provider=provider,
+        provider_asked=asked,
         precision=settings.precision,
         batch_variant=settings.batch_variant_graphs,
         max_batch_tokens=settings.max_batch_tokens,
+        engine_cache=settings.engine_cache,
     )
     models = registry.load(bundles, options=options, scheduler=scheduler, metrics=metrics)
     return Service(
@@ -98,6 +102,13 @@ def build(settings: Settings, seat: Seat = ALONE) -> Service:
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
         info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes_total},
+        machine={
+            "cpu": cpu_name(),
+            "onnxruntime": engine.VERSION,
+            "provider_asked": asked,
+            "provider": provider,
+            "threads_per_run": engine.THREADS,
+        },
         worker={"index": seat.index, "workers": seat.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
     )
 

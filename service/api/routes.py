@@ -59,6 +59,7 @@ class Service:
         max_timeout_ms: Longest deadline that a request may name.
         info: More facts for `/info`: queue and batch limits, lanes.
         worker: And of the process that answers: which of how many, and its share of the limits.
+        machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
     """
 
     registry: Registry
@@ -70,6 +71,7 @@ class Service:
     max_timeout_ms: int
     info: Mapping[str, Any]
     worker: Mapping[str, int] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Inference:
@@ -171,6 +173,7 @@ def _add_operations(routes: APIRouter, service: Service) -> None:
                 "version": __version__,
                 "limits": _limits(service) | dict(service.info),
                 "worker": dict(service.worker),
+                "machine": dict(service.machine),
                 "models": {model.name: model.task for model in service.registry.models.values()},
             }
         )
@@ -290,7 +293,14 @@ def _describe(service: Service, model: Model) -> dict[str, Any]:
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         "version": model.bundle.version,
         "provider": graph.provider,
+        "provider_asked": service.machine.get("provider_asked", graph.provider),
         "precision": graph.precision,
+        "graph": {
+            "file": graph.file,
+            "sha256": graph.sha256[:12],
+            "form": graph.form,
+            "threads": service.machine.get("threads_per_run", 1),
+        },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(service)},
         "figures": [figure.model_dump() for figure in manifest.figures],

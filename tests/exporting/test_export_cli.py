@@ -167,9 +167,13 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--precision", "fp64"), "`fp64` is not a list of different names out of fp32, int8"),
-        (("--precision", "fp16"), "`fp16` is not a list of different names out of fp32, int8"),
-        (("--precision", ""), "`` is not a list of different names out of fp32, int8"),
+        (("--precision", "fp64"), "`fp64` is not a list of different names out of fp32, fp16, int8"),
+        (("--precision", "fp16"), "`fp16` is made for none of cpu: cpu takes fp32, int8; cuda takes fp32, fp16; tensorrt takes fp32, fp16"),
+        (("--precision", ""), "`` is not a list of different names out of fp32, fp16, int8"),
+        (("--provider", "cpu,cuda", "--precision", "int8"), "`int8` leaves nothing to make for cuda"),
+        (("--provider", "cuda", "--precision", "fp16,int8"), "`int8` is made for none of cuda"),
+        (("--provider", "rocm"), "`rocm` is not a list of different names out of cpu, cuda, tensorrt"),
+        (("--provider", "cpu,cpu"), "`cpu,cpu` is not a list of different names"),
         (("--precision", "fp32,fp32"), "`fp32,fp32` is not a list of different names"),
         (("--precision", "fp32, int8"), "`fp32, int8` is not a list of different names"),
         (("--name", "../up"), "`../up` does not match"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.backlog import Backlog, Entry, Job
+from service.backlog import Backlog, Entry, Job, Shape, exact
 from service.errors import InvalidValueError, RefusedError, TooLargeError
 
 KEY = "model"
@@ -39,10 +39,11 @@ def add(
     deadline: float = 100.0,
     key: Any = KEY,
     cost: Callable[[int, int], float] = expensive_start,
+    shape: Shape = exact,
 ) -> Job:
     """Admits and puts a job with an entry per number of tokens, their payloads numbered."""
     job = queue.admit(tokens=sum(tokens), seconds=0.0, deadline=deadline, now=now)
-    queue.put(job, key, [(n, i) for i, n in enumerate(tokens)], cost, now)
+    queue.put(job, key, [(n, i) for i, n in enumerate(tokens)], cost, now, shape=shape)
     return job
 
 
@@ -121,9 +122,9 @@ def test_the_padded_budget_is_never_exceeded(lengths: list[int], multiple: int) 
     def padded(n: int) -> int:
         return min(64, -(-n // multiple) * multiple)
 
-    queue = backlog(max_queue_tokens=10_000, padded=padded)
+    queue = backlog(max_queue_tokens=10_000)
     for length in lengths:
-        add(queue, length)
+        add(queue, length, shape=lambda rows, tokens: (rows, padded(tokens)))
     batches = drain(queue)
 
     assert sorted(lengths) == sorted(entry.tokens for batch in batches for entry in batch)

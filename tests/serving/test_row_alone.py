@@ -118,7 +118,7 @@ def test_mask_positions_follow_the_padding(tmp_path: Path) -> None:
     """The flat positions of masks are those of their tokens in the padded batch, on either side."""
     for side in ("left", "right"):
         served = Served(tmp_path / side, fill_mask.TASK, side)
-        feed = served.engine._feed(served.encodings)
+        feed = served.engine._feed(served.encodings, len(served.encodings), max(map(len, served.encodings)))
         ids, mask = feed["input_ids"], served.manifest.tokenizer.mask
         assert mask is not None
         expected = [mask.id] * sum(len(encoding.masks) for encoding in served.encodings)

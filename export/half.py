@@ -1,0 +1,106 @@
+"""Half precision for a GPU: what overflows stays in float32, by measurement on the calibration texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnxruntime.transformers.onnx_model import OnnxModel
+
+from export import calibration
+from export.calibration import Feed
+
+HEADROOM = 4  # times that another text's values may be larger than all that were seen
+LIMIT = float(np.finfo(np.float16).max) / HEADROOM
+PROBE_TEXTS = 96
+# Half precision rounds to ten bits, and which way may hang on the kernel that a batch's shape is given: a difference of this much
+# between a text alone and in a batch is rounding, and no sign that texts see each other.
+MAX_ROW_ERROR = 2e-2
+
+
+@dataclass(frozen=True)
+class Halved:
+    """What became of a graph.
+
+    Attributes:
+        counts: Nodes that compute in half precision (`Float16`) and those kept in float32 (`KeptFloat`).
+        error: Root mean square difference of the outputs from the float graph's on calibration texts, over their standard deviation.
+    """
+
+    counts: dict[str, int]
+    error: float
+
+
+def halve(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], padded: Sequence[Feed]) -> Halved:
+    """Writes the half-precision graph to a new file; its inputs and outputs stay as they are.
+
+    Args:
+        source: The float32 graph.
+        target: The new graph.
+        workspace: A folder for intermediate files.
+        feeds: The calibration texts as the graph's inputs.
+        padded: Some of them with padding: where a mask is added to the scores, that is when its values are large.
+    """
+    probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
+    model = onnx.load(str(source))
+    for i, node in enumerate(model.graph.node):  # the converter knows nodes by their names
+        node.name = f"{i}/{node.op_type}"
+    peaks = _peaks(model, workspace / "all_outputs.onnx", probe)
+    kept = overflowing(model, peaks)
+    computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
+    converted = OnnxModel(model)
+    converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(kept))
+    onnx.save(converted.model, str(target))
+    error = calibration.relative_error(calibration.outputs(source, probe), calibration.outputs(target, probe))
+    return Halved({"Float16": computing - len(kept)} | ({"KeptFloat": len(kept)} if kept else {}), error)
+
+
+def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
+    """Returns the names of the nodes that must stay in float32.
+
+    A tensor beyond the limit must not pass through half precision, so both who writes it and who reads it are kept. A fused sum
+    (SkipLayerNormalization) overflows inside: what it adds up is taken together.
+
+    Args:
+        model: The float32 graph, its nodes named.
+        peaks: Float tensor -> its largest magnitude; constants are looked up in the model.
+    """
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    constants |= {
+        node.output[0]: numpy_helper.to_array(node.attribute[0].t)
+        for node in model.graph.node
+        if node.op_type == "Constant" and node.attribute[0].name == "value"
+    }
+    sizes = {name: float(np.abs(value).max()) for name, value in constants.items() if value.dtype == np.float32 and value.size} | peaks
+    kept = set()
+    for node in model.graph.node:
+        floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
+        added = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
+        inside = sum(added) if node.op_type == "SkipLayerNormalization" else 0.0
+        # not finite counts as beyond: the least of all floats, as masks have it, times anything is
+        if node.op_type != "Constant" and any(not size <= LIMIT for size in (*floats, inside)):
+            kept.add(node.name)
+    return kept
+
+
+def _peaks(model: onnx.ModelProto, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
+    """Returns the largest magnitude of each float tensor that a node writes."""
+    given = {value.name for value in model.graph.output}
+    names = [name for node in model.graph.node for name in node.output if name and name not in given]
+    open_ = onnx.ModelProto()
+    open_.CopyFrom(model)
+    # without a type: ONNX Runtime knows it
+    open_.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    onnx.save(open_, str(path))
+    session = calibration.open_session(path)
+    names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
+    peaks = dict.fromkeys(names, 0.0)
+    for feed in feeds:
+        for name, value in zip(names, session.run(names, feed), strict=True):
+            if value.size:
+                peaks[name] = float(np.maximum(peaks[name], np.abs(value).max()))
+    return peaks

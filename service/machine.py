@@ -1,0 +1,77 @@
+"""What this machine has: the name of its CPU, its GPU and the driver. Knows no graph and no provider."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.errors import ProviderError
+
+Load = Callable[[str], Any]
+_DRIVER = "libcuda.so.1"
+_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+_NAME_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU: its name, and its compute capability as `major.minor`."""
+
+    name: str
+    capability: str
+
+
+def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Returns the CPU's model as the system names it, or its architecture where that says nothing."""
+    try:
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name")
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
+    """Asks the NVIDIA driver for its first GPU.
+
+    Args:
+        load: Loads a shared library by its name.
+
+    Raises:
+        ProviderError: There is no driver, or it has no GPU for this process.
+    """
+    try:
+        driver = load(_DRIVER)
+    except OSError as error:
+        raise ProviderError(
+            f"there is no NVIDIA driver ({error}); install it on the host, and start a container with the GPUs (`--gpus all`)."
+        ) from error
+    count, device, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if code or not count.value:
+        raise ProviderError(
+            f"the NVIDIA driver has no GPU for this process ({count.value} devices, code {code}); look at `nvidia-smi`, at "
+            "CUDA_VISIBLE_DEVICES, and at what the container was given."
+        )
+    driver.cuDeviceGet(ctypes.byref(device), 0)
+    driver.cuDeviceGetName(name, _NAME_BYTES, device)
+    capability = []
+    for attribute in _CAPABILITY:
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        capability.append(str(value.value))
+    return Gpu(name.value.decode(errors="replace"), ".".join(capability))
+
+
+def tensorrt_version(load: Load = ctypes.CDLL) -> str:
+    """Returns the version number of the TensorRT that the loader finds, or `unknown`; each version builds engines of its own."""
+    for major in range(20, 7, -1):
+        try:
+            return str(load(f"libnvinfer.so.{major}").getInferLibVersion())
+        except (OSError, AttributeError):
+            continue
+    return "unknown"

@@ -1,0 +1,348 @@
+"""Graphs for GPUs, as far as a machine without one can tell: made, compared with PyTorch on the CPU, and served in their shapes."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
+from export import calibration, cuda, half, shapes
+from export.cuda import FUSED, PARTLY
+from export.errors import ParityError
+from export.parity import MAX_ABS_ERROR
+from export.pipeline import ExportSpec, export
+from export.targets import choose
+from service.bundle import Bundle, GraphSpec, load
+from service.engine import OnnxEngine, Row
+from service.model import TASKS
+from service.tasks import classify
+from service.tokenization import Tokenizer
+from staged import ARCHITECTURES, checkpoint_of, stage
+
+pytestmark = pytest.mark.torch
+
+LAYERS = SIZES["num_hidden_layers"]
+TEXTS = ["good", "a very good film , but the book is great !", "1 2 3 4 5 6 7 8 9", "the film was not very good " * 40]
+GRAPHS = [("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32"), ("tensorrt", "fp16")]
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def exported(source: Path, folder: Path, **changes: Any) -> Bundle:
+    """Returns the bundle of a checkpoint with graphs for all providers."""
+    spec: dict[str, Any] = {"precisions": ("fp32", "fp16"), "providers": ("cpu", "cuda", "tensorrt")} | changes
+    target, _ = export(ExportSpec(source=str(source), output=folder, calibration=few_texts(folder.parent), **spec), silent)
+    return load(target)
+
+
+@dataclass(frozen=True)
+class All:
+    """The bundle of each task."""
+
+    sources: dict[str, Path]
+    bundles: dict[str, Bundle]
+
+
+@pytest.fixture(name="all_", scope="module")
+def all_bundles(tmp_path_factory: pytest.TempPathFactory) -> All:
+    """A bundle of each task, with graphs for all providers."""
+    folder = tmp_path_factory.mktemp("gpu")
+    sources = {task: checkpoint_of(folder, task) for task in ARCHITECTURES}
+    return All(sources, {task: exported(source, folder / "models") for task, source in sources.items()})
+
+
+@pytest.fixture(name="bundle", params=list(ARCHITECTURES))
+def one_bundle(request: pytest.FixtureRequest, all_: All) -> Bundle:
+    """The bundle of each task in turn."""
+    return all_.bundles[request.param]
+
+
+@pytest.fixture(name="classifier")
+def classifier_bundle(all_: All) -> Bundle:
+    """The classifier's bundle."""
+    return all_.bundles["text-classification"]
+
+
+def on_cpu(bundle: Bundle, graph: GraphSpec, path: Path | None = None) -> OnnxEngine:
+    """Returns an engine that runs a graph on the CPU, whatever it was made for; of another file where a path is given."""
+    spec = bundle.manifest.tokenizer
+    return OnnxEngine(path or bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
+
+
+def model_of(bundle: Bundle, provider: Any, precision: Any) -> onnx.ModelProto:
+    """Returns a graph of a bundle."""
+    return onnx.load(str(bundle.path / bundle.graph(provider, precision).file))
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    """Returns how often each operator stands in a model."""
+    return Counter(node.op_type for node in model.graph.node)
+
+
+# ---- what is made
+
+
+def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
+    """One default per provider, the last precision asked for; GPU graphs have a plan up to the model's length, the CPU's none."""
+    graphs = bundle.manifest.graphs
+
+    assert [("cpu", "fp32"), *GRAPHS] == [(graph.provider, graph.precision) for graph in graphs]
+    assert [True, False, True, False, True] == [graph.default for graph in graphs]
+    assert graphs[0].shapes is None
+    masks = bundle.manifest.task == "fill-mask"
+    for graph in graphs[1:]:
+        assert graph.shapes == shapes.plan(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
+        assert graph.batch_invariant
+        assert "cpu" == graph.evidence.provider
+    # TensorRT converts itself, so that one file serves both
+    assert graphs[3].file == graphs[4].file == "model.tensorrt.fp32.onnx"
+
+
+def test_float32_forms_answer_as_pytorch(bundle: Bundle) -> None:
+    """The evidence, measured through the service's engine in planned shapes, holds the bound of float32; half precision its own."""
+    for provider, precision in GRAPHS:
+        evidence = bundle.graph(provider, precision).evidence  # type: ignore[arg-type]
+
+        assert evidence.worst_abs_error <= MAX_ABS_ERROR[precision if provider == "cuda" else "fp32"]
+        assert evidence.samples >= 10
+        if precision == "fp32":
+            assert 1.0 == evidence.label_agreement
+    assert 0 < bundle.graph("cuda", "fp16").evidence.quantization_error < 0.02
+
+
+@pytest.mark.parametrize(("provider", "precision"), GRAPHS)
+def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -> None:
+    """Alone and in one batch, from short to cut, nothing of the exporter takes part in the comparison."""
+    bundle = all_.bundles["text-classification"]
+    pytorch = PyTorch(all_.sources["text-classification"])
+    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
+    engine = on_cpu(bundle, bundle.graph(provider, precision))
+    encodings = [encoding for text in TEXTS for encoding in classify.encode(classify.Request(text), tokenizer).encodings]
+    atol = 1e-4 if (provider, precision) != ("cuda", "fp16") else 0.05
+    together = engine.run(encodings)
+
+    for text, encoding, row in zip(TEXTS, encodings, together, strict=True):
+        expected = pytorch.logits(text)
+        np.testing.assert_allclose(expected, row["logits"], rtol=0, atol=atol)
+        np.testing.assert_allclose(expected, engine.run([encoding])[0]["logits"], rtol=0, atol=atol)
+
+
+def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
+    """Attention of every layer is one operator on the rows' lengths, norms and activations are fused, and no mask is left."""
+    graph = bundle.graph("cuda", "fp32")
+    model = model_of(bundle, "cuda", "fp32")
+    attention = [node for node in model.graph.node if node.op_type == "Attention"]
+
+    assert FUSED == graph.form
+    assert [LAYERS, LAYERS, 1] == [operators(model)[name] for name in ("Attention", "BiasGelu", "EmbedLayerNormalization")]
+    # of each layer both, of which a fused embedding has the first
+    assert 2 * LAYERS == operators(model)["SkipLayerNormalization"]
+    assert ["lengths"] * LAYERS == [node.input[3] for node in attention]
+    types = {value.name: (value.type.tensor_type.elem_type, len(value.type.tensor_type.shape.dim)) for value in model.graph.input}
+    expected = {"input_ids": (TensorProto.INT32, 2), "token_type_ids": (TensorProto.INT32, 2), "lengths": (TensorProto.INT32, 1)}
+    if bundle.manifest.task == "fill-mask":
+        expected["mask_index"] = (TensorProto.INT64, 1)
+    assert expected == types
+    assert {name: ("int32" if kind == TensorProto.INT32 else "int64") for name, (kind, _) in types.items()} == {
+        spec.name: spec.dtype for spec in graph.inputs
+    }
+    assert "Cast" not in operators(model)
+
+
+def test_half_precision_is_in_the_weights(bundle: Bundle) -> None:
+    """Matrices are float16 and so take half the space; the outputs are still float32."""
+    model = model_of(bundle, "cuda", "fp16")
+    large = {tensor.data_type for tensor in model.graph.initializer if len(tensor.dims) == 2}
+    sizes = [(bundle.path / bundle.graph("cuda", precision).file).stat().st_size for precision in ("fp32", "fp16")]  # type: ignore[arg-type]
+
+    assert {TensorProto.FLOAT16} == large
+    assert {TensorProto.FLOAT} == {value.type.tensor_type.elem_type for value in model.graph.output}
+    assert sizes[1] < 0.6 * sizes[0]
+    assert "KeptFloat" not in bundle.graph("cuda", "fp16").evidence.quantized
+    assert bundle.graph("cuda", "fp16").evidence.quantized["Float16"] > 5 * LAYERS
+
+
+def test_tensorrt_gets_standard_operators(bundle: Bundle) -> None:
+    """Neither an operator nor a domain of ONNX Runtime's own is in the file."""
+    model = model_of(bundle, "tensorrt", "fp16")
+
+    assert {""} == {node.domain for node in model.graph.node} == {entry.domain for entry in model.opset_import}
+    assert {} == bundle.graph("tensorrt", "fp32").evidence.fusions
+
+
+@pytest.mark.parametrize(("provider", "precision"), GRAPHS)
+def test_masks_and_spans_and_tags_are_decoded_alike(bundle: Bundle, provider: Any, precision: Any) -> None:
+    """Each task's outputs have the shapes that its decoder reads, in batches filled up to the plan."""
+    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
+    task = TASKS[bundle.manifest.task]
+    module = __import__(task.__name__, fromlist=["Request"])  # type: ignore[attr-defined]
+    texts = (
+        [("good ?", "a very good film"), ("a ?", "the book is great " * 30)]
+        if bundle.manifest.task == "question-answering"
+        else [(TEXTS[1],)]
+    )
+    if bundle.manifest.task == "fill-mask":
+        texts = [("the [MASK] was [MASK] good",), ("[MASK]",)]
+    encodings = [encoding for text in texts * 3 for encoding in task.encode(module.Request(*text), tokenizer).encodings]
+    rows, alone = on_cpu(bundle, bundle.graph(provider, precision)).run(encodings), on_cpu(bundle, bundle.graph("cpu")).run(encodings)
+
+    for a, b in zip(alone, rows, strict=True):
+        _assert_close(a, b, 2e-4 if (provider, precision) != ("cuda", "fp16") else 0.05)
+
+
+def _assert_close(expected: Row, actual: Row, atol: float) -> None:
+    assert {name: value.shape for name, value in expected.items()} == {name: value.shape for name, value in actual.items()}
+    for name, value in expected.items():
+        np.testing.assert_allclose(value, actual[name], rtol=0, atol=atol)
+
+
+def test_a_gpu_alone_is_enough(all_: All, tmp_path: Path) -> None:
+    """Without the CPU among the providers the stored example is answered by the first GPU graph, and only what was asked for is kept."""
+    bundle = exported(all_.sources["text-classification"], tmp_path / "models", providers=("cuda",), precisions=("fp16",))
+
+    assert ["model.cuda.fp16.onnx"] == sorted(path.name for path in bundle.path.glob("*.onnx"))
+    assert ["fp16"] == [graph.precision for graph in bundle.manifest.graphs]
+    assert [{"label", "score"}] == [set(score) for score in bundle.manifest.example.result[0][:1]]
+
+
+def test_the_cpu_graph_is_the_same_beside_others(all_: All, tmp_path: Path) -> None:
+    """What is made for GPUs changes no byte of what is made for the CPU."""
+    alone = exported(all_.sources["text-classification"], tmp_path / "models", providers=("cpu",), precisions=("fp32",))
+
+    assert alone.graph("cpu").sha256 == all_.bundles["text-classification"].graph("cpu").sha256
+
+
+def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -> None:
+    """Padding on the left cannot be told by lengths: attention stays in standard operators, in half precision with its mask in float32."""
+    bundle = all_.bundles["text-classification"]
+    made = stage(all_.sources["text-classification"], tmp_path / "stages")
+    left = replace(made.loaded, padding_side="left")
+    fused = cuda.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
+    feeds = calibration.feeds(TEXTS[:3] * 5, left, made.tokenizer, fused.inputs)
+    padded = [calibration.padded(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
+    halved = half.halve(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
+    unpadded = half.halve(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
+
+    assert PARTLY == fused.form
+    assert [0, LAYERS] == [fused.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
+    assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in fused.inputs]
+    # what a mask adds to the scores of padding is only large where there is padding
+    assert halved.counts["KeptFloat"] >= unpadded.counts["KeptFloat"]
+    assert halved.counts["KeptFloat"] >= LAYERS
+    assert [0, 0] == padded[0]["attention_mask"][0, -2:].tolist()
+    encodings = [encoding for text in TEXTS for encoding in classify.encode(classify.Request(text), made.tokenizer).encodings]
+    expected = on_cpu(bundle, bundle.graph("cpu")).run(encodings)
+    graph = bundle.graph("cuda", "fp32").model_copy(update={"inputs": fused.inputs})
+    for name, atol in (("partly.onnx", 1e-4), ("half.onnx", 0.05)):
+        for a, b in zip(expected, on_cpu(bundle, graph, tmp_path / name).run(encodings), strict=True):
+            np.testing.assert_allclose(a["logits"], b["logits"], rtol=0, atol=atol)
+
+
+def test_padding_that_moves_positions_is_refused(tmp_path: Path) -> None:
+    """A model with absolute positions that pads on the left answers otherwise when it is padded: no graph for a GPU, and the reason."""
+    source = bert(tmp_path, "left")
+    edit_json(source / "tokenizer_config.json", padding_side="left")
+
+    with pytest.raises(ParityError, match=r"logits are off .* padded on the left"):
+        exported(source, tmp_path / "models", providers=("tensorrt",))
+    assert [] == list((tmp_path / "models").iterdir())
+
+
+# ---- what overflows
+
+
+def test_what_overflows_stays_in_float32(tmp_path: Path) -> None:
+    """A feed-forward block with values beyond half precision, scaled back behind it, still answers as PyTorch."""
+    scale = 3e5
+
+    def blow_up(tensors: dict[str, torch.Tensor]) -> None:
+        name = "bert.encoder.layer.0.intermediate.dense"
+        tensors[f"{name}.weight"] *= scale
+        tensors[f"{name}.bias"] *= scale
+        tensors["bert.encoder.layer.0.output.dense.weight"] /= scale
+
+    source = bert(tmp_path, "large", hidden_act="relu")
+    edit_weights(source, blow_up)
+    bundle = exported(source, tmp_path / "models", providers=("cuda",))
+    graph = bundle.graph("cuda", "fp16")
+
+    assert 3 <= graph.evidence.quantized["KeptFloat"] < graph.evidence.quantized["Float16"]
+    assert graph.evidence.worst_abs_error < MAX_ABS_ERROR["fp16"]
+    encodings = classify.encode(classify.Request(TEXTS[1]), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)).encodings
+    expected = PyTorch(source).logits(TEXTS[1])
+    np.testing.assert_allclose(expected, on_cpu(bundle, graph).run(encodings)[0]["logits"], rtol=0, atol=0.05)
+
+
+def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
+    """A tensor over the limit passes through no half; a fused sum counts what it adds up; a large constant keeps its reader."""
+    nodes = [
+        helper.make_node("Mul", ["x", "big"], ["a"], name="constant"),
+        helper.make_node("Relu", ["x"], ["b"], name="writer"),
+        helper.make_node("Relu", ["b"], ["c"], name="reader"),
+        helper.make_node("SkipLayerNormalization", ["d", "e", "gamma", "beta"], ["f"], name="sum"),
+        helper.make_node("SkipLayerNormalization", ["d", "x", "gamma", "beta"], ["g"], name="small_sum"),
+        helper.make_node("Relu", ["x"], ["h"], name="not_finite"),
+        helper.make_node("Relu", ["x"], ["i"], name="small"),
+    ]
+    tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in (("big", -3.4e38), ("gamma", 1.0), ("beta", 0.0))]
+    model = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors))
+    limit = half.LIMIT
+    peaks = {
+        "x": 1.0,
+        "a": 0.0,
+        "b": limit * 1.01,
+        "c": 1.0,
+        "d": limit * 0.6,
+        "e": limit * 0.6,
+        "f": 1.0,
+        "g": 1.0,
+        "h": float("nan"),
+        "i": limit,
+    }
+
+    assert {"constant", "writer", "reader", "sum", "not_finite"} == half.overflowing(model, peaks)
+
+
+# ---- the plan, and what may be asked for
+
+
+@pytest.mark.parametrize("max_length", [16, 20, 128, 512, 514, 8192])
+@pytest.mark.parametrize("rectangle", [False, True])
+def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rectangle: bool) -> None:
+    """Lengths end with the model's and are multiples of 8 before; no step wastes over a half, but for the first; batches are bounded."""
+    plan = shapes.plan(max_length, masks=True, rectangle=rectangle)
+    lengths = [bucket.length for bucket in plan.buckets]
+
+    assert max_length == lengths[-1]
+    assert all(length % 8 == 0 for length in lengths[:-1])
+    assert all(b <= 2 * a for a, b in itertools.pairwise(lengths))
+    assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
+    assert plan.masks[-1] >= max_length
+    most = max(rows * length for rows, length in plan.shapes)
+    assert most <= (max(shapes.MAX_TOKENS, 8 * max_length) if rectangle else max(shapes.MAX_TOKENS, max_length))
+    if rectangle:
+        assert 1 == len({bucket.rows for bucket in plan.buckets})
+    for tokens in range(1, max_length + 1, 7):
+        assert plan.shape(1, tokens) is not None
+
+
+def test_providers_choose_among_the_precisions() -> None:
+    """Each provider makes those that it has, in the order given; without any given, all."""
+    assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose(("cpu", "cuda"), None)
+    assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
+    assert {"cuda": ("fp16", "fp32")} == choose(("cuda",), ("fp16", "fp32"))
+    with pytest.raises(ValueError, match="`int8` is made for none of cuda"):
+        choose(("cuda",), ("fp32", "int8"))
+    with pytest.raises(ValueError, match="`fp16` leaves nothing to make for cpu"):
+        choose(("cpu", "cuda"), ("fp16",))

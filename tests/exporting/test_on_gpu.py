@@ -1,0 +1,118 @@
+"""On a machine with a GPU: exported there, served there, and answering as PyTorch does. Skipped, with the reason, where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig
+
+import tiny
+from checkpoints import CLASSIFICATION, POSITIONS, ROWS, PyTorch, edit_weights, few_texts, naming, save
+from export.pipeline import ExportSpec, export
+from service import bundle
+from service.api.app import build
+from service.api.routes import Service
+from service.engine import OnnxEngine, why_not
+from service.settings import Settings
+from service.tasks import classify
+from service.tokenization import Tokenizer
+
+CUDA, TENSORRT = (why_not(provider) for provider in ("cuda", "tensorrt"))
+pytestmark = [pytest.mark.torch, pytest.mark.gpu]
+needs_cuda = pytest.mark.skipif(CUDA is not None, reason=f"no CUDA: {CUDA}")
+needs_tensorrt = pytest.mark.skipif(TENSORRT is not None, reason=f"no TensorRT: {TENSORRT}")
+
+TEXTS = ["good", "a very good film , but the book is great !", "1 2 3 4 5 6 7 8 9", "the film was not very good " * 40] * 5
+BOUNDS = {"fp32": 1e-4, "fp16": 0.05}
+NEEDS = {"cuda": needs_cuda, "tensorrt": needs_tensorrt}
+GRAPHS = [pytest.param(provider, precision, marks=marks) for provider, marks in NEEDS.items() for precision in BOUNDS]
+
+
+@pytest.fixture(name="source", scope="module")
+def source_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier with heads of 32, which the fused kernels have."""
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 256}
+    config = BertConfig(vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes, **naming(tiny.LABELS))
+    path = save(tmp_path_factory.mktemp("gpu-source") / "tiny-bert", CLASSIFICATION, config)
+
+    def calm(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.ndim == 2:
+                tensors[name] = tensor * 0.3
+
+    # at this width the spread of the tiny models' weights would blow half precision's rounding up, as no trained model does
+    edit_weights(path, calm)
+    return path
+
+
+@pytest.fixture(name="models", scope="module")
+def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The classifier's bundle, exported with what this machine has."""
+    folder = tmp_path_factory.mktemp("gpu")
+    providers = ["cpu", *(["cuda"] if CUDA is None else []), *(["tensorrt"] if TENSORRT is None else [])]
+    spec = ExportSpec(
+        source=str(source), output=folder / "models", precisions=("fp32", "fp16"), providers=providers, calibration=few_texts(folder)
+    )
+    export(spec, lambda line: None)
+    return folder / "models"
+
+
+@pytest.mark.parametrize(("provider", "precision"), GRAPHS)
+def test_the_evidence_is_of_the_gpu(models: Path, provider: Any, precision: Any) -> None:
+    """Where the provider is there, the export measures on it."""
+    graph = bundle.load(models / "tiny-bert").graph(provider, precision)
+
+    assert provider == graph.evidence.provider
+    assert graph.evidence.worst_abs_error <= BOUNDS[precision]
+    assert graph.batch_invariant
+
+
+@pytest.mark.parametrize(("provider", "precision"), GRAPHS)
+def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, precision: Any) -> None:
+    """Each text in a batch with others, from short to cut."""
+    loaded = bundle.load(models / "tiny-bert")
+    graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
+    engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    tokenizer = Tokenizer(loaded.tokenizer_path, spec)
+    encodings = [classify.encode(classify.Request(text), tokenizer).encodings[0] for text in TEXTS]
+    pytorch = PyTorch(source)
+
+    for text, row in zip(TEXTS, engine.run(encodings), strict=True):
+        np.testing.assert_allclose(pytorch.logits(text), row["logits"], rtol=0, atol=BOUNDS[precision])
+
+
+@pytest.mark.parametrize(("provider", "precision"), GRAPHS)
+def test_the_service_answers_from_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
+    """Warmed up on its plan, it answers many texts as the CPU does, and `/info` says where."""
+
+    async def answer(service: Service) -> list[dict[str, float]]:
+        service.scheduler.start()
+        prediction = await service.registry.get("tiny-bert").predict([classify.Request(text) for text in TEXTS], timeout_s=60)
+        await service.scheduler.stop(0)
+        return [{score["label"]: score["score"] for score in result} for result in prediction.results]
+
+    on_gpu = build(
+        Settings(models=models, provider=provider, precision=precision, max_batch_tokens=1024, engine_cache=tmp_path / "engines")
+    )
+    expected = asyncio.run(answer(build(Settings(models=models, provider="cpu", precision="fp32"))))
+
+    assert [provider, provider] == [on_gpu.machine["provider_asked"], on_gpu.machine["provider"]]
+    for a, b in zip(expected, asyncio.run(answer(on_gpu)), strict=True):
+        assert a == pytest.approx(b, abs=BOUNDS[precision])
+
+
+@needs_tensorrt
+def test_engines_are_built_once(models: Path, tmp_path: Path) -> None:
+    """A second start finds the engine of the first and writes none."""
+    settings = Settings(models=models, provider="tensorrt", precision="fp16", max_batch_tokens=1024, engine_cache=tmp_path / "engines")
+    build(settings)
+    first = {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").rglob("*.engine")}
+    build(settings)
+
+    assert first
+    assert first == {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").rglob("*.engine")}

@@ -1,0 +1,273 @@
+"""Execution providers: their options, the folder of TensorRT's engines, and what is said where one cannot be had. No GPU is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from application import call
+from service import bundle, engine, machine, providers, registry
+from service.api.app import build
+from service.bundle import GraphSpec, InputSpec, ShapeBucket, ShapePlan
+from service.errors import ProviderError
+from service.machine import Gpu
+from service.settings import Settings
+
+PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
+H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0")
+BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+
+
+def graph(folder: Path, **changes: Any) -> GraphSpec:
+    """Returns the entry of a tiny graph, as one for TensorRT in half precision."""
+    made = bundle.load(tiny.bundle(folder)).manifest.graphs[0]
+    return made.model_copy(update={"provider": "tensorrt", "precision": "fp16", "shapes": PLAN} | changes)
+
+
+class Driver:
+    """NVIDIA's driver library, as ctypes sees it: `devices` of them, all the same."""
+
+    def __init__(self, devices: int = 1, code: int = 0) -> None:
+        self.devices = devices
+        self.code = code
+
+    def cuInit(self, flags: int) -> int:
+        return self.code
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self.devices
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:
+        return 0
+
+    def cuDeviceGetName(self, name: Any, size: int, device: Any) -> int:
+        ctypes.memmove(name, b"NVIDIA H100 80GB HBM3\0", 22)
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:
+        value._obj.value = {75: 9, 76: 0}[attribute]
+        return 0
+
+
+def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
+    """Returns what loads libraries on a machine with this driver and without one library."""
+
+    def load(name: str) -> Any:
+        if name == "libcuda.so.1" and driver is not None:
+            return driver
+        if name == "libcuda.so.1" or missing:
+            raise OSError(f"{missing or name}: cannot open shared object file: No such file or directory")
+        return object()
+
+    return load
+
+
+# ---- options
+
+
+def test_float32_is_computed_in_full_on_cuda() -> None:
+    """TF32 would not hold the evidence of a float32 graph; memory grows by what is asked for."""
+    assert ["0", "1"] == [providers.cuda(precision)["use_tf32"] for precision in ("fp32", "fp16")]
+    assert "kSameAsRequested" == providers.cuda("fp16")["arena_extend_strategy"]
+
+
+def test_a_profile_spans_the_plan_for_every_input() -> None:
+    """Least, middle and largest shape of all inputs, the lengths' and the masks' too."""
+    plan = PLAN.model_copy(update={"masks": (1, 2, 4, 8)})
+    inputs = [
+        InputSpec(name="ids", fill="token_ids"),
+        InputSpec(name="types", fill="type_ids"),
+        InputSpec(name="lengths", fill="lengths", dtype="int32"),
+        InputSpec(name="where", fill="mask_index"),
+    ]
+
+    assert "ids:1x8,types:1x8,lengths:1,where:1" == providers.profile(inputs, plan, "min")
+    assert "ids:2x16,types:2x16,lengths:2,where:4" == providers.profile(inputs, plan, "opt")
+    assert "ids:4x32,types:4x32,lengths:4,where:8" == providers.profile(inputs, plan, "max")
+
+
+@pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
+def test_tensorrt_computes_in_the_precision_asked_for(tmp_path: Path, precision: str, flag: str) -> None:
+    """The flag follows the graph's precision, and without a cache nothing is written."""
+    options = providers.tensorrt(graph(tmp_path, precision=precision), None)
+
+    assert flag == options["trt_fp16_enable"]
+    assert "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32" == options["trt_profile_max_shapes"]
+    assert {"0"} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
+    assert not any("path" in name for name in options)
+
+
+def test_engines_and_timings_are_kept_in_the_cache(tmp_path: Path) -> None:
+    """With a cache both are switched on and written to the one folder."""
+    options = providers.tensorrt(graph(tmp_path), tmp_path / "engines")
+
+    assert {"1"} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
+    assert {str(tmp_path / "engines")} == {options["trt_engine_cache_path"], options["trt_timing_cache_path"]}
+
+
+def test_tensorrt_without_a_plan_is_refused(tmp_path: Path) -> None:
+    """An engine for any shape would be built again and again."""
+    with pytest.raises(ProviderError, match=r"has no shape plan.*`bert-export --provider tensorrt`"):
+        providers.tensorrt(graph(tmp_path, shapes=None), None)
+
+
+def test_an_engine_is_only_found_where_it_fits(tmp_path: Path) -> None:
+    """Another graph, precision, plan, GPU or version is another folder; the same of all is the same."""
+    spec = graph(tmp_path)
+    narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))
+    fewer = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2)) for n in (8, 16, 32)))
+    versions = {"tensorrt": "101401", "onnxruntime": "1.31.1"}
+    folders = [
+        providers.engine_folder(tmp_path, spec, H100, **versions),
+        providers.engine_folder(tmp_path, spec.model_copy(update={"sha256": "f" * 64}), H100, **versions),
+        providers.engine_folder(tmp_path, spec.model_copy(update={"precision": "fp32"}), H100, **versions),
+        providers.engine_folder(tmp_path, spec.model_copy(update={"shapes": fewer}), H100, **versions),
+        providers.engine_folder(tmp_path, spec, Gpu("NVIDIA H200", "9.0"), **versions),
+        providers.engine_folder(tmp_path, spec, H100, **versions | {"tensorrt": "101500"}),
+        providers.engine_folder(tmp_path, spec, H100, **versions | {"onnxruntime": "1.32.0"}),
+    ]
+
+    assert len(folders) == len(set(folders))
+    assert folders[0] == providers.engine_folder(tmp_path, graph(tmp_path / "again"), H100, **versions)
+    # the profile is the same
+    assert folders[0] == providers.engine_folder(tmp_path, spec.model_copy(update={"shapes": narrower}), H100, **versions)
+    assert folders[0].name.endswith("-NVIDIA-H100-80GB-HBM3-sm9.0-trt101401-ort1.31.1")
+
+
+# ---- what is missing
+
+
+def missing(load: Callable[[str], Any], available: list[str] = BUILT_WITH) -> str | None:
+    """Returns what CUDA lacks on a machine."""
+    return providers.missing("cuda", available, version="1.31.1", libraries=Path("capi"), load=load)
+
+
+def test_a_missing_wheel_is_named() -> None:
+    """The CPU's wheel has no CUDA: the message says which package has."""
+    said = missing(loader(driver=Driver()), ["CPUExecutionProvider"])
+
+    assert said == "this onnxruntime 1.31.1 lacks it (it has CPUExecutionProvider); install 'bertserve[gpu]' in place of 'bertserve[cpu]'."
+
+
+def test_a_missing_driver_is_named() -> None:
+    """Without the driver's library the message says so, and how a container gets it."""
+    assert (missing(loader(driver=None)) or "").startswith("there is no NVIDIA driver (libcuda.so.1: cannot open")
+
+
+@pytest.mark.parametrize("driver", [Driver(devices=0), Driver(code=100)])
+def test_a_driver_without_a_gpu_is_named(driver: Driver) -> None:
+    """A driver that gives this process no device is not enough."""
+    assert (missing(loader(driver=driver)) or "").startswith("the NVIDIA driver has no GPU for this process")
+
+
+def test_a_missing_library_is_named() -> None:
+    """The loader's own words say which library it is."""
+    said = missing(loader(driver=Driver(), missing="libcublasLt.so.12"))
+
+    assert (said or "").startswith("a library that it needs is missing (libcublasLt.so.12: cannot open")
+
+
+def test_nothing_is_missing_where_all_is_there() -> None:
+    """Wheel, driver, GPU and libraries: there is nothing to say."""
+    assert missing(loader(driver=Driver())) is None
+
+
+def test_the_gpu_is_read_from_the_driver() -> None:
+    """Its name and compute capability, as the engine cache needs them."""
+    assert machine.first_gpu(loader(driver=Driver())) == H100
+
+
+def test_the_version_of_tensorrt_is_its_librarys() -> None:
+    """The newest library that the loader finds says its version; without one it is unknown."""
+
+    class Library:
+        def getInferLibVersion(self) -> int:
+            return 101401
+
+    def load(name: str) -> Library:
+        if name != "libnvinfer.so.10":
+            raise OSError(name)
+        return Library()
+
+    def none(name: str) -> None:
+        raise OSError(name)
+
+    assert ["101401", "unknown"] == [machine.tensorrt_version(load), machine.tensorrt_version(none)]
+
+
+@pytest.mark.parametrize(
+    ("info", "name"), [("processor\t: 0\nmodel name\t: AMD EPYC 9V74\nflags : a\nmodel name : other\n", "AMD EPYC 9V74")]
+)
+def test_the_cpu_is_named_as_the_system_does(tmp_path: Path, info: str, name: str) -> None:
+    """The first `model name`; where there is none, the architecture."""
+    (tmp_path / "cpuinfo").write_text(info)
+
+    assert name == machine.cpu_name(tmp_path / "cpuinfo")
+    assert machine.cpu_name(tmp_path / "none")
+
+
+# ---- starting
+
+
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has sessions never get a GPU, also where the machine running this test has one."""
+    monkeypatch.setattr(registry, "why_not", lambda provider: "there is no NVIDIA driver." if provider != "cpu" else None)
+
+
+def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the provider, the reason and both ways out."""
+    without_a_gpu(monkeypatch)
+
+    with pytest.raises(ProviderError) as stopped:
+        build(Settings(models=models, provider="cuda"))
+    assert stopped.value.message == (
+        "--provider cuda cannot be had: there is no NVIDIA driver. Or serve on the CPU with --provider cpu, or allow that with "
+        "--allow-provider-fallback."
+    )
+
+
+def test_a_fallback_that_was_allowed_is_loud_and_told(
+    models: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The CPU's default graph serves, a warning says so, and `/info` has what was asked for and what there is."""
+    without_a_gpu(monkeypatch)
+    settings = {"provider": "cuda", "precision": "fp16", "allow_provider_fallback": True}
+
+    with caplog.at_level(logging.WARNING, logger="bertserve.registry"):
+        page = call(models, "GET", "/info", settings=settings).json()
+    assert ["SERVING ON THE CPU: --provider cuda cannot be had"] == [record.getMessage().split(",")[0] for record in caplog.records]
+    assert ["cuda", "cpu"] == [page["machine"][name] for name in ("provider_asked", "provider")]
+    model = call(models, "GET", "/models/tiny", settings=settings).json()
+    assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
+
+
+def test_the_cpu_is_always_had() -> None:
+    """Sessions on the CPU need nothing."""
+    assert engine.why_not("cpu") is None
+    assert "cpu" == registry.obtain_provider("cpu", allow_fallback=False)
+
+
+def test_info_has_graph_and_machine(models: Path) -> None:
+    """Which file answers, by which digest, with how many threads, on which CPU."""
+    graph_ = bundle.load(models / "tiny").manifest.graphs[0]
+
+    assert call(models, "GET", "/models/tiny").json()["graph"] == {
+        "file": "model.cpu.fp32.onnx",
+        "sha256": graph_.sha256[:12],
+        "form": "tiny",
+        "threads": 1,
+    }
+    assert call(models, "GET", "/info").json()["machine"] == {
+        "cpu": machine.cpu_name(),
+        "onnxruntime": engine.VERSION,
+        "provider_asked": "cpu",
+        "provider": "cpu",
+        "threads_per_run": 1,
+    }

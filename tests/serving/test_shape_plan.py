@@ -1,0 +1,299 @@
+"""One shape plan: the scheduler makes batches for its shapes, the engine runs nothing else, and answers are as without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from pydantic import ValidationError
+
+import tiny
+from application import play
+from service import bundle
+from service.api.app import build
+from service.backlog import Backlog
+from service.bundle import MANIFEST_FILE, GraphSpec, InputSpec, Manifest, ShapeBucket, ShapePlan
+from service.engine import OnnxEngine
+from service.settings import Settings
+from service.tokenization import Encoding
+
+PLAN = ShapePlan(
+    buckets=(
+        ShapeBucket(length=8, rows=(1, 2, 4, 6)),
+        ShapeBucket(length=16, rows=(1, 3)),
+        ShapeBucket(length=32, rows=(1, 2)),
+    )
+)
+MASKED = PLAN.model_copy(update={"masks": (1, 4, 16, 64)})
+SHAPES = {(rows, b.length) for b in PLAN.buckets for rows in b.rows}
+TEXTS = ["good", "a good film", " ".join(["a dull book and"] * 3), " ".join(["the film was not good ,"] * 5), "bad"] * 5
+
+
+class Seen:
+    """A session that notes the shapes that it is fed."""
+
+    def __init__(self, engine: OnnxEngine) -> None:
+        self.fed: list[dict[str, tuple[int, ...]]] = []
+        self._session = engine._session
+        engine._session = self
+
+    def run(self, names: Sequence[str], feed: dict[str, Any]) -> Any:
+        self.fed.append({name: value.shape for name, value in feed.items()})
+        return self._session.run(names, feed)
+
+    @property
+    def shapes(self) -> set[tuple[int, ...]]:
+        """The shapes of the token ids."""
+        return {feed["input_ids"] for feed in self.fed}
+
+
+def encoding(length: int, masks: tuple[int, ...] = ()) -> Encoding:
+    """Returns an encoding of some length."""
+    ids = np.array([2, *((5 + 3 * i + length) % 60 for i in range(length - 2)), 3], dtype=np.int64)
+    return Encoding(ids, np.zeros(length, dtype=np.int64), masks=masks)
+
+
+def planned(path: Path, plan: ShapePlan | None, side: str = "right") -> OnnxEngine:
+    """Returns an engine on a tiny bundle's graph with a shape plan."""
+    graph = bundle.load(path).manifest.graphs[0].model_copy(update={"shapes": plan})
+    return OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)  # type: ignore[arg-type]
+
+
+# ---- the plan
+
+
+def test_a_batch_gets_the_least_shape_that_holds_it() -> None:
+    """Lengths and rows go up to the next planned ones; more rows than planned have no shape, longer texts the last length's."""
+    given_ = [(1, 3), (2, 8), (3, 8), (5, 1), (7, 8), (2, 9), (4, 16), (2, 32), (1, 40)]
+
+    assert [(1, 8), (2, 8), (4, 8), (6, 8), None, (3, 16), None, (2, 32), (1, 32)] == [PLAN.shape(*shape) for shape in given_]
+
+
+def test_a_budget_cuts_the_rows() -> None:
+    """No shape is over the budget, but every length keeps its least rows."""
+    assert {(1, 8), (2, 8), (4, 8), (1, 16), (1, 32)} == set(PLAN.within(40).shapes)
+    assert {(1, 8), (1, 16), (1, 32)} == set(PLAN.within(1).shapes)
+
+
+def test_the_largest_shape_comes_first() -> None:
+    """Memory that the first run of the warm-up takes serves all others."""
+    areas = [rows * length for rows, length in PLAN.shapes]
+
+    assert SHAPES == set(PLAN.shapes)
+    assert sorted(areas, reverse=True) == areas
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"buckets": []}, "at least 1 item"),
+        ({"buckets": [{"length": 8, "rows": [2, 1]}]}, "rows of a shape plan must ascend"),
+        ({"buckets": [{"length": 8, "rows": [0, 1]}]}, "rows of a shape plan must ascend from 1"),
+        ({"buckets": [{"length": 16, "rows": [1]}, {"length": 8, "rows": [1]}]}, "lengths of a shape plan must ascend"),
+        ({"buckets": [{"length": 8, "rows": [1]}, {"length": 16, "rows": [1, 2]}]}, "must not have more rows than a shorter one"),
+        ({"buckets": [{"length": 8, "rows": [1]}], "masks": [4, 2]}, "masks of a shape plan must ascend"),
+    ],
+)
+def test_a_plan_that_contradicts_itself_is_refused(fields: dict[str, Any], reason: str) -> None:
+    """What the scheduler relies on is checked when the bundle is read."""
+    with pytest.raises(ValidationError, match=reason):
+        ShapePlan.model_validate(fields)
+
+
+def edited(path: Path, **changes: Any) -> Path:
+    """Changes fields of the graph's entry in a bundle's manifest and returns the bundle's path."""
+    fields = json.loads((path / MANIFEST_FILE).read_text())
+    fields["graphs"][0] |= changes
+    (path / MANIFEST_FILE).write_text(json.dumps(fields))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"shapes": {"buckets": [{"length": 16, "rows": [1]}]}}, r"is 16, and `tokenizer\.max_length` is 32"),
+        ({"shapes": {"buckets": [{"length": 32, "rows": [1]}], "masks": [1]}}, "`masks` of `shapes` must be given exactly where"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    """The longest text must have a shape, and masks are planned where masks are."""
+    with pytest.raises(bundle.BundleError, match=reason):
+        bundle.load(edited(tiny.bundle(tmp_path), **changes))
+
+
+def test_a_manifest_of_before_plans_loads(tmp_path: Path) -> None:
+    """Fields that this version adds have defaults: no plan, int64, measured on the CPU."""
+    path = tiny.bundle(tmp_path)
+    fields = json.loads((path / MANIFEST_FILE).read_text())
+    graph = fields["graphs"][0]
+    del graph["shapes"], graph["evidence"]["provider"]
+    for spec in graph["inputs"]:
+        del spec["dtype"]
+    (path / MANIFEST_FILE).write_text(json.dumps(fields))
+    [loaded] = bundle.load(path).manifest.graphs
+
+    assert loaded.shapes is None
+    assert {"int64"} == {spec.dtype for spec in loaded.inputs}
+    assert "cpu" == loaded.evidence.provider
+
+
+# ---- the backlog
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(32, 64))
+def test_batches_are_made_for_planned_shapes_within_the_budget(lengths: list[int], budget: int) -> None:
+    """Every batch has a planned shape that the budget holds, and nothing is left over; 40 are 32 tokens and 8 masks to fill."""
+    plan = PLAN.within(budget)
+    queue = Backlog(max_batch_tokens=budget, max_queue_tokens=10_000)
+    for length in lengths:
+        job = queue.admit(tokens=length, seconds=0.0, deadline=1e6, now=0.0)
+        queue.put(job, "key", [(length, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=plan.shape)
+    batches = []
+    while batch := queue.take(0.0):
+        batches.append([entry.tokens for entry in batch])
+
+    assert sorted(lengths) == sorted(n for batch in batches for n in batch)
+    shapes = [plan.shape(len(batch), max(batch)) for batch in batches]
+    assert None not in shapes
+    assert {shape for shape in shapes if shape} <= set(plan.shapes)
+    assert all(shape[0] * shape[1] <= budget for shape in shapes if shape)
+
+
+def test_a_batch_is_filled_beyond_a_row_count() -> None:
+    """Rows that only fill up cost nothing more, so the next companion joins although the shape steps up."""
+    queue = Backlog(max_batch_tokens=64, max_queue_tokens=10_000)
+    for _ in range(6):
+        job = queue.admit(tokens=5, seconds=0.0, deadline=1e6, now=0.0)
+        queue.put(job, "key", [(5, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=PLAN.shape)
+
+    assert 6 == len(queue.take(0.0))
+
+
+# ---- the engine
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("task", list(tiny.OUTPUTS))
+def test_planned_runs_answer_as_exact_ones(tmp_path: Path, task: str, side: str) -> None:
+    """Whatever the batch, only planned shapes are run, and each text's outputs are those of its own exact run."""
+    path = tiny.bundle(tmp_path, task=task)
+    masks = task == "fill-mask"
+    made, exact = planned(path, MASKED if masks else PLAN, side), planned(path, None, side)
+    seen = Seen(made)
+    texts = [encoding(n, (1,) + ((2, n - 2) if n > 6 else ()) if masks else ()) for n in (3, 5, 8, 9, 16, 17, 32, 4, 4, 4, 31)]
+    for size in range(1, len(texts) + 1):
+        rows = made.run(texts[:size])
+
+        assert size == len(rows)
+        for text, row in zip(texts, rows, strict=False):
+            [alone] = exact.run([text])
+            assert alone.keys() == row.keys()
+            for name, value in alone.items():
+                np.testing.assert_allclose(value, row[name], rtol=0, atol=1e-5)
+    assert seen.shapes <= SHAPES
+    assert len(seen.shapes) > 4
+    if masks:
+        assert {feed["mask_index"][0] for feed in seen.fed} <= set(MASKED.masks)
+
+
+def by_lengths(path: Path) -> GraphSpec:
+    """Writes a graph on int32 ids and the lengths of rows: the sum of the ids that are no padding, over their number."""
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["width"], start=1),
+        helper.make_node("Squeeze", ["width"], ["end"]),
+        helper.make_node("Range", ["zero", "end", "one"], ["places"]),
+        helper.make_node("Cast", ["places"], ["places32"], to=TensorProto.INT32),
+        helper.make_node("Unsqueeze", ["lengths", "last"], ["ends"]),
+        helper.make_node("Less", ["places32", "ends"], ["real"]),
+        helper.make_node("Where", ["real", "input_ids", "zero32"], ["kept"]),
+        helper.make_node("Cast", ["kept"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["floats", "last"], ["sums"], keepdims=1),
+        helper.make_node("Cast", ["ends"], ["counts"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["sums", "counts"], ["logits"]),
+    ]
+    constants = {"zero": np.int64(0), "one": np.int64(1), "last": np.array([1]), "zero32": np.int32(0)}
+    inputs = [
+        helper.make_tensor_value_info("input_ids", TensorProto.INT32, ["rows", "length"]),
+        helper.make_tensor_value_info("lengths", TensorProto.INT32, ["rows"]),
+    ]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", 1])]
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    made = helper.make_graph(nodes, "lengths", inputs, outputs, tensors)
+    onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    template = tiny.bundle(path.parent)
+    specs = (InputSpec(name="input_ids", fill="token_ids", dtype="int32"), InputSpec(name="lengths", fill="lengths", dtype="int32"))
+    return bundle.load(template).manifest.graphs[0].model_copy(update={"inputs": specs, "shapes": PLAN})
+
+
+def test_lengths_stand_for_the_mask(tmp_path: Path) -> None:
+    """`lengths` has each row's tokens, as int32, so that padding (here of id 7) counts for nothing."""
+    graph = by_lengths(tmp_path / "graph.onnx")
+    made = OnnxEngine(tmp_path / "graph.onnx", graph, pad_id=7, padding_side="right")
+    texts = [encoding(n) for n in (3, 5, 9, 32, 4)]
+
+    for text, row in zip(texts, made.run(texts), strict=True):
+        assert pytest.approx(float(text.ids.mean()), rel=1e-6) == float(row["logits"][0])
+
+
+def test_lengths_need_padding_on_the_right(tmp_path: Path) -> None:
+    """A manifest that pads on the left says nothing with lengths."""
+    path = tiny.bundle(tmp_path)
+    fields = json.loads((path / MANIFEST_FILE).read_text())
+    fields["tokenizer"]["padding_side"] = "left"
+    fields["graphs"][0]["inputs"].append({"name": "lengths", "fill": "lengths", "dtype": "int32"})
+
+    with pytest.raises(ValidationError, match=r"takes `lengths`, which needs `tokenizer\.padding_side` to be right"):
+        Manifest.model_validate_json(json.dumps(fields))
+
+
+# ---- the service
+
+
+def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[tuple[int, ...]]]:
+    """Returns what a service says to many texts at once, and the shapes that it ran then, and those of its warm-up."""
+    warm: list[tuple[int, int]] = []
+    real = OnnxEngine.time_runs
+
+    def note(self: OnnxEngine, shapes: Sequence[tuple[int, int]], *, repeats: int) -> Any:
+        warm.extend(shapes)
+        return real(self, shapes, repeats=repeats)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OnnxEngine, "time_runs", note)
+        service = build(Settings(models=models, max_batch_tokens=budget, lanes=1))
+    seen = Seen(service.registry.models["tiny"]._engine)  # type: ignore[arg-type]
+
+    async def send(client: httpx.AsyncClient) -> Any:
+        response = await client.post("/classify", json={"inputs": TEXTS})
+        page = (await client.get("/metrics")).text
+        padded = sum(rows * length for rows, length in (feed["input_ids"] for feed in seen.fed))
+        tokens = [float(line.split()[-1]) for line in page.splitlines() if line.startswith("bertserve_tokens_total{")]
+        assert padded == sum(tokens)  # real and padded ones: what was run, and nothing else
+        return response.json()
+
+    return play(service, send), seen.shapes, set(warm)
+
+
+def test_a_service_runs_planned_shapes_only(tmp_path: Path) -> None:
+    """Warm-up, scheduler and engine keep to the plan within the budget, the metrics count it, and answers are as without a plan."""
+    plan = PLAN.model_dump(mode="json")
+    exact = answers(tiny.bundle(tmp_path / "exact").parent, 64)
+    said, shapes, warm = answers(edited(tiny.bundle(tmp_path / "planned"), shapes=plan).parent, 40)
+
+    allowed = set(PLAN.within(40).shapes)
+    assert allowed == warm
+    assert shapes <= allowed
+    assert len(shapes) > 2
+    assert not exact[1] <= SHAPES
+    for a, b in zip(exact[0], said, strict=True):
+        assert [score["label"] for score in a] == [score["label"] for score in b]
+        assert [score["score"] for score in a] == pytest.approx([score["score"] for score in b], abs=1e-5)
