@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -27,6 +28,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from export import leftovers
 from export.errors import CheckpointError
 from service.bundle import Activation, Flops, InputSpec, MaskToken, OutputSpec, Piece, SpecialPiece, Task, TextPiece
 
@@ -60,6 +62,7 @@ class Checkpoint:
         name: Name of the source's last path component.
         source: What the user gave.
         revision: Hub revision, if any.
+        commit: The hub's commit that was loaded, or None for a local folder.
         weights_sha256: Digest over the weight files.
         model: In float32, evaluation mode, with eager attention.
         task: Hugging Face task name.
@@ -84,6 +87,7 @@ class Checkpoint:
     name: str
     source: str
     revision: str | None
+    commit: str | None
     weights_sha256: str
     model: PreTrainedModel
     task: Task
@@ -117,6 +121,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         CheckpointError: Something is missing or not understood; the message says what.
     """
     folder = _folder(source, revision)
+    _refuse_pickled_parts(source, folder)
     config = _read(f"the configuration of `{source}`", AutoConfig.from_pretrained, folder)
     built, loader = _head(config, task)
     tokenizer = _tokenizer(source, folder)
@@ -134,7 +139,14 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
             f"`{source}` lacks weights that a {built} model needs: {', '.join(sorted(report['missing_keys'])[:3])}. "
             "It was not fine-tuned for this task; give the right --task or checkpoint."
         )
-    _check_weights(source, model, len(tokenizer))
+    leftovers.refuse(
+        source,
+        report["unexpected_keys"],
+        taken=model.state_dict(),
+        modules={name for name, _ in model.named_modules()},
+        encoder=model.base_model_prefix,
+    )
+    _check_weights(source, model, max(len(tokenizer), *(id_ + 1 for id_ in tokenizer.get_vocab().values())))
     single, pair = _template(tokenizer, ("a",)), _template(tokenizer, ("a", "b"))
     cls_index = _cls_index(tokenizer, single, pair)
     if built == "question-answering" and cls_index is None:
@@ -143,6 +155,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         name=Path(source.rstrip("/")).name,
         source=Path(source).name if Path(source).is_dir() else source,
         revision=revision,
+        commit=None if Path(source).is_dir() else _commit(folder),
         weights_sha256=_weights_digest(folder),
         model=model.eval(),
         task=built,
@@ -186,9 +199,32 @@ def _read(what: str, read: Any, folder: Path, **options: Any) -> Any:
     """Calls a `from_pretrained`, translating what transformers raises for broken files."""
     try:
         return read(folder, trust_remote_code=False, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+    except Exception as error:  # whatever its parsing met: transformers checks few fields, and what it raises has no common base
+        first = next(iter(str(error).splitlines()), "")
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(
+                f"{what} needs custom code of the checkpoint's own (`auto_map`), which is never run; only architectures that "
+                f"transformers {transformers.__version__} has itself can be exported."
+            ) from error
         hint = " Pickled weights are never loaded: save them with `save_pretrained` as safetensors." if "weights" in what else ""
-        raise CheckpointError(f"{what} cannot be read: {str(error).splitlines()[0]}{hint}") from error
+        raise CheckpointError(f"{what} cannot be read: {first or type(error).__name__}{hint}") from error
+
+
+def _refuse_pickled_parts(source: str, folder: Path) -> None:
+    """Refuses an index of weights that names other files than safetensors, which transformers would unpickle."""
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return
+    try:
+        parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"the weights of `{source}` cannot be read: `{path.name}` is no index of weights.") from error
+    wrong = sorted(str(part) for part in parts if not str(part).endswith(".safetensors") or Path(str(part)).name != part)
+    if wrong:
+        raise CheckpointError(
+            f"the weights of `{source}` cannot be read: `{path.name}` names `{wrong[0]}`, which is no safetensors file of its folder. "
+            "Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
+        )
 
 
 def _tokenizer(source: str, folder: Path) -> Any:
@@ -224,7 +260,8 @@ def _check_weights(source: str, model: PreTrainedModel, vocabulary: int) -> None
     rows = embeddings.weight.shape[0]
     if vocabulary > rows:
         raise CheckpointError(
-            f"the tokenizer of `{source}` has {vocabulary} tokens, the embedding only {rows} rows; they do not belong together."
+            f"the tokenizer of `{source}` has {vocabulary} tokens, the embedding only {rows} rows; they do not belong together. "
+            "Save the tokenizer that the model was trained with beside it."
         )
 
 
@@ -254,8 +291,8 @@ def _inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
 
 
 def _labels(source: str, config: Any) -> tuple[str, ...]:
-    labels = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
-    if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels):
+    labels = tuple(str(config.id2label[i] or "") for i in sorted(config.id2label))
+    if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:
         raise CheckpointError(
             f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}; mend config.json."
         )
@@ -313,6 +350,11 @@ def _flops(model: PreTrainedModel) -> Flops:
     """2 FLOP per weight of every linear layer and token; attention adds 4 S H per layer and token (S tokens, H hidden)."""
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     return Flops(linear=2.0 * weights, quadratic=4.0 * model.config.num_hidden_layers * model.config.hidden_size)
+
+
+def _commit(folder: Path) -> str | None:
+    """Returns the commit of a hub download, after which its snapshot folder is named."""
+    return folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else None
 
 
 def _weights_digest(folder: Path) -> str:

@@ -11,6 +11,7 @@ from service.bundle import Bundle, Precision, Provider
 from service.cost import CostModel
 from service.engine import OnnxEngine, available_provider
 from service.errors import InvalidValueError, NotFoundError, SettingsError
+from service.evidence import ANY, Floor
 from service.metrics import Metrics
 from service.model import Model
 from service.scheduler import Scheduler
@@ -23,12 +24,13 @@ WARM_UP_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: the provider, which graph of a bundle, and what may share a batch."""
+    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the evidence asked for."""
 
     provider: Provider
     precision: Precision | Literal["auto"] = "auto"
     batch_variant: bool = False
     max_batch_tokens: int = 8192
+    floor: Floor = ANY
 
 
 class Registry:
@@ -99,7 +101,7 @@ def load(loaded: Sequence[Bundle], *, options: LoadOptions, scheduler: Scheduler
     """Makes a warmed-up, timed model of each verified bundle.
 
     Raises:
-        BundleError: A bundle lacks the graph asked for.
+        BundleError: A bundle lacks the graph asked for, or the evidence.
         ProviderError: The provider is missing.
         SettingsError: A model's longest text is over the batch budget.
     """
@@ -114,6 +116,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
             f"({manifest.tokenizer.max_length}); raise it."
         )
     graph = bundle.graph(options.provider, options.precision)
+    options.floor.check(manifest.name, graph)
     engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=manifest.tokenizer.pad_id, padding_side=manifest.tokenizer.padding_side)
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]

@@ -25,6 +25,7 @@ from service.api.routes import NAMED, PATHS, Service, documented, inference, rou
 from service.api.schemas import BODIES
 from service.backlog import Backlog
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
+from service.evidence import Floor
 from service.metrics import Metrics
 from service.registry import LoadOptions, Registry
 from service.scheduler import Scheduler
@@ -87,6 +88,7 @@ def build(settings: Settings, seat: Seat = ALONE) -> Service:
         precision=settings.precision,
         batch_variant=settings.batch_variant_graphs,
         max_batch_tokens=settings.max_batch_tokens,
+        floor=Floor(settings.require_evidence, settings.min_agreement),
     )
     models = registry.load(bundles, options=options, scheduler=scheduler, metrics=metrics)
     return Service(

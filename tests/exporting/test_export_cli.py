@@ -517,8 +517,7 @@ def test_an_interrupted_export_leaves_nothing(source: Path, output: Path, monkey
     """Ctrl-C leaves no bundle and no temporary folder."""
     monkeypatch.setattr(f"export.{stage}", interrupt)
 
-    with pytest.raises(KeyboardInterrupt):
-        cli.main([str(source), "--output", str(output)])
+    assert 130 == cli.main([str(source), "--output", str(output)])
     assert [] == left_in(output)
 
 
@@ -529,8 +528,7 @@ def test_an_interrupted_export_keeps_the_existing_bundle(
     """Ctrl-C in any stage of an overwriting export leaves the old bundle as it was."""
     monkeypatch.setattr(f"export.{stage}", interrupt)
 
-    with pytest.raises(KeyboardInterrupt):
-        cli.main([str(source), "--output", str(output), "--overwrite", "--calibration", str(few_texts(tmp_path))])
+    assert 130 == cli.main([str(source), "--output", str(output), "--overwrite", "--calibration", str(few_texts(tmp_path))])
     assert ["tiny-bert"] == left_in(output)
     assert existing == contents(output / "tiny-bert")
 
