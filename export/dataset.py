@@ -86,11 +86,11 @@ def _request(task: str, document: Document, defaults: Document) -> Any:
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise ValueError("`parameters` must be an object.")
-    raw = json.dumps({"inputs": _inputs(document), "parameters": defaults | parameters}).encode()
-    body = reading.read(task, raw, reading.Limits(max_inputs=1, max_chars=MAX_CHARS))
-    if body.is_list:
+    inputs = _inputs(document)
+    if isinstance(inputs, list):
         raise ValueError("`inputs` is a list; give one input a line.")
-    (request,) = body.requests()
+    raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters}).encode()
+    (request,) = reading.read(task, raw, reading.Limits(max_inputs=1, max_chars=MAX_CHARS)).requests()
     return request
 
 

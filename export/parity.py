@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from export.checkpoint import Checkpoint
 from export.errors import ParityError
+from export.rows import MAX_ROW_ERROR as MAX_ROW_ERROR  # noqa: PLC0414 - a bound of parity too
 from export.rows import worst_row_error
 from export.scoring import Span, same, span_f1, spans
 from service.bundle import LengthParity, Precision

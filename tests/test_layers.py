@@ -196,7 +196,7 @@ HOMES = {
         "bench.client",
     },
     "multiprocessing": {"service.supervisor"},
-    "threading": {"service.scheduler", "service.mailbox", "bench"},
+    "threading": {"service.scheduler", "service.mailbox", "bench", "export.signals"},
     "torch": {"export"},
     "transformers": {"export"},
     "huggingface_hub": {"export"},

@@ -50,7 +50,7 @@ def sound(folder: Path, task: str = "text-classification", *, other_seed: int | 
         task: Its task.
         other_seed: If given there is an fp32 graph of this seed too, and the default one, of seed 0, goes as int8.
     """
-    path = tiny.bundle(folder, task, task=task)
+    path = tiny.bundle(folder, task, task=task, max_length=160)
 
     def complete(manifest: dict[str, Any]) -> None:
         [graph] = manifest["graphs"]
@@ -394,3 +394,75 @@ def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None
     result = subprocess.run([sys.executable, "-c", code, sound(tmp_path)], capture_output=True, text=True, check=True)
 
     assert "0 False False" == result.stdout.splitlines()[-1]
+
+
+# ---- with the checkpoint
+
+
+@pytest.fixture(name="exported", scope="module")
+def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint, and its bundle of fp32 and int8."""
+    from checkpoints import bert, few_texts
+    from export.pipeline import ExportSpec, export
+
+    folder = tmp_path_factory.mktemp("verify")
+    source = bert(folder)
+    target, _ = export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)), lambda line: None)
+    return source, target
+
+
+@pytest.mark.torch
+def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
+    """Digest, parity of every graph with the errors of the export, and the agreement on data with PyTorch itself."""
+    source, target = exported
+    lines = data(tmp_path, *({"text": text, "label": 0} for text in [*TEXTS, "the film was not very good , " * 40]))
+    code, checks = verify(target, "--checkpoint", source, "--data", lines)
+
+    order = ["files", "evidence", "example", "batches cpu/fp32", "batches cpu/int8", "checkpoint"]
+    assert (0, [*order, "parity cpu/fp32", "parity cpu/int8", "agreement", "accuracy"]) == (code, list(checks))
+    stored = {graph.precision: graph.evidence for graph in load(target).manifest.graphs}
+    for precision, evidence in stored.items():
+        figures = checks[f"parity cpu/{precision}"]["figures"]
+        assert pytest.approx(evidence.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
+        assert [entry.up_to for entry in evidence.lengths] == [entry["up_to"] for entry in figures["lengths"]]
+    assert "the checkpoint" == checks["agreement"]["figures"]["reference"]
+    assert checks["agreement"]["figures"]["agreement"] >= 6 / 7
+    assert {"graph", "reference"} == set(checks["accuracy"]["figures"])
+
+
+@pytest.mark.torch
+def test_another_checkpoint_fails(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
+    """Its digest is another, and so are its logits."""
+    from checkpoints import bert, edit_weights
+
+    other = bert(tmp_path)
+    edit_weights(other, lambda tensors: tensors["classifier.bias"].add_(0.5))
+    code, checks = verify(exported[1], "--checkpoint", other)
+
+    assert (1, False, False) == (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"])
+    assert "fp32 logits are off by" in checks["parity cpu/fp32"]["detail"]
+
+
+@pytest.mark.torch
+def test_a_checkpoint_that_cannot_be_loaded_ends_with_1(
+    exported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says why."""
+    (tmp_path / "empty").mkdir()
+
+    assert 1 == cli.main(["verify", str(exported[1]), "--checkpoint", str(tmp_path / "empty")])
+    [own] = capsys.readouterr().err.splitlines()
+    assert "bert-export: the configuration of" in own
+
+
+@pytest.mark.torch
+def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ./verify, or where the word is not the first."""
+    from checkpoints import bert
+
+    bert(tmp_path, "verify")
+    monkeypatch.chdir(tmp_path)
+
+    assert 0 == cli.main(["./verify", "--output", "a", "--precision", "fp32"])
+    assert 0 == cli.main(["--output", "b", "--precision", "fp32", "verify"])
+    assert [True, True] == [load(tmp_path / folder / "verify").manifest.name == "verify" for folder in ("a", "b")]

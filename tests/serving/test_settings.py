@@ -19,6 +19,8 @@ DEFAULTS = {
     "models": Path("models"),
     "provider": "auto",
     "precision": "auto",
+    "require_evidence": False,
+    "min_agreement": None,
     "lanes": None,
     "workers": 1,
     "batch_variant_graphs": False,
