@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from export import choices
 from export.dataset import Line
 from export.errors import DataError
-from export.scoring import answer_f1, exact_match, pearson, same, span_f1, spans
+from export.scoring import answer_f1, exact_match, pearson, same, span_f1, spans, widened
 from service.errors import CallerError
 from service.tasks.encoded import Head
 
 Answer = Callable[[Any], Any]  # a task's request to its result
-SURE = 0.5  # from this score on a label of a sigmoid head is chosen
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ def measure(lines: Sequence[Line], task: str, head: Head, graph: Answer, referen
     found = Measured(len(lines), len(golden), scores=scores)
     if right is None:
         return found
-    if _is_regression(task, head):
-        return replace(found, worst_difference=max(abs(_value(a) - _value(b)) for a, b in zip(right, got, strict=True)))
-    agree = sum(same(_choice(task, a, head), _choice(task, b, head)) for a, b in zip(right, got, strict=True))
+    if choices.is_regression(task, head):
+        return replace(found, worst_difference=max(abs(choices.value(a) - choices.value(b)) for a, b in zip(right, got, strict=True)))
+    agree = sum(same(choices.choice(task, a, head), choices.choice(task, b, head)) for a, b in zip(right, got, strict=True))
     places = [spans(a) for a in right], [spans(b) for b in got]
     return replace(found, agreement=agree / len(lines), span_agreement=span_f1(*places) if any(places[0] + places[1]) else None)
 
@@ -77,57 +77,21 @@ def _asked(answer: Answer, line: Line) -> Any:
         raise DataError(f"line {line.number} of the data cannot be answered: {error}") from error
 
 
-def _choice(task: str, result: Any, head: Head) -> Any:
-    """Returns what a result comes down to: the labels, the entities, the best answer, or the best token of each mask."""
-    if task == "text-classification":
-        return _labels(result, head)
-    if task == "question-answering":
-        return _best(result)
-    if task == "fill-mask":
-        return [candidates[0]["token"] for candidates in _masks(result)]
-    return spans(result) or result
-
-
-def _is_regression(task: str, head: Head) -> bool:
-    return task == "text-classification" and len(head.labels) == 1
-
-
-def _value(result: Any) -> float:
-    """Returns the value of a regression."""
-    return float(result[0]["score"])
-
-
-def _labels(result: Any, head: Head) -> frozenset[str]:
-    """Returns the best label, or of a head with independent labels all that are sure."""
-    if head.activation == "sigmoid":
-        return frozenset(item["label"] for item in result if item["score"] >= SURE)
-    return frozenset({result[0]["label"]})
-
-
-def _best(result: Any) -> dict[str, Any]:
-    best: dict[str, Any] = result[0] if isinstance(result, list) else result
-    return best
-
-
-def _masks(result: Any) -> list[list[dict[str, Any]]]:
-    """Returns the candidates of each mask; with one mask alone the result is its candidates."""
-    return result if isinstance(result[0], list) else [result]
-
-
 def _score_labels(golds: Sequence[Any], results: Sequence[Any], head: Head) -> dict[str, float]:
     if len(head.labels) == 1:
-        values = [_value(result) for result in results]
+        values = [choices.value(result) for result in results]
         errors = [abs(value - gold) for value, gold in zip(values, golds, strict=True)]
         return {"Pearson correlation": pearson(golds, values), "mean absolute error": sum(errors) / len(errors)}
-    return {"accuracy": _mean([_labels(result, head) == gold for gold, result in zip(golds, results, strict=True)])}
+    return {"accuracy": _mean([choices.labels(result, head) == gold for gold, result in zip(golds, results, strict=True)])}
 
 
 def _score_entities(golds: Sequence[Any], results: Sequence[Any], head: Head) -> dict[str, float]:
-    return {"entity F1": span_f1(golds, [spans(result) for result in results])}
+    found = [widened(spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
+    return {"entity F1": span_f1([gold.spans for gold in golds], found)}
 
 
 def _score_answers(golds: Sequence[Any], results: Sequence[Any], head: Head) -> dict[str, float]:
-    pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
+    pairs = [(choices.best_answer(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
     return {
         "exact match": _mean([exact_match(answer, gold) for answer, gold in pairs]),
         "F1": _mean([answer_f1(answer, gold) for answer, gold in pairs]),
@@ -137,7 +101,7 @@ def _score_answers(golds: Sequence[Any], results: Sequence[Any], head: Head) -> 
 def _score_masks(golds: Sequence[Any], results: Sequence[Any], head: Head) -> dict[str, float]:
     right = []
     for gold, result in zip(golds, results, strict=True):
-        best = [candidates[0]["token_str"] for candidates in _masks(result)]
+        best = [candidates[0]["token_str"] for candidates in choices.masks(result)]
         if len(best) != len(gold):
             raise DataError(f"a text has {len(best)} masks and {len(gold)} words as its `target`; give one for each mask.")
         right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]

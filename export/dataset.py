@@ -18,6 +18,19 @@ MAX_CHARS = 10**8
 
 
 @dataclass(frozen=True)
+class Entities:
+    """The right entities of a text.
+
+    Attributes:
+        spans: Where they are.
+        words: The words that were tagged, or none where places are exact to the character.
+    """
+
+    spans: set[Span]
+    words: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True)
 class Line:
     """One line of the data.
 
@@ -25,7 +38,7 @@ class Line:
         number: Where it stands in the file, from 1.
         request: What to ask, as the service's task takes it.
         gold: The right answer, or None: of text classification the set of right labels or, for regression, a number; of
-            token classification a set of spans; of question answering a list of texts, empty where there is no answer; of
+            token classification its entities; of question answering a list of texts, empty where there is no answer; of
             fill-mask a list with the word of each mask.
     """
 
@@ -135,11 +148,11 @@ def _name(value: Any, labels: Sequence[str]) -> str:
     return str(value)
 
 
-def _entities(document: Document, labels: Sequence[str]) -> set[Span] | None:
+def _entities(document: Document, labels: Sequence[str]) -> Entities | None:
     """Reads `entities`, a list of `{start, end, label}`, or `tags`, one for each of the `tokens`."""
     if document.get("entities") is not None:
         try:
-            return {(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]}
+            return Entities({(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]})
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError("`entities` must be a list of {start, end, label}, offsets in code points, end exclusive.") from error
     if document.get("tags") is None:
@@ -157,7 +170,7 @@ def _entities(document: Document, labels: Sequence[str]) -> set[Span] | None:
             raise ValueError(f"the token {json.dumps(word)} is not in the text where it belongs.")
         end = start + len(word)
         offsets.append((start, end))
-    return spans_of_tags(tags, offsets)
+    return Entities(spans_of_tags(tags, offsets), offsets)
 
 
 def _answers(document: Document, labels: Sequence[str]) -> list[str] | None:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from export.checkpoint import Checkpoint
+from export.choices import choice
 from export.errors import ParityError
 from export.rows import MAX_ROW_ERROR as MAX_ROW_ERROR  # noqa: PLC0414 - a bound of parity too
 from export.rows import worst_row_error
@@ -67,7 +68,7 @@ def compare(engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoi
         ParityError: A logit is too far off, or a decoded float32 answer differs; the message holds the worst case.
     """
     task = TASKS[checkpoint.task]
-    agree, misses = 0, []
+    agree, whole, misses = 0, 0, []
     encodings: list[Encoding] = []
     alone: list[Row] = []
     table = _ByLength(tokenizer.max_length)
@@ -80,7 +81,8 @@ def compare(engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoi
         misses.append(_farthest(request, expected, rows))
         table.add(encoded.encodings, expected, rows)
         right, got = task.decode(request, encoded, expected, checkpoint), task.decode(request, encoded, rows, checkpoint)
-        agree += same(right, got)
+        whole += same(right, got)
+        agree += same(*(choice(checkpoint.task, result, checkpoint) for result in (right, got)))
         places.append((spans(right), spans(got)))
     worst = max(misses, key=lambda miss: miss.error)
     if worst.error > MAX_ABS_ERROR[precision]:
@@ -88,15 +90,14 @@ def compare(engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoi
             f"{precision} logits are off by {worst.error:.2e}, allowed is {MAX_ABS_ERROR[precision]:.0e}: {_describe(worst.request)}; "
             f"expected {worst.expected}, got {worst.actual}."
         )
-    agreement = agree / len(reference.requests)
-    if precision == "fp32" and agreement < 1:
-        raise ParityError(f"float32 answers agree on {agree} of {len(reference.requests)} samples only.")
+    if precision == "fp32" and whole < len(reference.requests):
+        raise ParityError(f"float32 answers agree on {whole} of {len(reference.requests)} samples only.")
     count = sum(len(right) for right, _ in places)
     return Parity(
         samples=len(reference.requests),
         worst_abs_error=worst.error,
         worst_rel_error=max((entry.worst_rel_error for entry in table.entries), default=0.0),
-        label_agreement=agreement,
+        label_agreement=agree / len(reference.requests),
         spans=count,
         span_agreement=span_f1(*zip(*places, strict=True)) if any(right or got for right, got in places) else None,
         worst_row_error=worst_row_error(engine, encodings, alone),

@@ -98,6 +98,20 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> se
     return set(found)
 
 
+def widened(found: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
+    """Returns spans widened to the whole words that they touch: right answers given by word say nothing of parts of words.
+
+    Args:
+        found: Spans of a text.
+        words: Start and end of each of its words; without any the spans stay as they are.
+    """
+    wide = set()
+    for start, end, label in found:
+        touched = [word for word in words if word[0] < end and start < word[1]]
+        wide.add((touched[0][0], touched[-1][1], label) if touched else (start, end, label))
+    return wide
+
+
 def pearson(a: Sequence[float], b: Sequence[float]) -> float:
     """Returns the correlation of two series; 0 where one does not vary."""
     mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)

@@ -150,7 +150,7 @@ class Evidence(Record):
     Attributes:
         samples: Number of parity inputs.
         worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
-        label_agreement: Share of parity inputs whose best label is the checkpoint's.
+        label_agreement: Share of parity inputs whose best label, entities, best answer or best token are the checkpoint's.
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
         nodes: Nodes of the graph.
         fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.

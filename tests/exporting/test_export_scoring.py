@@ -113,6 +113,21 @@ def test_spans_of_a_result(result: Any, expected: set[scoring.Span]) -> None:
     assert expected == scoring.spans(result)
 
 
+@pytest.mark.parametrize(
+    ("span", "words", "expected"),
+    [
+        ((4, 5, "PER"), WORDS, (3, 5, "PER")),
+        ((1, 7, "PER"), WORDS, (0, 8, "PER")),
+        ((3, 5, "PER"), WORDS, (3, 5, "PER")),
+        ((2, 3, "PER"), WORDS, (2, 3, "PER")),  # between two words
+        ((4, 5, "PER"), [], (4, 5, "PER")),
+    ],
+)
+def test_spans_are_widened_to_words(span: scoring.Span, words: list[tuple[int, int]], expected: scoring.Span) -> None:
+    """To those that they touch, not to neighbors that they only meet."""
+    assert {expected} == scoring.widened([span], words)
+
+
 def test_correlation() -> None:
     """1 for a rising line, -1 for a falling one, 0 where one does not vary."""
     series = [1.0, 2.0, 4.0]
