@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -120,6 +121,8 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
     """
+    # what it warns of is judged below, and said in one line
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     folder = _folder(source, revision)
     _refuse_pickled_parts(source, folder)
     config = _read(f"the configuration of `{source}`", AutoConfig.from_pretrained, folder)
@@ -133,7 +136,9 @@ def load(source: str, *, task: str = "auto", revision: str | None = None) -> Che
         dtype=torch.float32,
         attn_implementation="eager",
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # only to say it better
     )
+    _refuse_other_shapes(source, report["mismatched_keys"])
     if report["missing_keys"]:
         raise CheckpointError(
             f"`{source}` lacks weights that a {built} model needs: {', '.join(sorted(report['missing_keys'])[:3])}. "
@@ -200,14 +205,31 @@ def _read(what: str, read: Any, folder: Path, **options: Any) -> Any:
     try:
         return read(folder, trust_remote_code=False, local_files_only=True, **options)
     except Exception as error:  # whatever its parsing met: transformers checks few fields, and what it raises has no common base
-        first = next(iter(str(error).splitlines()), "")
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         if "trust_remote_code" in str(error):
             raise CheckpointError(
                 f"{what} needs custom code of the checkpoint's own (`auto_map`), which is never run; only architectures that "
                 f"transformers {transformers.__version__} has itself can be exported."
             ) from error
-        hint = " Pickled weights are never loaded: save them with `save_pretrained` as safetensors." if "weights" in what else ""
-        raise CheckpointError(f"{what} cannot be read: {first or type(error).__name__}{hint}") from error
+        hint = ""
+        if "weights" in what:
+            hint = (
+                "; the file is damaged or not the real one, so fetch it again."
+                if any(folder.glob("*.safetensors"))
+                else " Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
+            )
+        raise CheckpointError(f"{what} cannot be read: {said}{hint}") from error
+
+
+def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Refuses weights of other shapes than config.json gives them: transformers would put random ones in their place."""
+    if mismatched:
+        name, given, configured = min(mismatched, key=lambda entry: entry[0])
+        raise CheckpointError(
+            f"{len(mismatched)} weights of `{source}` have another shape than its config.json says: `{name}` is {list(given)}, configured is "
+            f"{list(configured)}. Mend config.json (`vocab_size`, the labels, `hidden_size` and the like) or take the weights that belong to it."
+        )
 
 
 def _refuse_pickled_parts(source: str, folder: Path) -> None:
