@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -29,7 +31,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from export import embedding
+from export import embedding, leftovers
 from export.errors import CheckpointError
 from service.bundle import Activation, Embedding, Flops, InputSpec, Layers, MaskToken, OutputSpec, Piece, SpecialPiece, Task, TextPiece
 
@@ -65,6 +67,7 @@ class Checkpoint:
         name: Name of the source's last path component.
         source: What the user gave.
         revision: Hub revision, if any.
+        commit: The hub's commit that was loaded, or None for a local folder.
         weights_sha256: Digest over the weight files.
         model: In float32, evaluation mode, with eager attention.
         task: Hugging Face task name.
@@ -90,6 +93,7 @@ class Checkpoint:
     name: str
     source: str
     revision: str | None
+    commit: str | None
     weights_sha256: str
     model: PreTrainedModel
     task: Task
@@ -124,7 +128,10 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
     """
+    # what it warns of is judged below, and said in one line
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     folder = _folder(source, revision)
+    _refuse_pickled_parts(source, folder)
     config = _read(f"the configuration of `{source}`", AutoConfig.from_pretrained, folder)
     built, loader = _head(config, task)
     tokenizer = _tokenizer(source, folder)
@@ -136,7 +143,9 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
         dtype=torch.float32,
         attn_implementation="eager",
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # only to say it better
     )
+    _refuse_other_shapes(source, report["mismatched_keys"])
     embeds = built == "feature-extraction"
     sentences = embedding.read(folder) if embeds else embedding.Sentences()
     missing = embedding.drop_pooler(model, set(report["missing_keys"])) if embeds else report["missing_keys"]
@@ -149,7 +158,14 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
             f"`{source}` lacks weights that a {built} model needs: {', '.join(sorted(missing)[:3])}. "
             "It was not fine-tuned for this task; give the right --task or checkpoint."
         )
-    _check_weights(source, model, len(tokenizer))
+    leftovers.refuse(
+        source,
+        report["unexpected_keys"],
+        taken=model.state_dict(),
+        modules={name for name, _ in model.named_modules()},
+        encoder=model.base_model_prefix,
+    )
+    _check_weights(source, model, max(len(tokenizer), *(id_ + 1 for id_ in tokenizer.get_vocab().values())))
     single, pair = _template(tokenizer, ("a",)), _template(tokenizer, ("a", "b"))
     cls_index = _cls_index(tokenizer, single, pair)
     if built == "question-answering" and cls_index is None:
@@ -158,6 +174,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
         name=Path(source.rstrip("/")).name,
         source=Path(source).name if Path(source).is_dir() else source,
         revision=revision,
+        commit=None if Path(source).is_dir() else _commit(folder),
         weights_sha256=_weights_digest(folder),
         model=model.eval(),
         task=built,
@@ -202,9 +219,49 @@ def _read(what: str, read: Any, folder: Path, **options: Any) -> Any:
     """Calls a `from_pretrained`, translating what transformers raises for broken files."""
     try:
         return read(folder, trust_remote_code=False, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        hint = " Pickled weights are never loaded: save them with `save_pretrained` as safetensors." if "weights" in what else ""
-        raise CheckpointError(f"{what} cannot be read: {str(error).splitlines()[0]}{hint}") from error
+    except Exception as error:  # whatever its parsing met: transformers checks few fields, and what it raises has no common base
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(
+                f"{what} needs custom code of the checkpoint's own (`auto_map`), which is never run; only architectures that "
+                f"transformers {transformers.__version__} has itself can be exported."
+            ) from error
+        hint = ""
+        if "weights" in what:
+            hint = (
+                "; the file is damaged or not the real one, so fetch it again."
+                if any(folder.glob("*.safetensors"))
+                else " Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
+            )
+        raise CheckpointError(f"{what} cannot be read: {said}{hint}") from error
+
+
+def _refuse_other_shapes(source: str, mismatched: Collection[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """Refuses weights of other shapes than config.json gives them: transformers would put random ones in their place."""
+    if mismatched:
+        name, given, configured = min(mismatched, key=lambda entry: entry[0])
+        raise CheckpointError(
+            f"{len(mismatched)} weights of `{source}` have another shape than its config.json says: `{name}` is {list(given)}, configured is "
+            f"{list(configured)}. Mend config.json (`vocab_size`, the labels, `hidden_size` and the like) or take the weights that belong to it."
+        )
+
+
+def _refuse_pickled_parts(source: str, folder: Path) -> None:
+    """Refuses an index of weights that names other files than safetensors, which transformers would unpickle."""
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return
+    try:
+        parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"the weights of `{source}` cannot be read: `{path.name}` is no index of weights.") from error
+    wrong = sorted(str(part) for part in parts if not str(part).endswith(".safetensors") or Path(str(part)).name != part)
+    if wrong:
+        raise CheckpointError(
+            f"the weights of `{source}` cannot be read: `{path.name}` names `{wrong[0]}`, which is no safetensors file of its folder. "
+            "Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
+        )
 
 
 def _tokenizer(source: str, folder: Path) -> Any:
@@ -242,7 +299,8 @@ def _check_weights(source: str, model: PreTrainedModel, vocabulary: int) -> None
     rows = embeddings.weight.shape[0]
     if vocabulary > rows:
         raise CheckpointError(
-            f"the tokenizer of `{source}` has {vocabulary} tokens, the embedding only {rows} rows; they do not belong together."
+            f"the tokenizer of `{source}` has {vocabulary} tokens, the embedding only {rows} rows; they do not belong together. "
+            "Save the tokenizer that the model was trained with beside it."
         )
 
 
@@ -272,8 +330,8 @@ def _inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
 
 
 def _labels(source: str, config: Any) -> tuple[str, ...]:
-    labels = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
-    if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels):
+    labels = tuple(str(config.id2label[i] or "") for i in sorted(config.id2label))
+    if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:
         raise CheckpointError(
             f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}; mend config.json."
         )
@@ -331,6 +389,11 @@ def _flops(model: PreTrainedModel) -> Flops:
     """2 FLOP per weight of every linear layer and token; attention adds 4 S H per layer and token (S tokens, H hidden)."""
     weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
     return Flops(linear=2.0 * weights, quadratic=4.0 * model.config.num_hidden_layers * model.config.hidden_size)
+
+
+def _commit(folder: Path) -> str | None:
+    """Returns the commit of a hub download, after which its snapshot folder is named."""
+    return folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else None
 
 
 def _weights_digest(folder: Path) -> str:

@@ -1,18 +1,22 @@
-"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes.
+"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `bert-export verify` is `verify_cli`.
 
-Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 the export extra is not installed.
+Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 the export extra is not installed, 130 and 143
+stopped by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from export import verify_cli
+from export.signals import Stopped, stoppable
 from export.targets import PRECISIONS, choose
 from service import __version__
 from service.bundle import NAME_PATTERN, Figure, Layers, Precision, Provider, read_figures
@@ -21,11 +25,23 @@ if TYPE_CHECKING:
     from service.bundle import Manifest
 
 TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
+VERIFY = "verify"  # as the first word; a folder of that name can be exported as ./verify
 EXTRA = ("torch", "transformers", "onnx", "onnxruntime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with stoppable():
+            return verify_cli.main(given[1:]) if given[:1] == [VERIFY] else _export(given)
+    except (Stopped, KeyboardInterrupt) as error:
+        stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
+        print(f"bert-export: stopped by {stopped.signal.name}; nothing is left behind.", file=sys.stderr)
+        return stopped.exit_code
+
+
+def _export(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -64,7 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bert-export: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"bert-export: cannot write the bundle: {error.strerror} (`{error.filename}`).", file=sys.stderr)
+        where = error.filename or spec.output  # a failed write, as on a full disk, does not know its file
+        print(
+            f"bert-export: cannot write the bundle: {error.strerror or error} (`{where}`); make room or give another --output. "
+            "Nothing is left behind.",
+            file=sys.stderr,
+        )
         return 1
     _print_evidence(target, manifest)
     return 0
@@ -74,19 +95,29 @@ def _print_evidence(target: Path, manifest: Manifest) -> None:
     print(f"{target}: {manifest.task}" + (f", labels {', '.join(manifest.labels)}" if manifest.labels else ""))
     for graph in manifest.graphs:
         evidence = graph.evidence
+        spans = "" if evidence.span_agreement is None else f", {evidence.spans} spans with an F1 of {evidence.span_agreement:.4f}"
         print(
             f"  {graph.file}  {(target / graph.file).stat().st_size / 2**20:.1f} MiB{'  default' if graph.default else ''}\n"
             f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, answers agree on {evidence.label_agreement:.1%} of "
-            f"{evidence.samples} samples, row in batch against row alone {evidence.worst_row_error:.1e}"
+            f"{evidence.samples} samples{spans}, row in batch against row alone {evidence.worst_row_error:.1e}"
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
             f"    {evidence.nodes} nodes; fused {evidence.fusions}; quantized {evidence.quantized or 'none'}"
             + (f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else "")
             + ("" if evidence.provider == graph.provider else f"; measured on {evidence.provider}, for {graph.provider} was not there")
         )
+        if evidence.lengths:
+            print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in evidence.lengths))
+        if evidence.speed:
+            times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in evidence.speed.timings)
+            print(f"    milliseconds by tokens, {evidence.speed.threads} thread, {evidence.speed.cpu}: {times}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bert-export", description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.")
+    parser = argparse.ArgumentParser(
+        prog="bert-export",
+        description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
+        epilog="`bert-export verify BUNDLE` checks a bundle again; see `bert-export verify --help`.",
+    )
     parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
     parser.add_argument("source", metavar="SOURCE", help="a local checkpoint folder, or a hub id such as org/model")
     parser.add_argument(

@@ -4,7 +4,8 @@ ExportError
 ├── CheckpointError     the checkpoint cannot be read, or is not understood
 ├── GraphError          a graph is not what a stage expected it to be
 ├── ParityError         the bundle does not answer as the checkpoint does
-└── OutputExistsError   there is a bundle of that name already
+├── OutputExistsError   there is a bundle of that name already
+└── DataError           the data to verify a bundle on cannot be read
 """
 
 
@@ -26,3 +27,7 @@ class ParityError(ExportError):
 
 class OutputExistsError(ExportError):
     """A bundle of that name exists and may not be overwritten."""
+
+
+class DataError(ExportError):
+    """The data to verify a bundle on cannot be read, or a line of it is not understood."""

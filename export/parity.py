@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 
 from export import embedding
 from export.checkpoint import Checkpoint
+from export.choices import choice
 from export.errors import ParityError
-from service.bundle import Precision
+from export.rows import MAX_ROW_ERROR as MAX_ROW_ERROR  # noqa: PLC0414 - a bound of parity too
+from export.rows import worst_row_error
+from export.scoring import Span, same, span_f1, spans
+from service.bundle import LengthParity, Precision
 from service.engine import Engine, Row
 from service.model import TASKS
 from service.tasks import answer, classify, embed, fill_mask, ner
@@ -25,8 +29,7 @@ from service.tokenization import Encoding, Tokenizer, default_stride
 # Largest difference of a logit to PyTorch that a precision may show. int8 is judged by task figures, not by logits:
 # its bound only catches a graph that is broken.
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1, "int8": 15.0}
-MAX_ROW_ERROR = 1e-5
-BATCH_ROWS = 4
+SHORTEST_RANGE = 16  # tokens; each range of the table by length reaches twice as far as the one before
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,12 @@ class Parity:
 
     samples: int
     worst_abs_error: float
+    worst_rel_error: float
     label_agreement: float
+    spans: int
+    span_agreement: float | None
     worst_row_error: float
+    lengths: tuple[LengthParity, ...]
 
 
 class Reference:
@@ -62,26 +69,73 @@ def compare(engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoi
         ParityError: A logit is too far off, or a decoded float32 answer differs; the message holds the worst case.
     """
     task = TASKS[checkpoint.task]
-    agree, misses = 0, []
+    agree, whole, misses = 0, 0, []
     encodings: list[Encoding] = []
     alone: list[Row] = []
+    table = _ByLength(tokenizer.max_length)
+    places: list[tuple[set[Span], set[Span]]] = []
     for request, expected in zip(reference.requests, reference.rows, strict=True):
         encoded = task.encode(request, tokenizer)
         rows = [engine.run([encoding])[0] for encoding in encoded.encodings]
         encodings += encoded.encodings
         alone += rows
         misses.append(_farthest(request, expected, rows))
-        agree += _same(task.decode(request, encoded, expected, checkpoint), task.decode(request, encoded, rows, checkpoint))
+        table.add(encoded.encodings, expected, rows)
+        right, got = task.decode(request, encoded, expected, checkpoint), task.decode(request, encoded, rows, checkpoint)
+        whole += same(right, got)
+        agree += same(*(choice(checkpoint.task, result, checkpoint) for result in (right, got)))
+        places.append((spans(right), spans(got)))
     worst = max(misses, key=lambda miss: miss.error)
     if worst.error > MAX_ABS_ERROR[precision]:
         raise ParityError(
             f"{precision} logits are off by {worst.error:.2e}, allowed is {MAX_ABS_ERROR[precision]:.0e}: {_describe(worst.request)}; "
             f"expected {worst.expected}, got {worst.actual}."
         )
-    agreement = agree / len(reference.requests)
-    if precision == "fp32" and agreement < 1:
-        raise ParityError(f"float32 answers agree on {agree} of {len(reference.requests)} samples only.")
-    return Parity(len(reference.requests), worst.error, agreement, _worst_row_error(engine, encodings, alone))
+    if precision == "fp32" and whole < len(reference.requests):
+        raise ParityError(f"float32 answers agree on {whole} of {len(reference.requests)} samples only.")
+    count = sum(len(right) for right, _ in places)
+    return Parity(
+        samples=len(reference.requests),
+        worst_abs_error=worst.error,
+        worst_rel_error=max((entry.worst_rel_error for entry in table.entries), default=0.0),
+        label_agreement=agree / len(reference.requests),
+        spans=count,
+        span_agreement=span_f1(*zip(*places, strict=True)) if any(right or got for right, got in places) else None,
+        worst_row_error=worst_row_error(engine, encodings, alone),
+        lengths=table.entries,
+    )
+
+
+class _ByLength:
+    """The worst errors of rows by their length in tokens."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._errors: dict[int, list[tuple[float, float]]] = {}
+
+    def add(self, encodings: Sequence[Encoding], expected: Sequence[Row], actual: Sequence[Row]) -> None:
+        for encoding, *pair in zip(encodings, expected, actual, strict=True):
+            a, b = (np.concatenate([np.zeros(1), *(value.ravel() for value in row.values())]) for row in pair)
+            error, size = float(np.abs(a - b).max()), float(np.abs(a).max())
+            self._errors.setdefault(self._range(len(encoding)), []).append((error, error / size if size else error))
+
+    def _range(self, length: int) -> int:
+        up_to = SHORTEST_RANGE
+        while up_to < length:
+            up_to *= 2
+        return min(up_to, self._longest)
+
+    @property
+    def entries(self) -> tuple[LengthParity, ...]:
+        return tuple(
+            LengthParity(
+                up_to=up_to,
+                rows=len(errors),
+                worst_abs_error=max(absolute for absolute, _ in errors),
+                worst_rel_error=max(relative for _, relative in errors),
+            )
+            for up_to, errors in sorted(self._errors.items())
+        )
 
 
 @dataclass(frozen=True)
@@ -107,24 +161,6 @@ def _farthest(request: Any, expected: Sequence[Row], rows: Sequence[Row]) -> _Mi
     a, b = (np.concatenate([np.zeros(1), *(value.ravel() for row in side for value in row.values())]) for side in (expected, rows))
     worst = int(np.abs(a - b).argmax())
     return _Miss(request, float(a[worst]), float(b[worst]))
-
-
-def _worst_row_error(engine: Engine, encodings: Sequence[Encoding], alone: Sequence[Row]) -> float:
-    worst = 0.0
-    for i in range(0, len(encodings), BATCH_ROWS):
-        batch = engine.run(encodings[i : i + BATCH_ROWS])
-        for row, single in zip(batch, alone[i : i + BATCH_ROWS], strict=True):
-            worst = max(worst, *(float(np.abs(row[name] - single[name]).max()) for name in row))
-    return worst
-
-
-def _same(expected: Any, actual: Any) -> bool:
-    """Returns whether two results are equal but for their scores."""
-    if isinstance(expected, list):
-        return len(expected) == len(actual) and all(map(_same, expected, actual))
-    if isinstance(expected, dict):
-        return all(_same(expected[key], actual[key]) for key in expected)
-    return isinstance(expected, float) or bool(expected == actual)
 
 
 def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]:

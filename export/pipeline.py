@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import platform
 import re
 import shutil
 import tempfile
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,28 @@ import torch
 import transformers
 
 import service
-from export import accelerate, calibration, checkpoint, half, lower, narrow, optimize, pack, package, parity, quantize, samples, trace
+from export import (
+    accelerate,
+    answers,
+    calibration,
+    checkpoint,
+    half,
+    lower,
+    narrow,
+    optimize,
+    pack,
+    package,
+    parity,
+    quantize,
+    samples,
+    speed,
+    trace,
+)
 from export.calibration import Feed
 from export.checkpoint import Checkpoint
 from export.errors import CheckpointError, ParityError
+from export.rows import MAX_ROW_ERROR
+from export.signals import held_off
 from export.targets import choose
 from service.api import reading
 from service.bundle import (
@@ -45,7 +66,6 @@ from service.bundle import (
 )
 from service.engine import OnnxEngine, why_not
 from service.errors import BertServeError
-from service.model import TASKS
 from service.tokenization import Tokenizer
 
 # Requests whose answers are clear, so that another CPU's rounding does not change them.
@@ -137,14 +157,25 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     with _stage(progress, "load", spec.source):
         loaded = checkpoint.load(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
     spec.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=spec.output, ignore_cleanup_errors=True) as scratch:
-        built, work = Path(scratch) / "bundle", Path(scratch) / "work"
+    with _workspace(name, spec.output) as scratch:
+        built, work = scratch / "bundle", scratch / "work"
         built.mkdir()
         work.mkdir()
         manifest = _build(spec, name, loaded, texts, built, work, progress)
         with _stage(progress, "package", str(target)):
             package.package(built, target, manifest, card=loaded.card)
     return target, manifest
+
+
+@contextmanager
+def _workspace(name: str, output: Path) -> Iterator[Path]:
+    """Makes a hidden folder on the output's file system, and removes it whatever happens."""
+    scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
+    try:
+        yield scratch
+    finally:
+        with held_off():
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str], built: Path, work: Path, progress: Progress) -> Manifest:
@@ -195,7 +226,13 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
         graphs=tuple(graph for (provider, precision), graph in graphs.items() if precision in chosen[provider]),
         example=example,
         figures=tuple(spec.figures),
-        source=Source(checkpoint=loaded.source, revision=loaded.revision, weights_sha256=loaded.weights_sha256, versions=_versions()),
+        source=Source(
+            checkpoint=loaded.source,
+            revision=loaded.revision,
+            weights_sha256=loaded.weights_sha256,
+            versions=_versions(),
+            commit=loaded.commit,
+        ),
     )
 
 
@@ -268,18 +305,18 @@ def _measured(
         found = parity.compare(engine, tokenizer, reference, loaded, precision)
     except BertServeError as error:
         raise ParityError(f"the {precision} graph cannot be served: {error}") from error
+    model = onnx.load(str(path))
     evidence = Evidence(
-        samples=found.samples,
-        worst_abs_error=found.worst_abs_error,
-        label_agreement=found.label_agreement,
-        worst_row_error=found.worst_row_error,
-        nodes=len(onnx.load(str(path)).graph.node),
+        **dataclasses.asdict(found) | {"lengths": found.lengths},
+        nodes=len(model.graph.node),
+        opset=next((opset.version for opset in model.opset_import if not opset.domain), None),
+        speed=speed.measure(engine, max_length=loaded.max_length, pad_id=loaded.pad_id),
         fusions=form.fusions,
         quantized=quantized.counts,
         quantization_error=quantized.error,
         provider=measured_on,
     )
-    invariant = found.worst_row_error <= (half.MAX_ROW_ERROR if precision == "fp16" else parity.MAX_ROW_ERROR)
+    invariant = found.worst_row_error <= (half.MAX_ROW_ERROR if precision == "fp16" else MAX_ROW_ERROR)
     return graph.model_copy(update={"evidence": evidence, "batch_invariant": invariant}), engine
 
 
@@ -290,10 +327,7 @@ def _example(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Ex
         example["inputs"] = example["inputs"].replace("[MASK]", loaded.mask.token)
     body = reading.read(loaded.task, json.dumps(example).encode(), reading.Limits(max_inputs=1, max_chars=1000))
     (request,) = body.requests(loaded)
-    task = TASKS[loaded.task]
-    encoded = task.encode(request, tokenizer)
-    rows = [engine.run([encoding])[0] for encoding in encoded.encodings]
-    return Example(request=example, result=body.shape([task.decode(request, encoded, rows, loaded)]))
+    return Example(request=example, result=body.shape([answers.answer(loaded.task, request, tokenizer, engine, loaded)]))
 
 
 def _graph_spec(path: Path, form: _Form, loaded: Checkpoint, precision: Precision, *, default: bool) -> GraphSpec:
@@ -317,10 +351,12 @@ def _graph_spec(path: Path, form: _Form, loaded: Checkpoint, precision: Precisio
 def _versions() -> dict[str, str]:
     return {
         "bertserve": service.__version__,
+        "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "onnx": onnx.__version__,
         "onnxruntime": onnxruntime.__version__,
+        "tokenizers": version("tokenizers"),
     }
 
 

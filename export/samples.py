@@ -21,6 +21,7 @@ _TEXTS = [
     "3.5/10, would not watch again @ £12.50!!!",
     _NAMES,
     _LONG,
+    _LONG * 2,
     _LONG * 4,
 ]
 

@@ -168,13 +168,52 @@ class ShapePlan(Record):
         )
 
 
+class LengthParity(Record):
+    """The worst errors over the parity rows of a range of lengths.
+
+    Attributes:
+        up_to: Longest rows of the range in tokens; it begins where the one before ends.
+        rows: Number of rows, which are texts or windows.
+        worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
+        worst_rel_error: Largest difference of a row over the row's largest logit.
+    """
+
+    up_to: int
+    rows: int
+    worst_abs_error: float
+    worst_rel_error: float
+
+
+class Timing(Record):
+    """How long a run takes: the median in milliseconds of one text of `length` tokens alone."""
+
+    length: int
+    median_ms: float
+
+
+class Speed(Record):
+    """What was timed, and where.
+
+    Attributes:
+        cpu: The processor's name.
+        instructions: Those of its instruction sets that decide how fast matrices are multiplied.
+        threads: Threads of a run.
+        timings: By length.
+    """
+
+    cpu: str
+    instructions: Annotated[tuple[str, ...], Field(strict=False)]
+    threads: int
+    timings: Annotated[tuple[Timing, ...], Field(strict=False)]
+
+
 class Evidence(Record):
     """What was measured when this graph was exported.
 
     Attributes:
         samples: Number of parity inputs.
         worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
-        label_agreement: Share of parity inputs whose best label is the checkpoint's.
+        label_agreement: Share of parity inputs whose best label, entities, best answer or best token are the checkpoint's.
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
         nodes: Nodes of the graph.
         fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.
@@ -182,6 +221,12 @@ class Evidence(Record):
         quantization_error: Root mean square difference of the outputs from the float graph's on calibration texts, over their
             standard deviation.
         provider: Execution provider that all this was measured on: the CPU where there was none that the graph was made for.
+        opset: Version of ONNX's own operators, or null where that was not recorded.
+        worst_rel_error: Largest difference of a row's logits over the row's largest one, or null where that was not recorded.
+        spans: Entities or answers that the checkpoint gives on the parity inputs; 0 for tasks without spans.
+        span_agreement: F1 of the graph's spans against the checkpoint's, equal in place and label; null for tasks without spans.
+        lengths: The worst errors by length; empty where they were not recorded.
+        speed: How long a run takes, or null where that was not timed.
     """
 
     samples: int
@@ -193,6 +238,12 @@ class Evidence(Record):
     quantized: dict[str, int]
     quantization_error: float = 0.0
     provider: Provider = "cpu"
+    opset: int | None = None
+    worst_rel_error: float | None = None
+    spans: int = 0
+    span_agreement: float | None = None
+    lengths: Annotated[tuple[LengthParity, ...], Field(strict=False)] = ()
+    speed: Speed | None = None
 
 
 class GraphSpec(Record):
@@ -281,12 +332,21 @@ class Figure(Record):
 
 
 class Source(Record):
-    """Where the bundle came from."""
+    """Where the bundle came from.
+
+    Attributes:
+        checkpoint: Name of the checkpoint's folder, or the hub id.
+        revision: What was asked of the hub, or null.
+        weights_sha256: Digest over the weight files.
+        versions: Of the packages that exported it.
+        commit: The hub's commit that was exported, or null for a local folder.
+    """
 
     checkpoint: str
     revision: str | None
     weights_sha256: str
     versions: dict[str, str]
+    commit: str | None = None
 
 
 class Manifest(Record):

@@ -13,6 +13,7 @@ from service.bundle import Bundle, GraphSpec, Precision, Provider
 from service.cost import CostModel
 from service.engine import OnnxEngine, available_provider, why_not
 from service.errors import InvalidValueError, NotFoundError, ProviderError, SettingsError
+from service.evidence import ANY, Floor
 from service.metrics import Metrics
 from service.model import Model
 from service.scheduler import Scheduler
@@ -30,7 +31,7 @@ SHOWN_LABELS = 10  # of a model, in a message
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: the provider, which graph of a bundle, and what may share a batch.
+    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the evidence asked for.
 
     Attributes:
         provider: What runs the graphs.
@@ -39,6 +40,7 @@ class LoadOptions:
         batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
         max_batch_tokens: Budget of a batch.
         engine_cache: Folder for TensorRT's engines.
+        floor: The evidence that a bundle must have.
     """
 
     provider: Provider
@@ -47,6 +49,7 @@ class LoadOptions:
     batch_variant: bool = False
     max_batch_tokens: int = 8192
     engine_cache: Path | None = None
+    floor: Floor = ANY
 
 
 class Registry:
@@ -147,7 +150,7 @@ def load(loaded: Sequence[Bundle], *, options: LoadOptions, scheduler: Scheduler
     """Makes a warmed-up, timed model of each verified bundle.
 
     Raises:
-        BundleError: A bundle lacks the graph asked for.
+        BundleError: A bundle lacks the graph asked for, or the evidence.
         ProviderError: The provider is missing.
         SettingsError: A model's longest text is over the batch budget.
     """
@@ -162,6 +165,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
             f"({manifest.tokenizer.max_length}); raise it."
         )
     graph = _graph(bundle, options)
+    options.floor.check(manifest.name, graph)
     engine = OnnxEngine(
         bundle.path / graph.file,
         graph,

@@ -58,6 +58,13 @@ class Settings(BaseSettings):
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         "auto", description="Graph to take from each bundle; auto takes the provider's default."
     )
+    require_evidence: bool = Field(False, description="Refuse bundles whose graph was not compared with its checkpoint at export.")
+    min_agreement: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Refuse graphs whose answers agreed with the checkpoint's on a smaller share of the parity inputs.",
+    )
     lanes: int | None = Field(
         None,
         ge=1,

@@ -72,9 +72,11 @@ def test_every_error_is_documented() -> None:
     assert [] == [row for row in {*errors.TABLE.values(), errors.INTERNAL} if f"| {row[0]} | `{row[1]}` |" not in text]
 
 
-def test_every_export_flag_is_documented() -> None:
-    """docs/export.md names each flag of bert-export."""
-    usage = subprocess.run([Path(sys.executable).with_name("bert-export"), "--help"], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("command", [(), ("verify",)])
+def test_every_export_flag_is_documented(command: tuple[str, ...]) -> None:
+    """docs/export.md names each flag of bert-export, and of bert-export verify."""
+    command_line = [Path(sys.executable).with_name("bert-export"), *command, "--help"]
+    usage = subprocess.run(command_line, capture_output=True, text=True, check=True).stdout
     flags = set(re.findall(r"--[a-z0-9-]+", usage)) - {"--help"}
 
     assert set() == {flag for flag in flags if f"`{flag}`" not in document("docs/export.md")}

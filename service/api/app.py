@@ -25,6 +25,7 @@ from service.api.reading import Limits
 from service.api.routes import NAMED, PATHS, Service, documented, inference, router
 from service.backlog import Backlog
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
+from service.evidence import Floor
 from service.machine import cpu_name
 from service.metrics import Metrics
 from service.registry import LoadOptions, Registry
@@ -91,6 +92,7 @@ def build(settings: Settings, seat: Seat = ALONE) -> Service:
         batch_variant=settings.batch_variant_graphs,
         max_batch_tokens=settings.max_batch_tokens,
         engine_cache=settings.engine_cache,
+        floor=Floor(settings.require_evidence, settings.min_agreement),
     )
     models = registry.load(bundles, options=options, scheduler=scheduler, metrics=metrics)
     return Service(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import transformers
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ import service.cli
 import tiny
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
 from export import checkpoint
+from export.card import model_card
 from export.errors import GraphError
 from export.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
 from export.pipeline import FORM, ExportSpec, export
@@ -170,7 +172,7 @@ def test_the_manifest_says_where_the_bundle_came_from(exported: Exported) -> Non
     source = exported.manifest.source
 
     assert ("tiny-bert", None, 64) == (source.checkpoint, source.revision, len(source.weights_sha256))
-    assert {"bertserve", "torch", "transformers", "onnx", "onnxruntime"} == set(source.versions)
+    assert {"bertserve", "python", "torch", "transformers", "onnx", "onnxruntime", "tokenizers"} == set(source.versions)
 
 
 def test_the_last_precision_is_the_default_graph(exported: Exported) -> None:
@@ -217,9 +219,40 @@ def test_evidence_of_fp32_is_complete(exported: Exported) -> None:
     """All samples within the bound, all labels agreeing, attention fused in both layers, nothing quantized."""
     evidence = exported.graph("fp32").evidence
 
-    assert (17, 1.0, 2, {}) == (evidence.samples, evidence.label_agreement, evidence.fusions["Attention"], evidence.quantized)
+    assert (18, 1.0, 2, {}) == (evidence.samples, evidence.label_agreement, evidence.fusions["Attention"], evidence.quantized)
     assert 0 <= evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert evidence.nodes > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_errors_stand_by_length(exported: Exported, precision: str) -> None:
+    """Ranges double up to the model's length, hold all rows, and the worst of them is the worst of all."""
+    evidence = exported.graph(precision).evidence
+    lengths = evidence.lengths
+
+    assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
+    assert sum(entry.rows for entry in lengths) > evidence.samples  # some samples have several windows
+    assert evidence.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
+    assert evidence.worst_rel_error == max(entry.worst_rel_error for entry in lengths)
+    assert all(entry.worst_abs_error > 0 for entry in lengths)
+
+
+def test_speed_is_of_the_usual_lengths_and_the_models_own(exported: Exported) -> None:
+    """Milliseconds of one text, with the processor's name."""
+    speed = exported.graph("int8").evidence.speed
+    assert speed is not None
+
+    assert [16, 64, 128, POSITIONS] == [timing.length for timing in speed.timings]
+    assert all(0 < timing.median_ms < 1000 for timing in speed.timings)
+    assert (True, 1) == (speed.cpu != "", speed.threads)
+
+
+def test_the_opset_stands_in_the_evidence(exported: Exported) -> None:
+    """Of ONNX's own operators, as in the file."""
+    graph = exported.graph("fp32")
+    opsets = {opset.domain: opset.version for opset in onnx.load(str(exported.target / graph.file)).opset_import}
+
+    assert opsets[""] == graph.evidence.opset
 
 
 def test_evidence_of_int8_counts_what_was_quantized(exported: Exported) -> None:
@@ -230,11 +263,23 @@ def test_evidence_of_int8_counts_what_was_quantized(exported: Exported) -> None:
     assert (10, 1) == (quantized["MatMulIntegerToFloat"], quantized["PerRowEmbedding"])
 
 
-def test_the_same_checkpoint_gives_the_same_files(exported: Exported, tmp_path: Path) -> None:
-    """An export is repeatable to the byte."""
-    again, _ = export(ExportSpec(str(exported.source), tmp_path, calibration=few_texts(tmp_path)), silent)
+def untimed(target: Path) -> dict[str, Any]:
+    """Returns the manifest of a bundle without the times of its graphs."""
+    manifest = json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8"))
+    for graph in manifest["graphs"]:
+        del graph["evidence"]["speed"]["timings"]
+    return dict(manifest)
 
-    assert {p.name: digest(p) for p in exported.target.iterdir()} == {p.name: digest(p) for p in again.iterdir()}
+
+def test_the_same_checkpoint_gives_the_same_files(exported: Exported, tmp_path: Path) -> None:
+    """An export is repeatable to the byte, but for the times that it measured."""
+    again, _ = export(ExportSpec(str(exported.source), tmp_path, calibration=few_texts(tmp_path)), silent)
+    timed = {MANIFEST_FILE, CARD_FILE}
+
+    assert {p.name: p.name in timed or digest(p) for p in exported.target.iterdir()} == {
+        p.name: p.name in timed or digest(p) for p in again.iterdir()
+    }
+    assert untimed(exported.target) == untimed(again)
 
 
 def test_every_stage_reports_in_order(tmp_path: Path) -> None:
@@ -493,3 +538,31 @@ def test_the_card_has_a_row_of_evidence_for_each_graph(exported: Exported) -> No
     assert {g.file: True for g in exported.manifest.graphs} == {
         g.file: f"{g.evidence.worst_abs_error:.1e}" in rows[g.file] for g in exported.manifest.graphs
     }
+
+
+def test_the_card_has_the_tables_of_the_manifest(exported: Exported) -> None:
+    """A row for each range of lengths and each timed length, the digests and versions."""
+    card = (exported.target / CARD_FILE).read_text(encoding="utf-8")
+    fp32, int8 = exported.graph("fp32").evidence, exported.graph("int8").evidence
+    assert fp32.speed is not None
+    assert int8.speed is not None
+
+    for a, b in zip(fp32.lengths, int8.lengths, strict=True):
+        cells = (f"up to {a.up_to}", f"{a.rows}", *(f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" for e in (a, b)))
+        assert f"| {' | '.join(cells)} |" in card
+    for c, d in zip(fp32.speed.timings, int8.speed.timings, strict=True):
+        assert f"| {c.length} | {c.median_ms:.1f} | {d.median_ms:.1f} |" in card
+    assert fp32.speed.cpu in card
+    assert [] == [graph.sha256 for graph in exported.manifest.graphs if graph.sha256 not in card]
+    assert exported.manifest.source.weights_sha256 in card
+    assert f"transformers {transformers.__version__}" in card
+
+
+def test_a_card_of_a_manifest_without_the_later_fields_has_no_empty_tables(exported: Exported) -> None:
+    """What was not recorded is left out."""
+    bare = {"lengths": (), "speed": None, "span_agreement": None, "opset": None}
+    graphs = tuple(g.model_copy(update={"evidence": g.evidence.model_copy(update=bare)}) for g in exported.manifest.graphs)
+    card = model_card(exported.manifest.model_copy(update={"graphs": graphs}), {g.file: 1 for g in graphs}, None)
+
+    assert [] == [title for title in ("Errors by length", "Speed at export", "F1 of the spans", "ONNX opset") if title in card]
+    assert "\n\n\n" not in card

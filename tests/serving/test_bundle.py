@@ -106,3 +106,34 @@ def test_two_bundles_differ_in_version(tmp_path: Path) -> None:
     versions = {bundle.load(tiny.bundle(tmp_path / str(seed), seed=seed)).version for seed in range(2)}
 
     assert 2 == len(versions)
+
+
+LATER = {"opset": 17, "worst_rel_error": 1e-6, "spans": 3, "span_agreement": 0.5}
+LATER_TABLES = {
+    "lengths": [{"up_to": 16, "rows": 4, "worst_abs_error": 1e-6, "worst_rel_error": 1e-7}],
+    "speed": {"cpu": "some", "instructions": ["avx2"], "threads": 1, "timings": [{"length": 16, "median_ms": 1.5}]},
+}
+
+
+def test_a_manifest_of_before_the_later_fields_is_read(models: Path) -> None:
+    """Version 1 manifests without them have null, 0 or empty in their place."""
+    path = models / "tiny"
+    manifest = json.loads((path / "manifest.json").read_text())
+    evidence = manifest["graphs"][0]["evidence"]
+    for name in (*LATER, *LATER_TABLES):
+        evidence.pop(name)
+    manifest["source"].pop("commit")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    loaded = bundle.load(path).manifest
+    read = loaded.graphs[0].evidence
+    assert (None, None, 0, None, (), None) == tuple(getattr(read, name) for name in (*LATER, *LATER_TABLES))
+    assert loaded.source.commit is None
+
+
+def test_a_manifest_with_the_later_fields_is_read(models: Path) -> None:
+    """They come back as they were written."""
+    path = models / "tiny"
+    edit(lambda m: m["graphs"][0]["evidence"].update(LATER | LATER_TABLES))(path)
+
+    assert LATER | LATER_TABLES == bundle.load(path).manifest.graphs[0].evidence.model_dump(mode="json", include=set(LATER | LATER_TABLES))

@@ -21,6 +21,8 @@ DEFAULTS = {
     "allow_provider_fallback": False,
     "engine_cache": None,
     "precision": "auto",
+    "require_evidence": False,
+    "min_agreement": None,
     "lanes": None,
     "workers": 1,
     "batch_variant_graphs": False,

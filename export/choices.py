@@ -1,0 +1,56 @@
+"""What a result comes down to, scores aside: the label, the entities, the answer, the token. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from export.scoring import spans
+from service.tasks.encoded import Head
+
+SURE = 0.5  # from this score on a label of a sigmoid head is chosen
+
+
+def choice(task: str, result: Any, head: Head) -> Any:
+    """Returns what a user takes from a result: best label or sure labels, entities, best answer, best token of each mask.
+
+    Args:
+        task: Hugging Face name of the task; of one that is not known here the whole result counts.
+        result: What the task's decoder returned.
+        head: The model's labels and activation.
+    """
+    if task == "text-classification":
+        return labels(result, head)
+    if task == "question-answering":
+        best = best_answer(result)
+        return {name: best[name] for name in ("answer", "start", "end")}
+    if task == "fill-mask":
+        return [candidates[0]["token"] for candidates in masks(result)]
+    return spans(result) or result
+
+
+def is_regression(task: str, head: Head) -> bool:
+    """Returns whether the model gives a value and no label."""
+    return task == "text-classification" and len(head.labels) == 1
+
+
+def value(result: Any) -> float:
+    """Returns the value of a regression."""
+    return float(result[0]["score"])
+
+
+def labels(result: Any, head: Head) -> frozenset[str]:
+    """Returns the best label, or of a head with independent labels all that are sure."""
+    if head.activation == "sigmoid":
+        return frozenset(item["label"] for item in result if item["score"] >= SURE)
+    return frozenset({result[0]["label"]})
+
+
+def best_answer(result: Any) -> dict[str, Any]:
+    """Returns the best answer of question answering."""
+    best: dict[str, Any] = result[0] if isinstance(result, list) else result
+    return best
+
+
+def masks(result: Any) -> list[list[dict[str, Any]]]:
+    """Returns the candidates of each mask; with one mask alone the result is its candidates."""
+    return result if isinstance(result[0], list) else [result]

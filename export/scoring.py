@@ -1,0 +1,120 @@
+"""Compares results: with each other, and with the right answers. Pure; results are what the service's decoders return."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+Span = tuple[int, int, str]  # start, end (exclusive, code points), label
+
+
+def same(expected: Any, actual: Any) -> bool:
+    """Returns whether two results are equal but for their scores."""
+    if isinstance(expected, list):
+        return isinstance(actual, list) and len(expected) == len(actual) and all(map(same, expected, actual))
+    if isinstance(expected, dict):
+        return isinstance(actual, dict) and expected.keys() == actual.keys() and all(same(expected[key], actual[key]) for key in expected)
+    return isinstance(expected, float) or bool(expected == actual)
+
+
+def spans(result: Any) -> set[Span]:
+    """Returns the entities or answers of a result: whatever in it has a start and an end."""
+    if isinstance(result, list):
+        return {span for item in result for span in spans(item)}
+    if isinstance(result, dict) and {"start", "end"} <= result.keys():
+        return {(result["start"], result["end"], str(result.get("entity_group", result.get("entity", ""))))}
+    return set()
+
+
+def f1(right: int, found: int, expected: int) -> float:
+    """Returns the harmonic mean of precision and recall; 1 where there was nothing to find and nothing was found.
+
+    Args:
+        right: Number of those found that were expected.
+        found: Number of those found.
+        expected: Number of those expected.
+    """
+    return 2 * right / (found + expected) if found + expected else 1.0
+
+
+def span_f1(expected: Sequence[Collection[Span]], found: Sequence[Collection[Span]]) -> float:
+    """Returns the strict F1 over all texts: a span counts where start, end and label are all right (micro-averaged).
+
+    Args:
+        expected: The right spans of each text.
+        found: The spans that were found, in the same order.
+    """
+    pairs = [(set(a), set(b)) for a, b in zip(expected, found, strict=True)]
+    return f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
+
+
+def normalize_answer(text: str) -> str:
+    """Returns an answer as SQuAD's official script compares it: lower case, no punctuation, no articles, single spaces."""
+    bare = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
+
+
+def exact_match(answer: str, golds: Sequence[str]) -> float:
+    """Returns 1 if the normalized answer is one of the right ones, else 0; no right one at all means that "" is right."""
+    return float(any(normalize_answer(answer) == normalize_answer(gold) for gold in golds or [""]))
+
+
+def answer_f1(answer: str, golds: Sequence[str]) -> float:
+    """Returns SQuAD's F1 of an answer: over words, with the right answer that fits best; no right one means that "" is right."""
+    return max(_words_f1(normalize_answer(answer).split(), normalize_answer(gold).split()) for gold in golds or [""])
+
+
+def _words_f1(answer: Sequence[str], gold: Sequence[str]) -> float:
+    if not answer or not gold:
+        return float(answer == gold)  # of no answer there is no part
+    return f1((Counter(answer) & Counter(gold)).total(), len(answer), len(gold))
+
+
+def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> set[Span]:
+    """Returns the entities of words that were tagged BIO (either kind), BIOES, BILOU, or with plain labels.
+
+    A tag that continues an entity of another label, or none, begins one, as in the CoNLL evaluation.
+
+    Args:
+        tags: The tag of each word; `O` is none.
+        offsets: Start and end of each word in the text.
+    """
+    found: list[Span] = []
+    open_ = False
+    for tag, (start, end) in zip(tags, offsets, strict=True):
+        if tag == "O":
+            open_ = False
+            continue
+        prefixed = re.fullmatch(r"([BIESLU])-(.+)", tag)
+        kind, label = (prefixed[1], prefixed[2]) if prefixed else ("I", tag)
+        if open_ and kind in "IEL" and found[-1][2] == label:
+            found[-1] = (found[-1][0], end, label)
+        else:
+            found.append((start, end, label))
+        open_ = kind in "BI"
+    return set(found)
+
+
+def widened(found: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
+    """Returns spans widened to the whole words that they touch: right answers given by word say nothing of parts of words.
+
+    Args:
+        found: Spans of a text.
+        words: Start and end of each of its words; without any the spans stay as they are.
+    """
+    wide = set()
+    for start, end, label in found:
+        touched = [word for word in words if word[0] < end and start < word[1]]
+        wide.add((touched[0][0], touched[-1][1], label) if touched else (start, end, label))
+    return wide
+
+
+def pearson(a: Sequence[float], b: Sequence[float]) -> float:
+    """Returns the correlation of two series; 0 where one does not vary."""
+    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+    both = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    spread = (sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)) ** 0.5
+    return both / spread if spread else 0.0

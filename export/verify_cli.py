@@ -1,0 +1,93 @@
+"""bert-export verify: flags to a VerifySpec, the report, exit codes.
+
+Exit codes: 0 fine, 1 a check failed, 2 wrong usage or data, 3 a package that is needed is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from export.errors import DataError, ExportError
+from service.bundle import Provider
+
+if TYPE_CHECKING:
+    from export.verify import Check
+
+NEEDED = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
+MARKS = {True: "ok", False: "FAILED", None: "-"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.min_agreement is not None and args.data is None:
+        parser.error("--min-agreement is a floor for the agreement on --data; give --data too")
+    missing = [module for module in NEEDED[args.checkpoint is not None] if find_spec(module) is None]
+    if missing:
+        extra = "export,cpu" if args.checkpoint is not None else "cpu"
+        print(f"bert-export: {', '.join(missing)} not installed; verifying needs it: pip install 'bertserve[{extra}]'", file=sys.stderr)
+        return 3
+    # onnxruntime takes a while to import; --help and wrong flags must not wait for it
+    from export.verify import VerifySpec, verify
+
+    spec = VerifySpec(args.bundle, args.checkpoint, args.data, args.min_agreement, args.provider)
+    checks: list[Check] = []
+    try:
+        for check in verify(spec):
+            checks.append(check)
+            if not args.json:
+                print(f"{MARKS[check.passed]:<8}{check.name:<20}{check.detail}", flush=True)
+    except DataError as error:
+        print(f"bert-export: {error}", file=sys.stderr)
+        return 2
+    except ExportError as error:
+        print(f"bert-export: {error}", file=sys.stderr)
+        return 1
+    passed = all(check.passed is not False for check in checks)
+    if args.json:
+        print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
+    return 0 if passed else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert-export verify",
+        description="Check a bundle again: digests, the stored example, rows in batches, and what you give it to compare with.",
+        epilog="To export a local folder that is called verify, write ./verify.",
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's folder, such as models/sentiment")
+    parser.add_argument("--checkpoint", metavar="DIR", help="the checkpoint that it was made from: compares each graph with PyTorch again")
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        type=Path,
+        help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
+        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1 or exact match",
+    )
+    parser.add_argument("--min-agreement", type=_share, metavar="SHARE", help="least share of the data on which both must answer the same")
+    parser.add_argument(
+        "--provider", choices=get_args(Provider), default="cpu", help="of which provider the graphs are checked (default: cpu)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not between 0 and 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

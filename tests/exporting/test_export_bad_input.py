@@ -1,0 +1,386 @@
+"""Hostile and half-written checkpoints, full disks and signals: one line, the right exit code, nothing left."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import tiny
+from checkpoints import bert, edit_json, edit_weights, few_texts
+from export import cli, signals
+from service.bundle import load
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+FAST = ("--precision", "fp32")
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(name="source")
+def source_checkpoint(tmp_path: Path) -> Path:
+    """The usual checkpoint."""
+    return bert(tmp_path)
+
+
+@pytest.fixture(name="output")
+def output_folder(tmp_path: Path) -> Path:
+    """A models folder that does not exist yet."""
+    return tmp_path / "models"
+
+
+@pytest.fixture(name="run")
+def run_command(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Returns `run(source, *flags)`, which gives the exit code and the one line that the command itself ended with."""
+
+    def run(source: object, *flags: str) -> tuple[int, str]:
+        code = cli.main([str(source), "--output", str(output), *flags])
+        own = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
+        assert len(own) == (code != 0)
+        return code, own[0] if own else ""
+
+    return run
+
+
+def left_in(output: Path) -> list[str]:
+    """Returns the names of everything in the output folder, hidden things too."""
+    return sorted(path.name for path in output.iterdir()) if output.exists() else []
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a folder by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+class Trap:
+    """An object whose unpickling leaves a trace."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.trace,)
+
+
+# ---- checkpoints
+
+
+def shards(path: Path, name: str) -> None:
+    """Cuts the weights into one file of this name, with an index."""
+    names = list(load_file(path / "model.safetensors"))
+    (path / "model.safetensors").rename(path / name)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, name)}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def truncate(path: Path) -> None:
+    """Cuts the weights off in the middle, as an interrupted copy does."""
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def declare_code(path: Path) -> None:
+    """Makes configuration and tokenizer ask for code that lies beside them."""
+    (path / "code.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()\n", encoding="utf-8")
+    edit_json(path / "config.json", model_type="zorp", auto_map={"AutoConfig": "code.Config", "AutoModel": "code.Model"})
+
+
+def slow_tokenizer(path: Path) -> None:
+    """Leaves a tokenizer that transformers has in Python alone."""
+    (path / "tokenizer.json").unlink()
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "CanineTokenizer"}), encoding="utf-8")
+
+
+def gap_in_the_vocabulary(path: Path) -> None:
+    """Gives the last token an id beyond the embedding, where the number of tokens would fit."""
+    document = json.loads((path / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = document["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 5000
+    (path / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+
+
+def adapter(path: Path) -> None:
+    """Adds weights that the architecture does not know, as from a library of adapters."""
+    edit_weights(path, lambda t: t.update({"bert.encoder.layer.0.adapter.down.weight": t["classifier.weight"].clone()}))
+
+
+@pytest.mark.parametrize(
+    ("change", "facts"),
+    [
+        pytest.param(lambda path: (path / "config.json").write_text("[]"), ["configuration"], id="configuration is a list"),
+        pytest.param(lambda path: (path / "config.json").write_bytes(b"\xff\xfe"), ["configuration"], id="configuration is no text"),
+        pytest.param(
+            lambda path: edit_json(path / "config.json", hidden_size="large"), ["cannot be read"], id="configuration of a wrong type"
+        ),
+        pytest.param(
+            lambda path: edit_json(path / "config.json", num_hidden_layers=1),
+            ["more layers", "layer.1", "num_hidden_layers"],
+            id="fewer layers than the weights have",
+        ),
+        pytest.param(
+            lambda path: edit_json(path / "config.json", vocab_size=500),
+            ["word_embeddings.weight` is [1100, 32], configured is [500, 32]", "vocab_size"],
+            id="another vocabulary than the weights",
+        ),
+        pytest.param(
+            lambda path: edit_json(path / "config.json", id2label={"0": "a", "1": "", "2": "b"}), ["labels", "distinct"], id="empty label"
+        ),
+        pytest.param(adapter, ["1 weights that its architecture has no place for", "adapter.down"], id="weights of an adapter"),
+        pytest.param(truncate, ["weights", "fetch it again"], id="weights cut off"),
+        pytest.param(slow_tokenizer, ["no fast tokenizer", "tokenizer.json"], id="slow tokenizer only"),
+        pytest.param(gap_in_the_vocabulary, ["5001 tokens", "1100 rows"], id="token id beyond the embedding"),
+        pytest.param(declare_code, ["custom code", "never run"], id="code of its own"),
+        pytest.param(lambda path: shards(path, "pytorch_model.bin"), ["pytorch_model.bin", "Pickled"], id="index of pickles"),
+        pytest.param(lambda path: shards(path, "weights.safetensors.bin"), ["weights.safetensors.bin"], id="index of another format"),
+        pytest.param(lambda path: (path / "model.safetensors.index.json").write_text("[]"), ["index"], id="index is a list"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_trusted_is_refused_in_one_line(
+    source: Path, output: Path, run: Run, change: Callable[[Path], object], facts: list[str]
+) -> None:
+    """Exit code 1, a line that names what is wrong, and nothing left in the output folder."""
+    change(source)
+    code, message = run(source, *FAST)
+
+    assert 1 == code
+    assert [] == [fact for fact in facts if fact not in message]
+    assert [] == left_in(output)
+    assert not (source / "ran").exists()
+
+
+def test_a_pickle_beside_the_weights_is_never_opened(source: Path, output: Path, tmp_path: Path, run: Run) -> None:
+    """The export goes by the safetensors, and no file that could run code does."""
+    for name in ("pytorch_model.bin", "training_args.bin", "model.pt", "model.pkl", "optimizer.pt"):
+        (source / name).write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+
+    assert 0 == run(source, *FAST)[0]
+    assert ["tiny-bert"] == left_in(output)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_pickle_that_an_index_names_is_never_opened(source: Path, tmp_path: Path, run: Run) -> None:
+    """Also where the index of safetensors is what names it."""
+    shards(source, "pytorch_model.bin")
+    (source / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
+
+    assert 1 == run(source, *FAST)[0]
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_weights_in_parts_are_exported(source: Path, output: Path, run: Run) -> None:
+    """An index of safetensors is what large checkpoints have."""
+    shards(source, "model-00001-of-00001.safetensors")
+
+    assert 0 == run(source, *FAST)[0]
+    assert ["tiny-bert"] == left_in(output)
+
+
+def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
+    """A known architecture is exported with the classes of transformers, whatever code its configuration offers."""
+    declare_code(source)
+    edit_json(source / "config.json", model_type="bert")
+
+    assert 0 == run(source, *FAST)[0]
+    assert not (source / "ran").exists()
+
+
+def test_leftovers_of_the_pretraining_do_not_matter(source: Path, output: Path, run: Run) -> None:
+    """Other heads and stored position ids are left, as transformers leaves them."""
+    extra = {"cls.predictions.bias": "classifier.bias", "cls.seq_relationship.weight": "classifier.weight"}
+    edit_weights(source, lambda tensors: tensors.update({name: tensors[like].clone() for name, like in extra.items()}))
+
+    assert 0 == run(source, *FAST)[0]
+    assert ["tiny-bert"] == left_in(output)
+
+
+# ---- the output
+
+
+@pytest.mark.parametrize("kind", ["file", "link to a file", "link to a folder", "dangling link"])
+def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tmp_path: Path, run: Run, kind: str) -> None:
+    """Exit code 0, the bundle in place, nothing beside it; what a link points to is left alone."""
+    output.mkdir()
+    target, elsewhere = output / "tiny-bert", tmp_path / "elsewhere"
+    if kind == "file":
+        target.write_text("plain")
+    else:
+        if kind == "link to a file":
+            elsewhere.write_text("plain")
+        elif kind == "link to a folder":
+            (elsewhere / "inside").mkdir(parents=True)
+        target.symlink_to(elsewhere)
+
+    assert (2, True) == ((found := run(source, *FAST))[0], "--overwrite" in found[1])
+    assert 0 == run(source, *FAST, "--overwrite")[0]
+    assert ["tiny-bert"] == left_in(output)
+    assert "tiny-bert" == load(target).manifest.name
+    assert ("dangling" not in kind and kind != "file") is elsewhere.exists()
+    assert (kind == "link to a folder") is (elsewhere / "inside").exists()
+
+
+def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
+    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new bundle is in place, which is what was asked for."""
+    tiny.bundle(output, "tiny-bert")
+    remove = __import__("shutil").rmtree
+
+    def busy(path: Path, **options: Any) -> None:
+        if Path(path).name == ".tiny-bert.old" and Path(path).exists():
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr("export.package.shutil.rmtree", busy)
+
+    assert 0 == run(source, *FAST, "--overwrite")[0]
+    assert "tiny-bert" == load(output / "tiny-bert").manifest.source.checkpoint
+
+
+# ---- no space
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Makes writing more than `size` bytes to any file an error, as a full disk does (EFBIG in the place of ENOSPC)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("size", [1_000, 20_000, 100_000, 180_000])
+def test_a_file_that_cannot_be_written_ends_in_one_line(source: Path, output: Path, tmp_path: Path, run: Run, size: int) -> None:
+    """Wherever the writing stops: exit code 1, the folder named, the old bundle as it was, nothing beside it."""
+    existing = contents(tiny.bundle(output, "tiny-bert"))
+    texts = str(few_texts(tmp_path))
+    with largest_file(size):
+        code, message = run(source, "--overwrite", "--calibration", texts)
+
+    assert 1 == code
+    assert "cannot write the bundle: File too large" in message
+    assert str(output) in message
+    assert existing == contents(output / "tiny-bert")
+    assert ["tiny-bert"] == left_in(output)
+
+
+@pytest.mark.parametrize(
+    "stage", ["trace.trace", "optimize.optimize", "lower.lower", "narrow.narrow", "pack.pack", "quantize.quantize", "package.model_card"]
+)
+def test_a_full_disk_in_any_stage_leaves_nothing(
+    source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """A failed write knows no file name; the output folder is named instead, with what to do."""
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(f"export.{stage}", full)
+    code, message = run(source, "--calibration", str(few_texts(tmp_path)))
+
+    assert (1, []) == (code, left_in(output))
+    assert f"No space left on device (`{output}`); make room or give another --output" in message
+
+
+# ---- signals
+
+HANG = """
+import os, sys, time
+import export.{module} as module
+from export import cli
+
+def hang(*args, **options):
+    print("hanging", flush=True)
+    while True:
+        time.sleep(0.01)
+
+module.{function} = hang
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("stage", "number"),
+    [("optimize.optimize", signal.SIGINT), ("optimize.optimize", signal.SIGTERM), ("package.model_card", signal.SIGTERM)],
+)
+def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str, number: signal.Signals) -> None:
+    """In a process of its own: the shell's exit code, one line and no traceback, no temporary folder, the old bundle untouched."""
+    existing = contents(tiny.bundle(output, "tiny-bert"))
+    module, function = stage.split(".")
+    command = [sys.executable, "-c", HANG.format(module=module, function=function), source, "--output", output, "--overwrite", *FAST]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert "hanging\n" == process.stdout.readline()
+    assert 2 == len(left_in(output))  # the bundle, and the hidden folder of the work
+
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert 128 + number == process.returncode
+    own = [line for line in errors.splitlines() if line.startswith("bert-export: ")]
+    assert [f"bert-export: stopped by {number.name}; nothing is left behind."] == own
+    assert "Traceback" not in errors
+    assert existing == contents(output / "tiny-bert")
+    assert ["tiny-bert"] == left_in(output)
+
+
+def test_signals_are_held_off_while_the_bundles_change_places(
+    source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal between the two renames does not leave the name without a bundle; the export ends as if it had come later."""
+    tiny.bundle(output, "tiny-bert")
+    rename = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+
+    assert 0 == run(source, *FAST, "--overwrite")[0]
+    assert ["tiny-bert"] == left_in(output)
+    assert "tiny-bert" == load(output / "tiny-bert").manifest.source.checkpoint
+
+
+def test_handlers_are_put_back() -> None:
+    """What the caller had is there again, also after a signal."""
+    before = [signal.getsignal(number) for number in signals.STOPPING]
+    with pytest.raises(signals.Stopped) as stopped, signals.stoppable():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)  # the handler runs at the next instruction
+
+    assert (143, "SIGTERM") == (stopped.value.exit_code, stopped.value.signal.name)
+    assert before == [signal.getsignal(number) for number in signals.STOPPING]
+
+
+def test_outside_of_the_main_thread_nothing_changes() -> None:
+    """Python handles signals in the main thread alone."""
+    seen: list[object] = []
+
+    def work() -> None:
+        with signals.stoppable(), signals.held_off():
+            seen.append([signal.getsignal(number) for number in signals.STOPPING])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [[signal.getsignal(number) for number in signals.STOPPING]] == seen

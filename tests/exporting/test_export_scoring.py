@@ -1,0 +1,137 @@
+"""Scores against right answers: SQuAD's two, strict entity F1, tags of every scheme, and the sameness of results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from export import scoring
+
+ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
+WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The Beatles!", "beatles"),
+        ("  an   apple, a day ", "apple day"),
+        ("Theatre", "theatre"),  # an article inside a word stays
+        ("U.S.A.", "usa"),
+        ("1,000", "1000"),
+        ("the", ""),
+        ("“Ada”", "“ada”"),  # punctuation is ASCII's, as in the official script
+        ("The-rapist", "therapist"),  # punctuation goes before articles do
+    ],
+)
+def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) -> None:
+    """Lower case, then punctuation, then articles, then white space."""
+    assert normalized == scoring.normalize_answer(text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds", "exact", "f1"),
+    [
+        ("the Normans", ["Normans"], 1.0, 1.0),
+        ("in the 10th century", ["10th century"], 0.0, 2 * 2 / (3 + 2)),
+        ("Paris", ["London", "Paris, France"], 0.0, 2 * 1 / (1 + 2)),
+        ("Paris", ["London"], 0.0, 0.0),
+        ("la la land", ["la land"], 0.0, 2 * 2 / (3 + 2)),  # a word counts as often as both have it
+        ("", [], 1.0, 1.0),
+        ("Paris", [], 0.0, 0.0),
+        ("", ["Paris"], 0.0, 0.0),
+        ("the", [""], 1.0, 1.0),  # nothing is left of either
+    ],
+)
+def test_exact_match_and_f1_of_answers(answer: str, golds: list[str], exact: float, f1: float) -> None:
+    """The best over the right answers; an unanswerable question wants no answer."""
+    assert (exact, f1) == (scoring.exact_match(answer, golds), pytest.approx(scoring.answer_f1(answer, golds)))
+
+
+def test_entity_f1_is_strict_and_over_all_texts() -> None:
+    """A wrong edge or label is wrong; sums are made over texts before the ratio is."""
+    expected = [{(0, 3, "PER"), (8, 14, "LOC")}, {(0, 5, "ORG")}, set()]
+    found = [{(0, 3, "PER"), (8, 13, "LOC")}, {(0, 5, "PER")}, {(1, 2, "LOC")}]
+
+    assert 2 * 1 / (4 + 3) == pytest.approx(scoring.span_f1(expected, found))
+
+
+def test_entity_f1_where_there_is_nothing_to_find() -> None:
+    """Finding nothing in nothing is right, finding something in nothing is not."""
+    assert 1.0 == scoring.span_f1([set()], [set()])
+    assert 0.0 == scoring.span_f1([set()], [{(0, 1, "PER")}])
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        (["B-PER", "I-PER", "O", "B-LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
+        (["B-PER", "B-PER", "I-PER", "O"], {(0, 2, "PER"), (3, 8, "PER")}),
+        (["I-PER", "I-PER", "I-LOC", "O"], {(0, 5, "PER"), (6, 8, "LOC")}),  # IOB1, and a change of label
+        (["O", "I-PER", "O", "I-PER"], {(3, 5, "PER"), (9, 11, "PER")}),
+        (["B-PER", "E-PER", "S-PER", "S-PER"], {(0, 5, "PER"), (6, 8, "PER"), (9, 11, "PER")}),
+        (["B-PER", "I-PER", "L-PER", "U-LOC"], {(0, 8, "PER"), (9, 11, "LOC")}),
+        (["S-PER", "I-PER", "O", "O"], {(0, 2, "PER"), (3, 5, "PER")}),  # a single one cannot go on
+        (["PER", "PER", "O", "LOC"], {(0, 5, "PER"), (9, 11, "LOC")}),
+        (["O", "O", "O", "O"], set()),
+    ],
+)
+def test_tags_become_entities(tags: list[str], expected: set[scoring.Span]) -> None:
+    """BIO of both kinds, BIOES, BILOU and plain labels."""
+    assert expected == scoring.spans_of_tags(tags, WORDS)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        ([ADA | {"score": 0.1}], True),
+        ([ADA | {"end": 4}], False),
+        ([ADA, ADA], False),
+        ([], False),
+        (ADA, False),
+        ([{"entity": "PER"}], False),
+    ],
+)
+def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) -> None:
+    """Floats may differ, and nothing else; a result of another form is another result, no error."""
+    assert expected is scoring.same([ADA], actual)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ([ADA], {(0, 3, "PER")}),
+        ([{"entity": "B-PER", "start": 1, "end": 2, "score": 0.5}], {(1, 2, "B-PER")}),
+        ({"answer": "Ada", "score": 0.5, "start": 4, "end": 7}, {(4, 7, "")}),
+        ([[ADA], []], {(0, 3, "PER")}),
+        ([{"label": "positive", "score": 0.5}], set()),
+    ],
+)
+def test_spans_of_a_result(result: Any, expected: set[scoring.Span]) -> None:
+    """Entities, tokens and answers have places; labels have none."""
+    assert expected == scoring.spans(result)
+
+
+@pytest.mark.parametrize(
+    ("span", "words", "expected"),
+    [
+        ((4, 5, "PER"), WORDS, (3, 5, "PER")),
+        ((1, 7, "PER"), WORDS, (0, 8, "PER")),
+        ((3, 5, "PER"), WORDS, (3, 5, "PER")),
+        ((2, 3, "PER"), WORDS, (2, 3, "PER")),  # between two words
+        ((4, 5, "PER"), [], (4, 5, "PER")),
+    ],
+)
+def test_spans_are_widened_to_words(span: scoring.Span, words: list[tuple[int, int]], expected: scoring.Span) -> None:
+    """To those that they touch, not to neighbors that they only meet."""
+    assert {expected} == scoring.widened([span], words)
+
+
+def test_correlation() -> None:
+    """1 for a rising line, -1 for a falling one, 0 where one does not vary."""
+    series = [1.0, 2.0, 4.0]
+
+    assert 1.0 == pytest.approx(scoring.pearson(series, [3 * x + 1 for x in series]))
+    assert -1.0 == pytest.approx(scoring.pearson(series, [-x for x in series]))
+    assert 0.0 == scoring.pearson(series, [5.0, 5.0, 5.0])

@@ -1,0 +1,73 @@
+"""The speed table and the name of the processor; and the comparison of rows with their neighbors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export import rows, speed
+from service.engine import Row
+from service.tokenization import Encoding
+
+INTEL = "processor\t: 0\nmodel name\t: Some(R) CPU @ 2.00GHz\nflags\t\t: fpu sse2 fma avx2 avx512f avx512_vnni\n\nprocessor\t: 1\nmodel name\t: Other\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
+
+
+class Fake:
+    """An engine that remembers what it ran, and whose rows may move with the number of their neighbors."""
+
+    def __init__(self, leak: float = 0.0) -> None:
+        self.lengths: list[int] = []
+        self.leak = leak
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        self.lengths += map(len, encodings)
+        return [{"logits": np.full(2, len(e) + self.leak * len(encodings), dtype=np.float32)} for e in encodings]
+
+
+def encoding(length: int) -> Encoding:
+    """Returns an encoding of this length."""
+    return Encoding(np.ones(length, dtype=np.int64), np.zeros(length, dtype=np.int64))
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "instructions"),
+    [(INTEL, "Some(R) CPU @ 2.00GHz", ("avx2", "fma", "avx512f", "avx512_vnni")), (ARM, None, ("asimd", "asimddp", "i8mm"))],
+)
+def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, name: str | None, instructions: tuple[str, ...]) -> None:
+    """The first processor's name and the instruction sets that decide the speed of matrices, no others."""
+    path = tmp_path / "cpuinfo"
+    path.write_text(text)
+    found = speed.processor(path)
+
+    assert instructions == found[1]
+    assert found[0] == name if name else found[0]
+
+
+def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
+    """Elsewhere than on Linux the kind of the machine stands for it."""
+    name, instructions = speed.processor(tmp_path / "none")
+
+    assert ("", ()) != (name, instructions)
+    assert () == instructions
+
+
+@pytest.mark.parametrize(("longest", "lengths"), [(512, [16, 64, 128, 512]), (128, [16, 64, 128]), (40, [16, 40]), (8, [8])])
+def test_lengths_are_those_that_the_model_takes(longest: int, lengths: list[int]) -> None:
+    """None is beyond the model's own, which is always among them; each is run several times after a first time."""
+    engine = Fake()
+    found = speed.measure(engine, max_length=longest, pad_id=1)
+
+    assert lengths == [timing.length for timing in found.timings]
+    assert dict.fromkeys(lengths, speed.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
+
+
+def test_rows_are_compared_with_themselves_alone() -> None:
+    """The worst difference counts, also in the last batch, which may be smaller."""
+    encodings = [encoding(length) for length in (3, 5, 4, 9, 2)]
+    for leak, expected in ((0.0, 0.0), (0.5, 0.5 * (rows.BATCH_ROWS - 1))):
+        engine = Fake(leak)
+        assert expected == rows.worst_row_error(engine, encodings, [engine.run([one])[0] for one in encodings])

@@ -1,0 +1,468 @@
+"""bert-export verify: what it checks, what it measures on data, its report and its exit codes. Mostly without torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+import tiny
+from export import answers, cli, verify_cli
+from export.verify import Check
+from service.api import reading
+from service.bundle import MANIFEST_FILE, Bundle, digest, load
+from service.engine import OnnxEngine
+from service.tokenization import Tokenizer
+
+TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
+Verify = Callable[..., tuple[int, dict[str, Any]]]
+
+
+def answer(bundle: Bundle, body: dict[str, Any], precision: Any = "auto") -> Any:
+    """Returns what a graph of a bundle answers to a request body."""
+    graph, spec = bundle.graph("cpu", precision), bundle.manifest.tokenizer
+    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    read = reading.read(bundle.manifest.task, json.dumps(body).encode(), reading.Limits(max_inputs=1, max_chars=1000))
+    [request] = read.requests()
+    return read.shape([answers.answer(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Changes a bundle's manifest."""
+    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    change(manifest)
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
+    return path
+
+
+def sound(folder: Path, task: str = "text-classification", *, other_seed: int | None = None) -> Path:
+    """Writes a tiny bundle that passes: with evidence, and the result of its example.
+
+    Args:
+        folder: The models folder.
+        task: Its task.
+        other_seed: If given there is an fp32 graph of this seed too, and the default one, of seed 0, goes as int8.
+    """
+    path = tiny.bundle(folder, task, task=task, max_length=160)
+
+    def complete(manifest: dict[str, Any]) -> None:
+        [graph] = manifest["graphs"]
+        graph["evidence"]["samples"] = 18
+        if other_seed is not None:
+            (path / graph["file"]).rename(path / "model.cpu.int8.onnx")
+            onnx.save(tiny.graph(task, labels=len(manifest["labels"]), seed=other_seed), str(path / "model.cpu.fp32.onnx"))
+            other = graph | {"default": False, "sha256": digest(path / "model.cpu.fp32.onnx")}
+            manifest["graphs"] = [graph | {"file": "model.cpu.int8.onnx", "precision": "int8"}, other]
+
+    edit(path, complete)
+    bundle = load(path)
+    result = answer(bundle, bundle.manifest.example.request)
+    return edit(path, lambda manifest: manifest["example"].update(result=result))
+
+
+@pytest.fixture(name="verify")
+def verify_command(capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Returns `verify(bundle, *flags)`, which gives the exit code and the checks by name."""
+
+    def run(path: object, *flags: object) -> tuple[int, dict[str, Any]]:
+        code = cli.main(["verify", str(path), "--json", *map(str, flags)])
+        report = json.loads(capsys.readouterr().out)
+        assert report["passed"] is (code == 0)
+        return code, {check["name"]: check for check in report["checks"]}
+
+    return run
+
+
+def data(folder: Path, *lines: Any) -> Path:
+    """Writes JSONL."""
+    path = folder / "data.jsonl"
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+# ---- the bundle alone
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask"])
+def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> None:
+    """Files, evidence, example and batches are checked, for every task."""
+    code, checks = verify(sound(tmp_path, task))
+
+    assert (0, ["files", "evidence", "example", "batches cpu/fp32"]) == (code, list(checks))
+
+
+def test_the_report_is_a_line_for_each_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json a person can read it."""
+    assert 0 == cli.main(["verify", str(sound(tmp_path))])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    assert [["ok", name] for name in ("files", "evidence", "example", "batches")] == [line[:2] for line in lines]
+
+
+def test_the_current_folder_can_be_verified(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`.` is named after the folder that it is."""
+    monkeypatch.chdir(sound(tmp_path))
+
+    assert 0 == verify(".")[0]
+
+
+def test_an_altered_file_fails(tmp_path: Path, verify: Verify) -> None:
+    """The digest tells; nothing after it is tried."""
+    path = sound(tmp_path)
+    (path / "model.cpu.fp32.onnx").write_bytes(b"x")
+    code, checks = verify(path)
+
+    assert (1, ["files"]) == (code, list(checks))
+    assert "was altered" in checks["files"]["detail"]
+
+
+def test_a_folder_that_is_no_bundle_fails(tmp_path: Path, verify: Verify) -> None:
+    """It is said to be none."""
+    code, checks = verify(tmp_path)
+
+    assert (1, ["files"]) == (code, list(checks))
+    assert "is not a bundle" in checks["files"]["detail"]
+
+
+def test_a_graph_that_is_no_graph_fails(tmp_path: Path, verify: Verify) -> None:
+    """A file that the manifest vouches for, and onnxruntime cannot load."""
+    path = sound(tmp_path)
+    (path / "model.cpu.fp32.onnx").write_bytes(b"x")
+    edit(path, lambda manifest: manifest["graphs"][0].update(sha256=digest(path / "model.cpu.fp32.onnx")))
+    code, checks = verify(path)
+
+    assert (1, ["files", "evidence", "engine"]) == (code, list(checks))
+
+
+def test_a_bundle_without_evidence_fails(tmp_path: Path, verify: Verify) -> None:
+    """0 parity inputs prove nothing; the other checks go on."""
+    path = edit(sound(tmp_path), lambda manifest: manifest["graphs"][0]["evidence"].update(samples=0))
+    code, checks = verify(path)
+
+    assert (1, False, True) == (code, checks["evidence"]["passed"], checks["example"]["passed"])
+
+
+def test_another_answer_than_the_stored_one_fails(tmp_path: Path, verify: Verify) -> None:
+    """The example's result is compared, scores with a tolerance."""
+    path = edit(sound(tmp_path), lambda manifest: manifest["example"]["result"][0][0].update(score=0.123))
+    code, checks = verify(path)
+
+    assert (1, False) == (code, checks["example"]["passed"])
+    assert "differs from the stored 0.123" in checks["example"]["detail"]
+
+
+def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> None:
+    """A graph whose rows move with their neighbors, and whose manifest denies it."""
+    path = sound(tmp_path)
+    file = path / "model.cpu.fp32.onnx"
+    model = onnx.load(str(file))
+    *nodes, gemm = model.graph.node
+    gemm.input[0] = "leaky"
+    mean = onnx.helper.make_node("ReduceMean", ["mean"], ["all"], axes=[0])
+    nodes += [mean, onnx.helper.make_node("Add", ["mean", "all"], ["leaky"]), gemm]
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    onnx.save(model, str(file))
+    edit(path, lambda manifest: manifest["graphs"][0].update(sha256=digest(file)))
+    edit(path, lambda manifest: manifest["example"].update(result=answer(load(path), manifest["example"]["request"])))
+    code, checks = verify(path)
+
+    assert (1, False, True) == (code, checks["batches cpu/fp32"]["passed"], checks["example"]["passed"])
+    assert checks["batches cpu/fp32"]["figures"]["worst_row_error"] > 0.01
+    assert 0 == verify(edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0]
+
+
+def test_a_provider_that_the_bundle_has_no_graph_for_fails(tmp_path: Path, verify: Verify) -> None:
+    """The message says which graphs there are."""
+    code, checks = verify(sound(tmp_path), "--provider", "cuda")
+
+    assert 1 == code
+    assert "no graph for provider `cuda`" in checks["engine"]["detail"]
+
+
+# ---- data
+
+
+def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:
+    """The share of inputs on which both graphs have the same best label; without a floor it is only said."""
+    path = sound(tmp_path, other_seed=1)
+    bundle = load(path)
+    best = [[answer(bundle, {"inputs": text}, precision)[0][0]["label"] for text in TEXTS] for precision in ("int8", "fp32")]
+    expected = sum(a == b for a, b in zip(*best, strict=True)) / len(TEXTS)
+    assert 0 < expected < 1  # of all or none nothing could be told
+
+    code, checks = verify(path, "--data", data(tmp_path, *({"text": text} for text in TEXTS)))
+    figures = checks["agreement"]["figures"]
+    assert (0, None) == (code, checks["agreement"]["passed"])
+    assert (pytest.approx(expected), len(TEXTS), "the fp32 graph") == (figures["agreement"], figures["inputs"], figures["reference"])
+
+
+@pytest.mark.parametrize(("seed", "code"), [(0, 0), (1, 1)])
+def test_a_floor_decides(tmp_path: Path, verify: Verify, seed: int, code: int) -> None:
+    """--min-agreement passes equal graphs and fails different ones."""
+    path = data(tmp_path, *({"text": text} for text in TEXTS))
+
+    assert code == verify(sound(tmp_path, other_seed=seed), "--data", path, "--min-agreement", "0.99")[0]
+
+
+def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify) -> None:
+    """With one graph and no checkpoint there is no agreement, which is said, and fails a floor."""
+    path, lines = sound(tmp_path), data(tmp_path, {"text": "good"})
+
+    assert (0, None) == (verify(path, "--data", lines)[0], verify(path, "--data", lines)[1]["agreement"]["passed"])
+    code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
+    assert 1 == code
+    assert "give --checkpoint" in checks["agreement"]["detail"]
+
+
+def test_accuracy(tmp_path: Path, verify: Verify) -> None:
+    """Labels by name or id; lines without one count for agreement alone."""
+    path = sound(tmp_path)
+    best = [answer(load(path), {"inputs": text})[0][0]["label"] for text in TEXTS]
+    wrong = next(label for label in tiny.LABELS if label != best[2])
+    gold: list[Any] = [best[0], tiny.LABELS.index(best[1]), wrong, [best[3]], None, None]
+    lines = data(tmp_path, *({"inputs": text, "label": label} for text, label in zip(TEXTS, gold, strict=True)))
+    _, checks = verify(path, "--data", lines)
+
+    assert {"graph": 0.75} == checks["accuracy"]["figures"]
+    assert "on 4 labeled inputs" in checks["accuracy"]["detail"]
+
+
+def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> None:
+    """Of independent labels those from one half on are chosen, and compared as a set."""
+    path = edit(sound(tmp_path), lambda manifest: manifest.update(activation="sigmoid"))
+    edit(path, lambda manifest: manifest["example"].update(result=answer(load(path), manifest["example"]["request"])))
+    sets = [[item["label"] for item in answer(load(path), {"inputs": text})[0] if item["score"] >= 0.5] for text in TEXTS]
+    assert any(len(labels) != 1 for labels in sets)
+    gold = [*sets[:-1], [label for label in tiny.LABELS if label not in sets[-1]]]
+    code, checks = verify(path, "--data", data(tmp_path, *({"text": t, "label": g} for t, g in zip(TEXTS, gold, strict=True))))
+
+    assert (0, pytest.approx(5 / 6)) == (code, checks["accuracy"]["figures"]["graph"])
+
+
+def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) -> None:
+    """Correlation and error with the right values, and the largest difference to the reference."""
+    path = tiny.bundle(tmp_path, "value", labels=("value",), activation="none")
+    edit(path, lambda manifest: manifest["graphs"][0]["evidence"].update(samples=18))
+    edit(path, lambda manifest: manifest["example"].update(result=answer(load(path), manifest["example"]["request"])))
+    values = [answer(load(path), {"inputs": text})[0][0]["score"] for text in TEXTS]
+    lines = data(tmp_path, *({"text": text, "label": value + 0.5} for text, value in zip(TEXTS, values, strict=True)))
+    _, checks = verify(path, "--data", lines)
+
+    assert pytest.approx(1.0) == checks["Pearson correlation"]["figures"]["graph"]
+    assert pytest.approx(0.5, abs=1e-5) == checks["mean absolute error"]["figures"]["graph"]
+
+
+def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
+    """Strict, from entities or from tagged words; words are labeled by their first piece where a line does not say."""
+    path = sound(tmp_path, "token-classification", other_seed=0)
+    text = "good film zq was bad"
+    found = answer(load(path), {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
+    assert len(found) >= 2
+    entities = [{"start": e["start"], "end": e["end"], "label": e["entity_group"]} for e in found]
+    entities[0]["label"] = "WRONG"
+    words = text.split()
+    tags = ["O"] * len(words)
+    _, checks = verify(path, "--data", data(tmp_path, {"text": text, "entities": entities}, {"tokens": words, "tags": tags}))
+
+    expected = 2 * (len(found) - 1) / (2 * len(found) + len(entities))
+    assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1"]["figures"]
+    assert (1.0, 1.0) == tuple(checks["agreement"]["figures"][name] for name in ("agreement", "span_agreement"))
+
+
+def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
+    """The answer against any of the right ones, in each form that SQuAD's files have."""
+    path = sound(tmp_path, "question-answering")
+    question, context = "good ?", "the film was great and the book was fine"
+    got = answer(load(path), {"inputs": {"question": question, "context": context}})["answer"]
+    line = {"question": question, "context": context}
+    right = ([f"The {got}!"], {"text": ["no", got], "answer_start": [0, 0]}, [{"text": got, "answer_start": 0}], ["zq"])
+    _, checks = verify(path, "--data", data(tmp_path, *(line | {"answers": answers_} for answers_ in right)))
+
+    assert (0.75, 0.75) == tuple(checks[name]["figures"]["graph"] for name in ("exact match", "F1"))
+
+
+def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the data has such a question every line may be answered with nothing."""
+    asked = []
+    monkeypatch.setattr("export.verify._Subject.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
+    monkeypatch.setattr("export.verify._example", lambda subject: Check("example", True, ""))
+    line = {"question": "good ?", "context": "a film"}
+    _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
+
+    assert [True, True] == [request.handle_impossible_answer for request in asked]
+    assert 0.5 == checks["exact match"]["figures"]["graph"]
+
+
+def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
+    """The word of each mask, case and space aside."""
+    path = sound(tmp_path, "fill-mask")
+    one = answer(load(path), {"inputs": "a [MASK] film"})[0]["token_str"]
+    two = [mask[0]["token_str"] for mask in answer(load(path), {"inputs": "a [MASK] , [MASK] film"})]
+    lines = data(
+        tmp_path, {"text": "a [MASK] film", "target": one.upper()}, {"text": "a [MASK] , [MASK] film", "target": [two[0], "nothing"]}
+    )
+    _, checks = verify(path, "--data", lines)
+
+    assert pytest.approx(2 / 3) == checks["top-1"]["figures"]["graph"]
+
+
+# ---- usage
+
+
+@pytest.mark.parametrize(
+    ("task", "line", "reason"),
+    [
+        ("text-classification", "", "holds no line"),
+        ("text-classification", "{\n", "line 1 is not JSON"),
+        ("text-classification", "[1]\n", "line 1 is no JSON object"),
+        ("text-classification", {"label": "positive"}, "line 1: it has no input"),
+        ("text-classification", {"inputs": ["a", "b"]}, "give one input a line"),
+        ("text-classification", {"inputs": 5}, "`inputs` is wrong"),
+        ("text-classification", {"text": "a", "label": "great"}, "the model has negative, positive, neutral"),
+        ("text-classification", {"text": "a", "label": 3}, "`label` is 3"),
+        ("text-classification", {"text": "a", "label": True}, "`label` is true"),
+        ("text-classification", {"text": "a", "parameters": {"topk": 1}}, "did you mean `top_k`"),
+        ("text-classification", {"text": "a", "parameters": [1]}, "`parameters` must be an object"),
+        ("token-classification", {"text": "a", "entities": [{"start": 0}]}, "`entities` must be a list of"),
+        ("token-classification", {"text": "a", "tags": ["O"]}, "`tags` need `tokens`"),
+        ("token-classification", {"tokens": ["a"], "tags": ["O", "O"]}, "2 `tags` for 1 `tokens`"),
+        ("token-classification", {"tokens": ["a"], "tags": [0]}, "`tags` must be a list of texts"),
+        ("token-classification", {"text": "b", "tokens": ["a"], "tags": ["O"]}, 'the token "a" is not in the text'),
+        ("question-answering", {"question": "a"}, "`inputs.context` is wrong"),
+        ("question-answering", {"question": "a", "context": "b", "answers": "b"}, "`answers` must be a list"),
+        ("fill-mask", {"text": "a [MASK]", "target": 5}, "`target` must be a word"),
+        ("fill-mask", {"text": "a [MASK]", "target": ["a", "b"]}, "1 masks and 2 words"),
+        ("fill-mask", {"text": "no mask"}, "line 1 of the data cannot be answered"),
+    ],
+)
+def test_data_that_is_not_understood_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, line: Any, reason: str
+) -> None:
+    """Exit code 2, one line that says where and what."""
+    assert 2 == cli.main(["verify", str(sound(tmp_path, task)), "--data", str(data(tmp_path, line))])
+    [own] = capsys.readouterr().err.splitlines()
+    assert own.startswith("bert-export: ")
+    assert reason in own
+
+
+def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, before any check."""
+    assert 2 == cli.main(["verify", str(sound(tmp_path)), "--data", str(tmp_path / "none.jsonl")])
+    captured = capsys.readouterr()
+    assert "none.jsonl" in captured.err
+    assert "" == captured.out
+
+
+@pytest.mark.parametrize("flags", [(), ("B", "--min-agreement", "0.5"), ("B", "--min-agreement", "2"), ("B", "--gold"), ("B", "C")])
+def test_a_wrong_flag_is_a_usage_error(flags: tuple[str, ...]) -> None:
+    """Exit code 2 by argparse."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["verify", *flags])
+
+    assert 2 == exit_.value.code
+
+
+def test_a_line_separator_in_a_text_does_not_end_the_line(tmp_path: Path, verify: Verify) -> None:
+    """Only a newline does."""
+    _, checks = verify(sound(tmp_path), "--data", data(tmp_path, '{"text": "a\u2028b"}\n\n{"text": "c"}\n'))
+
+    assert 2 == checks["agreement"]["figures"]["inputs"]
+
+
+def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint needs torch, exit code 3; without one it is not needed."""
+    monkeypatch.setattr(verify_cli, "find_spec", lambda name: None if name == "torch" else importlib.util.find_spec(name))
+    path = str(sound(tmp_path))
+
+    assert 0 == cli.main(["verify", path])
+    assert 3 == cli.main(["verify", path, "--checkpoint", "x"])
+    assert "torch not installed" in capsys.readouterr().err
+
+
+def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None:
+    """It runs where the service does."""
+    code = "import sys; from export import cli; print(cli.main(['verify', sys.argv[1]]), 'torch' in sys.modules, 'transformers' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code, sound(tmp_path)], capture_output=True, text=True, check=True)
+
+    assert "0 False False" == result.stdout.splitlines()[-1]
+
+
+# ---- with the checkpoint
+
+
+@pytest.fixture(name="exported", scope="module")
+def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A checkpoint, and its bundle of fp32 and int8."""
+    from checkpoints import bert, few_texts
+    from export.pipeline import ExportSpec, export
+
+    folder = tmp_path_factory.mktemp("verify")
+    source = bert(folder)
+    target, _ = export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)), lambda line: None)
+    return source, target
+
+
+@pytest.mark.torch
+def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
+    """Digest, parity of every graph with the errors of the export, and the agreement on data with PyTorch itself."""
+    source, target = exported
+    lines = data(tmp_path, *({"text": text, "label": 0} for text in [*TEXTS, "the film was not very good , " * 40]))
+    code, checks = verify(target, "--checkpoint", source, "--data", lines)
+
+    order = ["files", "evidence", "example", "batches cpu/fp32", "batches cpu/int8", "checkpoint"]
+    assert (0, [*order, "parity cpu/fp32", "parity cpu/int8", "agreement", "accuracy"]) == (code, list(checks))
+    stored = {graph.precision: graph.evidence for graph in load(target).manifest.graphs}
+    for precision, evidence in stored.items():
+        figures = checks[f"parity cpu/{precision}"]["figures"]
+        assert pytest.approx(evidence.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
+        assert [entry.up_to for entry in evidence.lengths] == [entry["up_to"] for entry in figures["lengths"]]
+    assert "the checkpoint" == checks["agreement"]["figures"]["reference"]
+    assert checks["agreement"]["figures"]["agreement"] >= 6 / 7
+    assert {"graph", "reference"} == set(checks["accuracy"]["figures"])
+
+
+@pytest.mark.torch
+def test_another_checkpoint_fails(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
+    """Its digest is another, and so are its logits."""
+    from checkpoints import bert, edit_weights
+
+    other = bert(tmp_path)
+    edit_weights(other, lambda tensors: tensors["classifier.bias"].add_(0.5))
+    code, checks = verify(exported[1], "--checkpoint", other)
+
+    assert (1, False, False) == (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"])
+    assert "fp32 logits are off by" in checks["parity cpu/fp32"]["detail"]
+
+
+@pytest.mark.torch
+def test_a_checkpoint_that_cannot_be_loaded_ends_with_1(
+    exported: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says why."""
+    (tmp_path / "empty").mkdir()
+
+    assert 1 == cli.main(["verify", str(exported[1]), "--checkpoint", str(tmp_path / "empty")])
+    [own] = capsys.readouterr().err.splitlines()
+    assert "bert-export: the configuration of" in own
+
+
+@pytest.mark.torch
+def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ./verify, or where the word is not the first."""
+    from checkpoints import bert
+
+    bert(tmp_path, "verify")
+    monkeypatch.chdir(tmp_path)
+
+    assert 0 == cli.main(["./verify", "--output", "a", "--precision", "fp32"])
+    assert 0 == cli.main(["--output", "b", "--precision", "fp32", "verify"])
+    assert [True, True] == [load(tmp_path / folder / "verify").manifest.name == "verify" for folder in ("a", "b")]
