@@ -11,6 +11,7 @@ from export.dataset import Line
 from export.errors import DataError
 from export.scoring import answer_f1, exact_match, pearson, same, span_f1, spans, widened
 from service.errors import CallerError
+from service.tasks import embed
 from service.tasks.encoded import Head
 
 Answer = Callable[[Any], Any]  # a task's request to its result
@@ -24,9 +25,9 @@ class Measured:
         inputs: Number of inputs.
         labeled: How many of them have a right answer.
         agreement: Share of inputs on which graph and reference choose the same, scores aside; None without a reference and
-            for regression, which chooses nothing.
+            for regression and embeddings, which choose nothing.
         span_agreement: F1 of the graph's spans against the reference's, where there are spans.
-        worst_difference: Largest difference of a regression's values.
+        worst_difference: Largest difference of a regression's values, or of an embedding's vectors 1 - cosine.
         scores: Figure -> its value for the `graph`, and the `reference` where there is one.
     """
 
@@ -65,6 +66,8 @@ def measure(lines: Sequence[Line], task: str, head: Head, graph: Answer, referen
         return found
     if choices.is_regression(task, head):
         return replace(found, worst_difference=max(abs(choices.value(a) - choices.value(b)) for a, b in zip(right, got, strict=True)))
+    if task == embed.TASK:
+        return replace(found, worst_difference=max(choices.angle(a, b) for a, b in zip(right, got, strict=True)))
     agree = sum(same(choices.choice(task, a, head), choices.choice(task, b, head)) for a, b in zip(right, got, strict=True))
     places = [spans(a) for a in right], [spans(b) for b in got]
     return replace(found, agreement=agree / len(lines), span_agreement=span_f1(*places) if any(places[0] + places[1]) else None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from export.scoring import spans
 from service.tasks.encoded import Head
 
@@ -36,6 +38,13 @@ def is_regression(task: str, head: Head) -> bool:
 def value(result: Any) -> float:
     """Returns the value of a regression."""
     return float(result[0]["score"])
+
+
+def angle(a: Any, b: Any) -> float:
+    """Returns 1 - cosine of two vectors; of a text's token vectors the largest, each with its counterpart."""
+    x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return float(np.max(1 - (x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)))
 
 
 def labels(result: Any, head: Head) -> frozenset[str]:

@@ -12,6 +12,7 @@ from export.errors import DataError
 from export.scoring import Span, spans_of_tags
 from service.api import reading
 from service.errors import BertServeError
+from service.tasks.encoded import Head
 
 Document = dict[str, Any]
 MAX_CHARS = 10**8
@@ -47,7 +48,7 @@ class Line:
     gold: Any
 
 
-def read(path: Path, task: str, labels: Sequence[str]) -> list[Line]:
+def read(path: Path, task: str, head: Head) -> list[Line]:
     """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as the service takes it, or the fields of one input, and a gold field.
 
     Where the right answers need it and a line does not say otherwise, entities are made of words (`aggregation_strategy:
@@ -56,7 +57,7 @@ def read(path: Path, task: str, labels: Sequence[str]) -> list[Line]:
     Args:
         path: The file; empty lines are skipped.
         task: Hugging Face name of the bundle's task.
-        labels: The bundle's labels.
+        head: The bundle's labels, and for embeddings how its vectors are made.
 
     Raises:
         DataError: The file cannot be read, or a line is not understood; the message has its number.
@@ -72,8 +73,8 @@ def read(path: Path, task: str, labels: Sequence[str]) -> list[Line]:
     found = []
     for number, document in documents:
         try:
-            gold = GOLD[task](document, labels) if task in GOLD else None
-            found.append(Line(number, _request(task, document, _defaults(task, gold, impossible)), gold))
+            gold = GOLD[task](document, head.labels) if task in GOLD else None
+            found.append(Line(number, _request(task, document, _defaults(task, gold, impossible), head), gold))
         except (BertServeError, ValueError) as error:
             raise DataError(f"`{path}` line {number}: {error}") from error
     return found
@@ -95,7 +96,7 @@ def _defaults(task: str, gold: Any, impossible: bool) -> Document:
     return {"handle_impossible_answer": True} if task == "question-answering" and impossible else {}
 
 
-def _request(task: str, document: Document, defaults: Document) -> Any:
+def _request(task: str, document: Document, defaults: Document, head: Head) -> Any:
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise ValueError("`parameters` must be an object.")
@@ -103,7 +104,7 @@ def _request(task: str, document: Document, defaults: Document) -> Any:
     if isinstance(inputs, list):
         raise ValueError("`inputs` is a list; give one input a line.")
     raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters}).encode()
-    (request,) = reading.read(task, raw, reading.Limits(max_inputs=1, max_chars=MAX_CHARS)).requests()
+    (request,) = reading.read(task, raw, reading.Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(head)
     return request
 
 

@@ -78,7 +78,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         return
     manifest = bundle.manifest
     # before minutes of work
-    lines = [] if spec.data is None else dataset.read(spec.data, manifest.task, manifest.labels)
+    lines = [] if spec.data is None else dataset.read(spec.data, manifest.task, manifest)
     yield Check("files", True, f"the digests of tokenizer and {len(manifest.graphs)} graphs are those of the manifest")
     yield _evidence(bundle)
     graphs = [graph for graph in manifest.graphs if graph.provider == spec.provider]
@@ -130,7 +130,7 @@ def _example(subject: _Subject) -> Check:
     manifest, tolerance = subject.manifest, CHECK_TOLERANCE[subject.graph.precision]
     try:
         body = reading.read(manifest.task, json.dumps(manifest.example.request).encode(), reading.Limits(max_inputs=1, max_chars=10**6))
-        result = body.shape([subject.answer(request) for request in body.requests()])
+        result = body.shape([subject.answer(request) for request in body.requests(manifest)])
     except BertServeError as error:
         return Check("example", False, error.message)
     reason = difference(manifest.example.result, result, tolerance)
@@ -161,7 +161,8 @@ def _load(source: str, bundle: Bundle) -> Checkpoint:
     # torch and transformers take seconds to import, and most checks need neither
     from export import checkpoint
 
-    return checkpoint.load(source, task=bundle.manifest.task)
+    embedding = bundle.manifest.embedding
+    return checkpoint.load(source, task=bundle.manifest.task, layers="last" if embedding is None else embedding.layers)
 
 
 def _parity(subjects: list[_Subject], loaded: Checkpoint) -> Iterator[Check]:
@@ -216,7 +217,7 @@ def _agreement_check(served: str, found: agreement.Measured, reference: str | No
         return Check("agreement", None if floor is None else False, hint, {"inputs": found.inputs})
     figures = replace(found, scores={}).__dict__ | {"reference": reference}
     if found.agreement is None:
-        detail = f"the values of {served} and {reference} differ by {found.worst_difference:.1e} at most on {found.inputs} inputs"
+        detail = f"values of {served} and {reference} differ by {found.worst_difference:.1e} at most (of vectors, 1 - cosine) on {found.inputs} inputs"
         return Check(
             "agreement", None if floor is None else False, detail + ("" if floor is None else "; a value has no agreement"), figures
         )

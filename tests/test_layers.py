@@ -162,7 +162,7 @@ ALLOWED = {
     "export.card": set(),
     "export.package": {"export.card", "export.errors", "export.signals"},
     "export.pipeline": {"export", "service.api", "service.engine", "service.model", "service.tokenization"},
-    "export.dataset": {"export.errors", "export.scoring", "service.api"},
+    "export.dataset": {"export.errors", "export.scoring", "service.api", "service.tasks"},
     "export.agreement": {"export.choices", "export.dataset", "export.errors", "export.scoring", "service.tasks"},
     "export.verify": {"export", "service.api", "service.cli", "service.engine", "service.model", "service.tokenization"},
     "export.verify_cli": {"export.errors", "export.verify"},
