@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ EXAMPLES: dict[Task, dict[str, Any]] = {
     "fill-mask": {"inputs": "The king of [MASK] died in 1066.", "parameters": {"top_k": 1}},
 }
 Progress = Callable[[str], None]
-FORM = f"torchscript opset {trace.OPSET}, packed MultiHeadAttention with key padding"
+TRACED = f"torchscript opset {trace.OPSET}"
+FORM = f"{TRACED}, packed MultiHeadAttention with key padding"
 _ORDER: tuple[Precision, ...] = ("fp32", "int8")
 
 
@@ -134,13 +135,15 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
 def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str], built: Path, work: Path, progress: Progress) -> Manifest:
     raw, fused, lowered, narrow_, final = (work / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrow", "packed"))
     with _stage(progress, "trace", f"opset {trace.OPSET}"):
-        trace.trace(loaded, raw)
+        loaded = replace(loaded, inputs=trace.trace(loaded, raw))
     with _stage(progress, "optimize", "cpu"):
         fusions = optimize.optimize(raw, fused, loaded)
         lower.lower(fused, lowered)
         narrowed = narrow.narrow(lowered, narrow_)
         pack.pack(narrow_, final)
-        form = _Form(FORM + (", last layer for the first token only" if narrowed else ""), fusions)
+        form = _Form(
+            f"{TRACED}, {optimize.attention_form(fusions, loaded)}" + (", last layer for the first token only" if narrowed else ""), fusions
+        )
     (built / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(built / TOKENIZER_FILE, _tokenizer_spec(loaded, built))
     with _stage(progress, "reference", "PyTorch float32"):
