@@ -230,7 +230,10 @@ def _head(config: Any, task: str) -> tuple[Task, Any]:
         raise CheckpointError(f"cannot tell the task of architecture {names or 'none'}; give --task, one of {', '.join(TASKS)}.")
     if read not in (None, wanted):
         raise CheckpointError(f"the checkpoint is a {names[0]}, made for {read}; --task {wanted} does not fit it.")
-    return next((t, loader) for t, loader in HEADS.values() if t == wanted)
+    built, loader = next((t, loader) for t, loader in HEADS.values() if t == wanted)
+    if type(config) not in loader._model_mapping:
+        raise CheckpointError(f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {names or 'none'}).")
+    return built, loader
 
 
 def _adapted(config: Any, task: str, lora: adapter.Adapter) -> tuple[Task, Any]:

@@ -43,7 +43,7 @@ class Family:
     Attributes:
         config: Class of its configuration.
         tokenizer: Makes its tokenizer.
-        fields: Fields of the configuration that are not the usual sizes, or not under their usual names.
+        fields: Fields of the configuration that are not the usual sizes, or not under their usual names; None for one that it has not.
         offset: Rows of the position table that texts do not use.
     """
 
@@ -61,7 +61,8 @@ class Family:
         tokenizer = self.tokenizer()
         ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
         sizes = {"max_position_embeddings": LENGTH + self.offset, **SIZES, **naming(LABELS[task]), **ids}
-        config = self.config(**{**sizes, "vocab_size": len(tokenizer), **self.fields, **fields})
+        given = {**sizes, "vocab_size": len(tokenizer), **self.fields, **fields}
+        config = self.config(**{name: value for name, value in given.items() if value is not None or name in ids})
         save_random(path, getattr(transformers, str(self.architecture(task))), config)
         tokenizer.save_pretrained(path)
         return path
@@ -70,7 +71,7 @@ class Family:
 def save_random(path: Path, architecture: Any, config: Any) -> Path:
     """Writes a random model of a configuration, its weights spread as a trained one's are, and returns the path."""
     torch.manual_seed(0)
-    config.initializer_range = 0.2
+    config.initializer_range = 0.2 * (32 / config.hidden_size) ** 0.5
     model = architecture(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -244,7 +245,7 @@ FAMILIES: dict[str, Family] = {
             ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
             padding_side="left",
         ),
-        {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64},
+        {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "max_position_embeddings": None},
     ),
 }
 CASES = [(name, task) for name, family in FAMILIES.items() for task in HEADS if family.architecture(task)]

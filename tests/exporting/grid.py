@@ -45,6 +45,11 @@ class Measured:
         return self.manifest.graphs[1].evidence.quantization_error
 
     @property
+    def errors(self) -> tuple[float, float, float]:
+        """What the table says: in fp32, in int8 on the calibration texts, and in int8 on others."""
+        return self.error, self.on_calibration, self.int8
+
+    @property
     def attention(self) -> str:
         """What became of the attention."""
         return self.manifest.graphs[0].form.split(", ")[1]
