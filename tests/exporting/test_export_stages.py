@@ -196,7 +196,7 @@ def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) ->
     source = perturbed(packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
     feeds = calibration.feeds(calibration.read(few_texts(folder)), stages.loaded, stages.tokenizer())
-    counts = quantize(source, folder / "int8.onnx", folder, feeds)
+    counts = quantize(source, folder / "int8.onnx", folder, feeds, max_error=1.0).counts
     assert before == digest(source)
     return source, folder / "int8.onnx", counts
 
@@ -266,7 +266,7 @@ def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> No
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
     with pytest.raises(GraphError, match="no matrix to quantize"):
-        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [])
+        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [], max_error=1.0)
     assert not (tmp_path / "int8.onnx").exists()
 
 
