@@ -269,7 +269,10 @@ def _check_weights(source: str, model: PreTrainedModel, vocabulary: int) -> None
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
-    embeddings: Any = model.get_input_embeddings()
+    try:
+        embeddings: Any = model.get_input_embeddings()
+    except NotImplementedError as error:
+        raise CheckpointError(f"{type(model).__name__} of `{source}` has no embedding of token ids, which is not understood.") from error
     rows = embeddings.weight.shape[0]
     if vocabulary > rows:
         raise CheckpointError(

@@ -147,7 +147,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     (built / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(built / TOKENIZER_FILE, _tokenizer_spec(loaded, built))
     with _stage(progress, "reference", "PyTorch float32"):
-        reference = parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
+        reference = _reference(loaded)
     graphs = {}
     for precision in _ORDER:
         # fp32 is compared also where it is not kept: without it a fault of the trace could hide in int8's wide bound
@@ -173,6 +173,21 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
         figures=tuple(spec.figures),
         source=Source(checkpoint=loaded.source, revision=loaded.revision, weights_sha256=loaded.weights_sha256, versions=_versions()),
     )
+
+
+def _reference(loaded: Checkpoint) -> parity.Reference:
+    """Returns the checkpoint's own answers.
+
+    Raises:
+        ParityError: It has none, in PyTorch itself, to some of the samples.
+    """
+    try:
+        return parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ParityError(
+            f"{type(loaded.model).__name__} itself cannot run all samples of up to {loaded.max_length} tokens in PyTorch: {error}; it is of a kind "
+            "that is not understood, or its configuration says wrong lengths."
+        ) from error
 
 
 def _tokenizer_spec(loaded: Checkpoint, built: Path) -> TokenizerSpec:
