@@ -6,7 +6,7 @@ PORT ?= 8000
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
-.PHONY: help serve test dev lint types unit parity avx2 export golden clean
+.PHONY: help serve test dev lint types unit parity avx2 export families golden clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -39,6 +39,9 @@ export: dev ## rebuild the embedded bundles: make export CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
 	@set -e; for figures in models/*.figures.json; do \
 	  name=$$(basename $$figures .figures.json); $(EXPORT) --name $$name --figures $$figures $(CHECKPOINTS)/$$name; done
+
+families: dev ## export every family with every head and rewrite the table in docs/export.md
+	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py
 
 golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }

@@ -31,7 +31,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from export import embedding, leftovers
+from export import adapter, embedding, leftovers, quirks
 from export.errors import CheckpointError
 from service.bundle import Activation, Embedding, Flops, InputSpec, Layers, MaskToken, OutputSpec, Piece, SpecialPiece, Task, TextPiece
 
@@ -59,6 +59,10 @@ OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
 }
 
 
+# of a model whose positions are all relative and whose tokenizer says nothing: what nearly all were trained with
+DEFAULT_LENGTH = 512
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Everything the later stages need of a checkpoint.
@@ -82,7 +86,7 @@ class Checkpoint:
         padding_side: `left` or `right`.
         single: Template of one text.
         pair: Template of a pair.
-        cls_index: Where [CLS] stands in both templates, or None.
+        cls_index: Where [CLS] stands in both templates: 0, -1 for the end, or None.
         subword_prefix: What begins a token that continues a word, or None.
         mask: The mask token, for fill-mask.
         flops: Arithmetic of one run.
@@ -131,24 +135,30 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
     # what it warns of is judged below, and said in one line
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     folder = _folder(source, revision)
-    _refuse_pickled_parts(source, folder)
-    config = _read(f"the configuration of `{source}`", AutoConfig.from_pretrained, folder)
-    built, loader = _head(config, task)
-    tokenizer = _tokenizer(source, folder)
+    lora = adapter.read(folder)
+    base = folder if lora is None else _folder(lora.base, lora.revision)
+    _refuse_pickled_parts(source, base)
+    config = _read(f"the configuration of `{source}`", AutoConfig.from_pretrained, base)
+    built, loader = _head(config, task) if lora is None else _adapted(config, task, lora)
+    tokenizer = _tokenizer(source, folder if lora is None or (folder / "tokenizer_config.json").is_file() else base)
     model, report = _read(
         f"the weights of `{source}`",
         loader.from_pretrained,
-        folder,
+        base,
+        config=config,
         use_safetensors=True,
         dtype=torch.float32,
         attn_implementation="eager",
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # only to say it better
     )
-    _refuse_other_shapes(source, report["mismatched_keys"])
+    replaced = set() if lora is None else lora.merge(model)
+    _refuse_other_shapes(source, [entry for entry in report["mismatched_keys"] if entry[0] not in replaced])
     embeds = built == "feature-extraction"
     sentences = embedding.read(folder) if embeds else embedding.Sentences()
-    missing = embedding.drop_pooler(model, set(report["missing_keys"])) if embeds else report["missing_keys"]
+    missing = set(report["missing_keys"]) - replaced
+    if embeds:
+        missing = set(embedding.drop_pooler(model, missing))
     if layers != "last":
         if not embeds:
             raise CheckpointError(f"--layers {layers} is for feature-extraction, and `{source}` is for {built}; leave it out.")
@@ -156,7 +166,8 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
     if missing:
         raise CheckpointError(
             f"`{source}` lacks weights that a {built} model needs: {', '.join(sorted(missing)[:3])}. "
-            "It was not fine-tuned for this task; give the right --task or checkpoint."
+            f"It was not fine-tuned for this task, or its architecture {config.architectures or ''} is not {type(model).__name__}, "
+            "which transformers has for it; give the right --task or checkpoint."
         )
     leftovers.refuse(
         source,
@@ -166,19 +177,24 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
         encoder=model.base_model_prefix,
     )
     _check_weights(source, model, max(len(tokenizer), *(id_ + 1 for id_ in tokenizer.get_vocab().values())))
+    model.eval()
+    inputs = _inputs(model, tokenizer)
     single, pair = _template(tokenizer, ("a",)), _template(tokenizer, ("a", "b"))
+    _check_types(source, config, inputs, (*single, *pair))
     cls_index = _cls_index(tokenizer, single, pair)
     if built == "question-answering" and cls_index is None:
-        raise CheckpointError(f"the tokenizer of `{source}` does not begin its inputs with a [CLS] token, which question answering needs.")
+        raise CheckpointError(
+            f"the tokenizer of `{source}` neither begins nor ends its inputs with a [CLS] token, which question answering needs."
+        )
     return Checkpoint(
         name=Path(source.rstrip("/")).name,
         source=Path(source).name if Path(source).is_dir() else source,
         revision=revision,
         commit=None if Path(source).is_dir() else _commit(folder),
-        weights_sha256=_weights_digest(folder),
-        model=model.eval(),
+        weights_sha256=_weights_digest(folder) if lora is None else _weights_digest(folder, base),
+        model=model,
         task=built,
-        inputs=(*_inputs(model, tokenizer), MASK_INDEX) if built == "fill-mask" else _inputs(model, tokenizer),
+        inputs=(*inputs, MASK_INDEX) if built == "fill-mask" else inputs,
         outputs=embedding.OUTPUTS[layers] if embeds else OUTPUTS[built],
         labels=_labels(source, config) if built.endswith("-classification") else (),
         activation=_activation(config) if built == "text-classification" else "none" if embeds else "softmax",
@@ -186,7 +202,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
         tokenizer_json=_tokenizer_json(tokenizer, built),
         max_length=min(_usable_length(model, tokenizer), sentences.max_length or sys.maxsize),
         pad_id=tokenizer.pad_token_id,
-        padding_side=tokenizer.padding_side,
+        padding_side=_padding_side(source, model, tokenizer, inputs),
         single=single,
         pair=pair,
         cls_index=cls_index,
@@ -280,22 +296,61 @@ def _tokenizer(source: str, folder: Path) -> Any:
 def _head(config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the class that loads it, from the architecture's name or the user's choice."""
     names = config.architectures or []
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
+        raise CheckpointError(f"architecture {names or 'none'} has a decoder; only encoders are exported: text in, scores out in one run.")
     # a language model's name ends in "LMHeadModel", which is no bare encoder
-    read = next((t for name in names for suffix, (t, _) in HEADS.items() if name.endswith(suffix) and "HeadModel" not in name), None)
+    read = next(
+        (t for name in names for suffix, (t, loader) in HEADS.items() if "HeadModel" not in name and _has_head(name, suffix, loader)), None
+    )
     wanted = read if task == "auto" else task
     if wanted is None:
         raise CheckpointError(f"cannot tell the task of architecture {names or 'none'}; give --task, one of {', '.join(TASKS)}.")
     # there is an encoder below every head
     if read not in (None, wanted) and wanted != "feature-extraction":
         raise CheckpointError(f"the checkpoint is a {names[0]}, made for {read}; --task {wanted} does not fit it.")
-    return next((t, loader) for t, loader in HEADS.values() if t == wanted)
+    built, loader = next((t, loader) for t, loader in HEADS.values() if t == wanted)
+    if type(config) not in loader._model_mapping:
+        raise CheckpointError(f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {names or 'none'}).")
+    return built, loader
+
+
+def _adapted(config: Any, task: str, lora: adapter.Adapter) -> tuple[Task, Any]:
+    """Returns the task and the class of a model that an adapter is merged into; the model's own head is another's, or none."""
+    wanted = lora.task if task == "auto" else task
+    if wanted == "auto":
+        return _head(config, task)
+    config.architectures = None
+    built, loader = _head(config, wanted)
+    with torch.device("meta"):  # shapes alone
+        labels = lora.labels(_read("the configuration of the adapter's model", lambda _, **__: loader.from_config(config), lora.folder))
+    if labels is not None:
+        config.num_labels = labels
+    return built, loader
+
+
+def _has_head(architecture: str, suffix: str, loader: Any) -> bool:
+    """Returns whether an architecture is one that transformers has for a head; XLNet's, for one, end in another suffix."""
+    return architecture.endswith(suffix) or architecture in loader._model_mapping._model_mapping.values()
+
+
+def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces: tuple[Piece, ...]) -> None:
+    """Refuses token types that the model has no row for: PyTorch would stop at the first pair."""
+    rows = getattr(config, "type_vocab_size", None)
+    highest = max(piece.type_id for piece in pieces)
+    if rows and highest >= rows and any(spec.fill == "type_ids" for spec in inputs):
+        raise CheckpointError(
+            f"the tokenizer of `{source}` gives token types up to {highest}, and the model has {rows}; they do not belong together."
+        )
 
 
 def _check_weights(source: str, model: PreTrainedModel, vocabulary: int) -> None:
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
-    embeddings: Any = model.get_input_embeddings()
+    try:
+        embeddings: Any = model.get_input_embeddings()
+    except NotImplementedError as error:
+        raise CheckpointError(f"{type(model).__name__} of `{source}` has no embedding of token ids, which is not understood.") from error
     rows = embeddings.weight.shape[0]
     if vocabulary > rows:
         raise CheckpointError(
@@ -322,11 +377,31 @@ def _template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
 
 def _inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
     taken = inspect.signature(model.forward).parameters
+    if model.main_input_name not in FILLS:
+        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only models of text are exported.")
+    needed = [
+        n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and n not in FILLS
+    ]
+    if needed:
+        raise CheckpointError(
+            f"{type(model).__name__} needs inputs that are not understood: {', '.join(needed)}; known are {', '.join(FILLS)}."
+        )
     unknown = [name for name in tokenizer.model_input_names if name not in FILLS]
     if unknown:
         raise CheckpointError(f"the tokenizer gives inputs that are not understood: {', '.join(unknown)}.")
     # in the model's own order, which the tracer goes by
     return tuple(FILLS[name] for name in taken if name in FILLS and name in tokenizer.model_input_names)
+
+
+def _padding_side(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...]) -> quirks.Side:
+    """Returns where padding goes; finds out by running the model, which is the first time that it runs."""
+    try:
+        return quirks.padding_side(model, tokenizer, [spec.name for spec in inputs])
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{type(model).__name__} of `{source}` does not run on what its tokenizer gives: {type(error).__name__}: {error}; "
+            "mend the checkpoint, or it is of a kind that is not understood."
+        ) from error
 
 
 def _labels(source: str, config: Any) -> tuple[str, ...]:
@@ -361,9 +436,12 @@ def _tokenizer_json(tokenizer: Any, task: Task) -> str:
 
 
 def _cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
-    """Returns where [CLS] stands, if that is the same place, before any text, in both templates."""
-    ids = [piece.id if isinstance(piece, SpecialPiece) else None for piece in (single[0], pair[0])]
-    return 0 if ids == [tokenizer.cls_token_id] * 2 else None
+    """Returns where [CLS] stands, if that is the first place of both templates, or the last, -1."""
+    for index in (0, -1):
+        pieces = single[index], pair[index]
+        if all(isinstance(piece, SpecialPiece) and piece.id == tokenizer.cls_token_id for piece in pieces):
+            return index
+    return None
 
 
 def _subword_prefix(tokenizer: Any) -> str | None:
@@ -382,7 +460,8 @@ def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
     tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings") and isinstance(m, torch.nn.Embedding)]
     rows = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables]
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
-    return int(min(length for length in lengths if length))
+    # transformers writes "no limit" as -1 or as 10^30
+    return int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))
 
 
 def _flops(model: PreTrainedModel) -> Flops:
@@ -396,9 +475,9 @@ def _commit(folder: Path) -> str | None:
     return folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else None
 
 
-def _weights_digest(folder: Path) -> str:
+def _weights_digest(*folders: Path) -> str:
     hasher = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in (path for folder in folders for path in sorted(folder.glob("*.safetensors"))):
         with path.open("rb") as file:
             hasher.update(hashlib.file_digest(file, "sha256").digest())
     return hasher.hexdigest()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
+WORTH_SHARING = 1024  # bytes
 
 
 class Graph:
@@ -49,6 +50,30 @@ class Graph:
             return self.add_constant(f"{name}_", value)
         self._constants[name] = value
         return name
+
+    def share(self) -> int:
+        """Keeps one of constants that are equal, as the weights of shared layers are, and returns how many bytes that saves."""
+        readers: dict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
+        for node in self.nodes:
+            for i, name in enumerate(node.input):
+                if name in self._constants:
+                    readers[name].append((node, i))
+        kept: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+        saved = 0
+        for name, places in readers.items():
+            value = self._constants[name]
+            if value.nbytes < WORTH_SHARING:
+                continue
+            # a few elements tell most apart, so that few are compared whole
+            alike = kept[value.dtype, value.shape, value.ravel()[:: max(1, value.size // 16)].tobytes()]
+            same = next((other for other in alike if np.array_equal(self._constants[other], value)), None)
+            if same is None:
+                alike.append(name)
+                continue
+            for node, i in places:
+                node.input[i] = same
+            saved += value.nbytes
+        return saved
 
     def fresh(self, hint: str) -> str:
         """Returns a new tensor name."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
 from export.checkpoint import Checkpoint
-from export.errors import GraphError
 
 
 def optimize(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
@@ -17,29 +17,39 @@ def optimize(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, in
     The embedding stays unfused: the fused operator would force one scale on the whole int8 table, where
     `export/quantize.py` keeps one per row. The mask stays a matrix, so that padding may be on either side.
 
+    A model whose attention the optimizer does not know keeps it as traced: slower, and right. `attention_form` says which it was.
+
     Returns:
         Fused operator -> count.
-
-    Raises:
-        GraphError: Attention was not fused in every layer; such a graph would be slow for no visible reason.
     """
     config = checkpoint.model.config
     options = FusionOptions("bert")
     options.enable_embed_layer_norm = False
     options.attention_mask_format = AttentionMaskFormat.AttentionMask
+    heads, hidden = (getattr(config, name, None) for name in ("num_attention_heads", "hidden_size"))
+    known = isinstance(heads, int) and isinstance(hidden, int) and hidden % heads == 0
     fused = optimize_model(
         str(source),
         model_type="bert",
-        num_heads=config.num_attention_heads,
-        hidden_size=config.hidden_size,
+        num_heads=heads if known else 0,
+        hidden_size=hidden if known else 0,
         optimization_options=options,
         opt_level=0,
     )
     counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
-    if counts.get("Attention", 0) != config.num_hidden_layers:
-        raise GraphError(
-            f"{counts.get('Attention', 0)} of {config.num_hidden_layers} attention layers were fused ({counts}); ONNX Runtime's "
-            f"optimizer does not know this form of {type(checkpoint.model).__name__}."
-        )
     fused.save_model_to_file(str(target))
     return counts
+
+
+def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
+    """Returns what became of the attention, for the manifest: fused in every layer, in some, or left as traced.
+
+    Args:
+        fusions: What `optimize` returned.
+        checkpoint: Says how many layers there are.
+    """
+    layers = checkpoint.model.config.num_hidden_layers
+    count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
+    if count >= layers:
+        return "packed MultiHeadAttention with key padding"
+    return f"attention fused in {count} of {layers} layers" if count else "attention as traced"

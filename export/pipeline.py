@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ EXAMPLES: dict[Task, dict[str, Any]] = {
     "feature-extraction": {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 8, "normalize": True}},
 }
 Progress = Callable[[str], None]
-FORM = f"torchscript opset {trace.OPSET}, packed MultiHeadAttention with key padding"
+TRACED = f"torchscript opset {trace.OPSET}"
+FORM = f"{TRACED}, packed MultiHeadAttention with key padding"
 _ORDER: tuple[Precision, ...] = ("fp32", "int8")
 
 
@@ -182,17 +183,19 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     chosen = choose(spec.providers, spec.precisions)
     raw, fused, lowered, narrow_, final = (work / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrow", "packed"))
     with _stage(progress, "trace", f"opset {trace.OPSET}"):
-        trace.trace(loaded, raw)
+        loaded = replace(loaded, inputs=trace.trace(loaded, raw))
     with _stage(progress, "optimize", "cpu"):
         fusions = optimize.optimize(raw, fused, loaded)
         lower.lower(fused, lowered)
         narrowed = narrow.narrow(lowered, narrow_)
         pack.pack(narrow_, final)
-        form = _Form(FORM + (", last layer for the first token only" if narrowed else ""), fusions)
+        form = _Form(
+            f"{TRACED}, {optimize.attention_form(fusions, loaded)}" + (", last layer for the first token only" if narrowed else ""), fusions
+        )
     (built / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(built / TOKENIZER_FILE, _tokenizer_spec(loaded, built))
     with _stage(progress, "reference", "PyTorch float32"):
-        reference = parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
+        reference = _reference(loaded)
     graphs: dict[tuple[Provider, Precision], GraphSpec] = {}
     example = None
     wanted = chosen.get("cpu", ())
@@ -265,6 +268,21 @@ def _accelerated(
     for path in {one.path for one in made} - {one.path for one in made if one.precision in precisions}:
         path.unlink()
     return [graphs[precision] for precision in graphs if precision in precisions], engines[precisions[-1]]
+
+
+def _reference(loaded: Checkpoint) -> parity.Reference:
+    """Returns the checkpoint's own answers.
+
+    Raises:
+        ParityError: It has none, in PyTorch itself, to some of the samples.
+    """
+    try:
+        return parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ParityError(
+            f"{type(loaded.model).__name__} itself cannot run all samples of up to {loaded.max_length} tokens in PyTorch: {error}; it is of a kind "
+            "that is not understood, or its configuration says wrong lengths."
+        ) from error
 
 
 def _tokenizer_spec(loaded: Checkpoint, built: Path) -> TokenizerSpec:

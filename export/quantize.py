@@ -16,7 +16,7 @@ Last comes a gate: while the outputs are further from the float graph's than all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,20 +91,22 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     graph = Graph(source)
     products = _products(graph)
     if not products:
-        raise GraphError("the graph has no matrix with a bias to quantize.")
-    seen = _observe(graph, list(products), observed, feeds)
+        raise GraphError("the graph has no matrix to quantize.")
+    seen = _together(_observe(graph, list(products), observed, feeds), _shared(products))
     # without feedback, which takes longest and changes little of which tensors matter
-    fits = {x: _fit(graph, product, seen[x], feedback=False) for x, product in products.items()}
+    fits = _fits(graph, products, seen, feedback=False)
     errors = _errors(source, part, fits, feeds)
     average = sum(errors.values()) / len(errors)
-    balanced = balance.balance(graph, {x: fit.multiplier for x, fit in fits.items() if fit.multiplier is not None})
-    counts = _split(graph, [x for x, error in errors.items() if error > average * SENSITIVE], seen)
+    shared = {x for group in _shared(products) for x in group}
+    balanced = balance.balance(graph, {x: fit.multiplier for x, fit in fits.items() if fit.multiplier is not None and x not in shared})
+    counts = _split(graph, [x for x, error in errors.items() if error > average * SENSITIVE and x not in shared], seen)
     graph.save(split)
     # splitting moved channels between tensors
     products = _products(graph)
-    seen = _observe(graph, list(products), observed, feeds)
+    seen = _together(_observe(graph, list(products), observed, feeds), _shared(products))
     plain = balanced | {x for x, error in errors.items() if error < average * INDIFFERENT}
-    fits = {x: _fit(graph, product, seen[x], feedback=True, plain=x in plain) for x, product in products.items()}
+    plain -= shared
+    fits = _fits(graph, products, seen, feedback=True, plain=plain)
     fits, tables, error = _gate(split, target, fits, sorted(fits, key=lambda x: -errors.get(x, 0.0)), (source, feeds), max_error)
     kept = len(products) - len(fits)
     counts = {"MatMulIntegerToFloat": len(fits), "PerRowEmbedding": tables} | counts | ({"KeptFloat": kept} if kept else {})
@@ -122,6 +124,7 @@ def _gate(
         graph = Graph(source)
         _apply(graph, chosen)
         tables = _quantize_embeddings(graph)
+        graph.share()
         graph.save(target)
         error = calibration.relative_error(expected, calibration.outputs(target, probe))
         if error <= max_error:
@@ -136,7 +139,9 @@ def _gate(
 def _split(graph: Graph, sensitive: Sequence[str], seen: Mapping[str, Activations]) -> dict[str, int]:
     """Computes outlying channels of the sensitive tensors in float; returns of how many, by the way in which it was done."""
     blocks = {node.output[0]: node for node in outliers.feed_forwards(graph)}
-    products, producers = _products(graph), graph.producers()
+    products, producers, consumers = _products(graph), graph.producers(), graph.consumers()
+    # a split keeps the addition of the bias as its end
+    sensitive = [x for x in sensitive if _addition(graph, products[x], consumers) is not None]
     units = [x for x in sensitive if x in blocks]
     inputs = [x for x in sensitive if x in producers and producers[x].op_type == "LayerNormalization"]
     # units first: a block is not recognizable with its inputs split
@@ -147,32 +152,85 @@ def _split(graph: Graph, sensitive: Sequence[str], seen: Mapping[str, Activation
     return {"FloatUnits": len(units), "FloatInputs": len(inputs)}
 
 
+def _shared(products: Mapping[str, NodeProto]) -> list[list[str]]:
+    """Returns the tensors that are multiplied with the same matrix, as those of shared layers are, for each that several are."""
+    groups: dict[str, list[str]] = {}
+    for x, product in products.items():
+        groups.setdefault(product.input[1], []).append(x)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _together(seen: Mapping[str, Activations], groups: Sequence[Sequence[str]]) -> dict[str, Activations]:
+    """Takes the tensors of a group for one, so that they get the same scales and their matrix is stored once."""
+    merged = dict(seen)
+    for group in groups:
+        parts = [seen[x] for x in group]
+        # each layer's share of the sample, so that it is no larger than another matrix's
+        rows = np.concatenate([part.rows[i :: len(parts)] for i, part in enumerate(parts)])
+        high, low = np.max([part.high for part in parts], axis=0), np.min([part.low for part in parts], axis=0)
+        merged |= dict.fromkeys(group, Activations(rows, high, low))
+    return merged
+
+
 def _observe(graph: Graph, tensors: Sequence[str], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
     graph.save(path, also=tensors)
     return calibration.observe(path, tensors, feeds)
 
 
 def _products(graph: Graph) -> dict[str, NodeProto]:
-    """Returns, by the tensor that it reads, each product with a constant matrix that a bias is added to.
+    """Returns, by the tensor that it reads, each product with a constant matrix.
 
-    There is one for a tensor: `export.pack` has merged those that read the same.
+    There is one for a tensor, or one with a bias and one without: `export.pack` has merged the others, and the one with a bias counts.
+    What is computed from constants alone, as projections of a table of positions are, ONNX Runtime computes once.
     """
-    consumers = graph.consumers()
+    consumers, fed = graph.consumers(), _fed(graph)
     found: dict[str, NodeProto] = {}
     for node in graph.nodes:
         weight = graph.constant(node.input[1]) if node.op_type == "MatMul" else None
-        readers = consumers[node.output[0]]
-        if weight is None or weight.ndim != 2 or min(weight.shape) < MIN_SIDE or len(readers) != 1:
+        if weight is None or weight.ndim != 2 or min(weight.shape) < MIN_SIDE or node.input[0] not in fed:
             continue
-        if readers[0].op_type == "Add" and any((bias := graph.constant(name)) is not None and bias.ndim == 1 for name in readers[0].input):
+        if node.input[0] not in found or _addition(graph, node, consumers) is not None:
             found[node.input[0]] = node
     return found
 
 
+def _fed(graph: Graph) -> set[str]:
+    """Returns the tensors that depend on the graph's inputs."""
+    fed = set(graph.inputs)
+    for node in graph.nodes:
+        if fed.intersection(node.input):
+            fed.update(node.output)
+    return fed
+
+
+def _addition(graph: Graph, product: NodeProto, consumers: Mapping[str, list[NodeProto]]) -> NodeProto | None:
+    """Returns the node that adds a product's bias, or None where it has none."""
+    readers = consumers[product.output[0]]
+    if product.output[0] in graph.outputs or len(readers) != 1 or readers[0].op_type != "Add":
+        return None
+    return readers[0] if any((bias := graph.constant(name)) is not None and bias.ndim == 1 for name in readers[0].input) else None
+
+
 def _weight_and_bias(graph: Graph, product: NodeProto) -> tuple[Floats, Floats]:
-    addition = graph.consumers()[product.output[0]][0]
-    weight, bias = (next(value for name in node.input if (value := graph.constant(name)) is not None) for node in (product, addition))
-    return weight, bias
+    weight = graph.constant(product.input[1])
+    assert weight is not None, product.name
+    addition = _addition(graph, product, graph.consumers())
+    if addition is None:
+        return weight, np.zeros(weight.shape[1], dtype=np.float32)
+    return weight, next(value for name in addition.input if (value := graph.constant(name)) is not None)
+
+
+def _fits(
+    graph: Graph, products: Mapping[str, NodeProto], seen: Mapping[str, Activations], *, feedback: bool, plain: Collection[str] = ()
+) -> dict[str, _Fit]:
+    """Returns how each tensor is quantized; those that share a matrix, and so what was seen, share that too."""
+    fits: dict[str, _Fit] = {}
+    first: dict[tuple[str, bytes], str] = {}
+    for x, product in products.items():
+        _, bias = _weight_and_bias(graph, product)
+        same = first.setdefault((product.input[1], bias.tobytes()), x)
+        fits[x] = fits[same] if same in fits else _fit(graph, product, seen[x], feedback=feedback, plain=x in plain)
+    return fits
 
 
 def _fit(graph: Graph, product: NodeProto, seen: Activations, *, feedback: bool, plain: bool = False) -> _Fit:
@@ -264,7 +322,8 @@ def _apply(graph: Graph, fits: Mapping[str, _Fit]) -> None:
     replaced: dict[int, list[NodeProto]] = {}
     for x, fit in fits.items():
         product = products[x]
-        addition = consumers[product.output[0]][0]
+        addition = _addition(graph, product, consumers)
+        last = product if addition is None else addition
         stored, name = _store(graph, x, fit), product.input[1]
         inputs = [
             stored[-1].output[0],
@@ -276,7 +335,8 @@ def _apply(graph: Graph, fits: Mapping[str, _Fit]) -> None:
             graph.add_constant(f"{name}/bias", fit.bias),
         ]
         replaced[id(product)] = stored
-        replaced[id(addition)] = [graph.node("MatMulIntegerToFloat", inputs, addition.output[0], domain=CONTRIB)]
+        product_and_bias = graph.node("MatMulIntegerToFloat", inputs, last.output[0], domain=CONTRIB)
+        replaced[id(last)] = [*replaced.get(id(last), []), product_and_bias]
     graph.nodes = [part for node in graph.nodes for part in replaced.get(id(node), [node])]
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
 
-from export import embedding
+from export import embedding, quirks
 from export.checkpoint import Checkpoint
 from export.errors import GraphError
+from service.bundle import InputSpec
 
 OPSET = 17
 
@@ -36,38 +38,50 @@ class _Outputs(torch.nn.Module):
 class _Masked(torch.nn.Module):
     """A masked language model that projects onto the vocabulary only where it is asked to.
 
-    Full logits are rows x length x vocabulary; the positions of the masks are gathered before the projection.
+    Full logits are rows x length x vocabulary. What the encoder gives out is replaced by the positions of the masks, as one row, before
+    the model's own head reads it; of what modules that head is made need not be known.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__()
-        model = checkpoint.model
-        heads = [child for name, child in model.named_children() if name != model.base_model_prefix]
-        if len(heads) != 1:
-            raise GraphError(f"{type(model).__name__} has {len(heads)} modules beside its encoder; which is its head is not understood.")
-        self.encoder = model.base_model
-        self.head = heads[0]
+        self.model = checkpoint.model
         self.names = [spec.name for spec in checkpoint.inputs if spec.fill != "mask_index"]
+        if self.model.base_model is self.model:
+            raise GraphError(
+                f"{type(self.model).__name__} has no module `{self.model.base_model_prefix}`; which is its encoder is not understood."
+            )
 
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         *inputs, mask_index = tensors
-        hidden = self.encoder(**dict(zip(self.names, inputs, strict=True))).last_hidden_state
-        logits: torch.Tensor = self.head(hidden.reshape(-1, hidden.shape[-1])[mask_index])
-        return logits
+
+        def gather(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+            hidden = output["last_hidden_state"]
+            output["last_hidden_state"] = hidden.reshape(-1, hidden.shape[-1])[mask_index].unsqueeze(0)
+            return output
+
+        handle = self.model.base_model.register_forward_hook(gather)
+        try:
+            logits: torch.Tensor = self.model(**dict(zip(self.names, inputs, strict=True)))["logits"]
+        finally:
+            handle.remove()
+        return logits[0]
 
 
-def trace(checkpoint: Checkpoint, path: Path) -> None:
+def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
     """Exports the float32 graph with the task's inputs and outputs, as their specs say.
 
+    Returns:
+        The inputs that the graph has: all of the checkpoint's, but for token types that the model takes and does not read.
+
     Raises:
-        GraphError: The traced graph has other inputs or outputs than asked for.
+        GraphError: The model cannot be traced, or the traced graph has other inputs or outputs than asked for.
     """
     taken, given = checkpoint.inputs, checkpoint.outputs
     # two rows of different length, so that no axis is traced as a constant 1 and masking is in the graph
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, 5:] = 0
     example = {
-        "token_ids": torch.full((2, 7), checkpoint.pad_id + 1),
+        "token_ids": torch.full((2, 7), 0 if checkpoint.pad_id else 1),
         "attention_mask": mask,
         "type_ids": torch.zeros_like(mask),
         "mask_index": torch.tensor([1, 3, 8]),
@@ -82,22 +96,28 @@ def trace(checkpoint: Checkpoint, path: Path) -> None:
         "per_mask": {0: "masks"},
     }
     module = _Masked(checkpoint) if checkpoint.task == "fill-mask" else _Outputs(checkpoint)
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), quirks.mended(checkpoint.model, checkpoint.max_length):
         # the deprecated exporter says so at every call, and warns of every Python branch that it passes
         warnings.simplefilter("ignore")
-        torch.onnx.export(
-            # the exporter restores the wrapper's mode afterwards, and with it the model's
-            module.eval(),
-            tuple(example[spec.fill] for spec in taken),
-            str(path),
-            input_names=[spec.name for spec in taken],
-            output_names=[spec.name for spec in given],
-            dynamic_axes={spec.name: axes[spec.fill] for spec in taken} | {spec.name: axes[spec.kind] for spec in given},
-            opset_version=OPSET,
-            dynamo=False,
-        )
+        try:
+            torch.onnx.export(
+                # the exporter restores the wrapper's mode afterwards, and with it the model's
+                module.eval(),
+                tuple(example[spec.fill] for spec in taken),
+                str(path),
+                input_names=[spec.name for spec in taken],
+                output_names=[spec.name for spec in given],
+                dynamic_axes={spec.name: axes[spec.fill] for spec in taken} | {spec.name: axes[spec.kind] for spec in given},
+                opset_version=OPSET,
+                dynamo=False,
+            )
+        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
+            reason = (str(error).splitlines() or [""])[0]
+            raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced: {type(error).__name__}: {reason}") from error
     graph = onnx.load(str(path)).graph
     actual = [value.name for value in graph.input], [value.name for value in graph.output]
-    expected = [spec.name for spec in taken], [spec.name for spec in given]
+    used = tuple(spec for spec in taken if spec.name in actual[0] or spec.fill != "type_ids")
+    expected = [spec.name for spec in used], [spec.name for spec in given]
     if actual != expected:
         raise GraphError(f"the traced graph has inputs and outputs {actual}, not {expected}: the model does not use all of its inputs.")
+    return used

@@ -72,7 +72,7 @@ class TokenizerSpec(Record):
         padding_side: Where padding goes.
         single: Template of one text.
         pair: Template of a pair of texts.
-        cls_index: Where [CLS] stands in both templates, or null.
+        cls_index: Where [CLS] stands in both templates, -1 for their end, or null.
         subword_prefix: What begins a token that continues a word; null where a word begins after white space instead.
         mask: The mask token, for fill-mask.
     """

@@ -69,7 +69,7 @@ class EncodedPassage(Encoded):
     Attributes:
         passage: The whole passage's.
         cuts: Which of them each window has.
-        cls_index: Where [CLS] stands in a window.
+        cls_index: Where [CLS] stands in a window, -1 for its end.
     """
 
     passage: Tokens

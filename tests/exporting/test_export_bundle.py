@@ -19,7 +19,6 @@ import tiny
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
 from export import checkpoint
 from export.card import model_card
-from export.errors import GraphError
 from export.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
 from export.pipeline import FORM, ExportSpec, export
 from service.bundle import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, GraphSpec, Manifest, Precision, digest, load
@@ -417,16 +416,6 @@ def test_bert_relatives_answer_as_in_pytorch(tmp_path: Path, family: str) -> Non
 
     assert manifest.tokenizer.max_length == POSITIONS
     np.testing.assert_allclose([pytorch.logits(LONG), pytorch.logits("a good film")], actual, rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("architecture", ["AlbertForSequenceClassification", "MPNetForSequenceClassification"])
-def test_a_form_of_attention_that_is_not_fused_is_refused(tmp_path: Path, architecture: str) -> None:
-    """A model that ONNX Runtime's optimizer does not know ends the export instead of being slow."""
-    config = getattr(transformers, architecture.replace("ForSequenceClassification", "Config"))
-    source = save(tmp_path / "other", architecture, config(vocab_size=ROWS, **SIZES, max_position_embeddings=POSITIONS))
-
-    with pytest.raises(GraphError, match="of 2 attention layers were fused"):
-        export(ExportSpec(str(source), tmp_path / "models"), silent)
 
 
 # ---- answers

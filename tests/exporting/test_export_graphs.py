@@ -240,15 +240,66 @@ def test_attention_of_another_kind_is_refused(classifier: Staged, tmp_path: Path
     assert not (tmp_path / "lowered.onnx").exists()
 
 
-def test_a_norm_that_gives_out_its_sum_is_refused(classifier: Staged, tmp_path: Path) -> None:
-    """The further outputs of SkipLayerNormalization have no node to come from."""
+def test_a_norm_that_gives_out_its_mean_is_refused(classifier: Staged, tmp_path: Path) -> None:
+    """The mean, a further output of SkipLayerNormalization, has no node to come from."""
     model = onnx.load(str(classifier.fused))
     node = next(node for node in model.graph.node if node.op_type == "SkipLayerNormalization")
-    node.output.extend(["", "", "sum"])
+    node.output.extend(["mean"])
     onnx.save(model, str(tmp_path / "other.onnx"))
 
-    with pytest.raises(GraphError, match=r"'sum'\], which is not understood"):
+    with pytest.raises(GraphError, match=r"'mean'\], which is not understood"):
         lower(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_a_norm_that_gives_out_its_sum_becomes_an_addition_and_a_norm(tmp_path: Path, shifted: bool) -> None:
+    """As in a model that norms before its blocks: the sum is read too, and the norm may have no shift."""
+    inputs = ["x", "skip", "gamma", *(["beta"] if shifted else [])]
+    node = helper.make_node("SkipLayerNormalization", inputs, ["y", "", "", "sum"], domain=CONTRIB, epsilon=1e-5)
+    constants = {"skip": normal(1, LENGTH, WIDTH, seed=5), "gamma": normal(WIDTH, seed=6), "beta": normal(WIDTH, seed=7)}
+    path = handmade(tmp_path / "norm.onnx", [node], constants, outputs=["y", "sum"])
+    lower(path, tmp_path / "lowered.onnx")
+    x = x_feed()["x"] + constants["skip"]
+    normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * constants["gamma"]
+    y, total = run(tmp_path / "lowered.onnx", x_feed())
+
+    assert {"Add": 1, "LayerNormalization": 1} == operators(tmp_path / "lowered.onnx")
+    np.testing.assert_allclose(x, total, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(normed + (constants["beta"] if shifted else 0), y, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shape", "left"),
+    [
+        pytest.param("ibh,hnd->ibnd", (WIDTH, 2, 3), {"MatMul": 1, "Reshape": 1}, id="split into heads"),
+        pytest.param("ibh,nh->ibn", (5, WIDTH), {"MatMul": 1}, id="a transposed matrix"),
+        pytest.param("ibh,hk->ibk", (WIDTH, 5), {"MatMul": 1}, id="a plain product"),
+        pytest.param("ibh,hk->bik", (WIDTH, 5), {"Einsum": 1}, id="turned axes"),
+        pytest.param("ibh,bk->ihk", (LENGTH, 5), {"Einsum": 1}, id="another axis"),
+        pytest.param("ibh,ih->ibh", (3, WIDTH), {"Einsum": 1}, id="no sum"),
+    ],
+)
+def test_a_sum_of_products_with_a_constant_becomes_a_product(tmp_path: Path, equation: str, shape: tuple[int, ...], left: Any) -> None:
+    """Whatever shape a matrix is kept in, XLNet's has three axes; what is no plain product is left alone."""
+    node = helper.make_node("Einsum", ["x", "w"], ["y"], equation=equation)
+    path = handmade(tmp_path / "einsum.onnx", [node], {"w": normal(*shape)})
+    lower(path, tmp_path / "lowered.onnx")
+
+    assert left == operators(tmp_path / "lowered.onnx")
+    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
+
+
+def test_heads_are_joined_again_in_one_product(tmp_path: Path) -> None:
+    """A sum over two axes, heads and what is in them, is a product with both taken for one."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "heads"], ["split"]),
+        helper.make_node("Einsum", ["split", "w"], ["y"], equation="ibnd,hnd->ibh"),
+    ]
+    path = handmade(tmp_path / "einsum.onnx", nodes, {"w": normal(5, 2, 4), "heads": np.array([0, 0, 2, 4])})
+    lower(path, tmp_path / "lowered.onnx")
+
+    assert {"MatMul": 1, "Reshape": 2} == operators(tmp_path / "lowered.onnx")
+    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("transposed", "alpha", "left"), [(0, 1.0, {"MatMul", "Add"}), (1, 1.0, {"MatMul", "Add"}), (0, 2.0, {"Gemm"})])
@@ -425,6 +476,37 @@ def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Pa
     assert (1, 3) == (count, operators(tmp_path / "packed.onnx")["MatMul"])
     for a, b in zip(run(path, x_feed()), run(tmp_path / "packed.onnx", x_feed()), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_products_without_a_bias_are_packed_too(tmp_path: Path) -> None:
+    """Two of them become one, with no addition."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y1"]), helper.make_node("MatMul", ["x", "wide"], ["y2"])]
+    path = handmade(tmp_path / "apart.onnx", nodes, {"w": normal(WIDTH, WIDTH), "wide": normal(WIDTH, 12, seed=3)}, outputs=["y1", "y2"])
+
+    assert 1 == pack(path, tmp_path / "packed.onnx")
+    assert {"MatMul": 1, "Split": 1} == operators(tmp_path / "packed.onnx")
+    for a, b in zip(run(path, x_feed()), run(tmp_path / "packed.onnx", x_feed()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+
+
+def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
+    """Large ones of the same values and type are one; others, and small ones, stay."""
+    large = normal(16, WIDTH * 4).reshape(WIDTH, -1)
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["ya"]),
+        helper.make_node("MatMul", ["x", "b"], ["yb"]),
+        helper.make_node("MatMul", ["x", "c"], ["yc"]),
+    ]
+    path = handmade(
+        tmp_path / "g.onnx", nodes, {"a": large, "b": large.copy(), "c": large + np.eye(*large.shape, dtype=np.float32)}, ["ya", "yb", "yc"]
+    )
+    graph = Graph(path)
+
+    assert large.nbytes == graph.share()
+    graph.save(tmp_path / "shared.onnx")
+    assert ["a", "c"] == [tensor.name for tensor in onnx.load(str(tmp_path / "shared.onnx")).graph.initializer]
+    for a, b in zip(run(path, x_feed()), run(tmp_path / "shared.onnx", x_feed()), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 # ---- outliers

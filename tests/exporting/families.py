@@ -1,0 +1,251 @@
+"""Every encoder family as a tiny random checkpoint, with a fast tokenizer trained in the form that the family uses."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+import torch
+import transformers
+from tokenizers import normalizers, pre_tokenizers, trainers
+from transformers.models.auto import modeling_auto
+
+import tiny
+from checkpoints import naming
+from export.calibration import BUILT_IN
+
+LENGTH = 144  # usable, so that no question of the parity samples is too long for a window
+PIECES = 1100  # the int8 stage quantizes embeddings of 1024 rows and more
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+HEADS: dict[str, tuple[dict[str, str], type]] = {
+    "text-classification": (modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForSequenceClassification),
+    "token-classification": (modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES, transformers.AutoModelForTokenClassification),
+    "question-answering": (modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES, transformers.AutoModelForQuestionAnswering),
+    "fill-mask": (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, transformers.AutoModelForMaskedLM),
+}
+LABELS = {
+    "text-classification": tiny.LABELS,
+    "token-classification": ("O", "B-PER", "I-PER", "B-LOC", "I-LOC"),
+    "question-answering": ("LABEL_0", "LABEL_1"),
+    "fill-mask": tiny.LABELS,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family's checkpoints are made.
+
+    Attributes:
+        config: Class of its configuration.
+        tokenizer: Makes its tokenizer.
+        fields: Fields of the configuration that are not the usual sizes, or not under their usual names; None for one that it has not.
+        offset: Rows of the position table that texts do not use.
+    """
+
+    config: type
+    tokenizer: Callable[[], Any]
+    fields: dict[str, Any] = field(default_factory=dict)
+    offset: int = 0
+
+    def architecture(self, task: str) -> str | None:
+        """Returns the class that transformers has for a head, or None."""
+        return HEADS[task][0].get(self.config.model_type)  # type: ignore[attr-defined]
+
+    def save(self, path: Path, task: str, **fields: Any) -> Path:
+        """Writes a random checkpoint with a head, and returns its path."""
+        tokenizer = self.tokenizer()
+        ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
+        sizes = {"max_position_embeddings": LENGTH + self.offset, **SIZES, **naming(LABELS[task]), **ids}
+        given = {**sizes, "vocab_size": len(tokenizer), **self.fields, **fields}
+        config = self.config(**{name: value for name, value in given.items() if value is not None or name in ids})
+        save_random(path, getattr(transformers, str(self.architecture(task))), config)
+        tokenizer.save_pretrained(path)
+        return path
+
+
+def save_random(path: Path, architecture: Any, config: Any) -> Path:
+    """Writes a random model of a configuration, its weights spread as a trained one's are, and returns the path."""
+    torch.manual_seed(0)
+    config.initializer_range = 0.2 * (32 / config.hidden_size) ** 0.5
+    model = architecture(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or "bias" in name:
+                # fresh biases are 0 and norms 1, which would hide their loss
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(path)
+    return path
+
+
+# ---- tokenizers: trained once, then given each family's special tokens
+
+
+@functools.cache
+def _texts() -> list[str]:
+    return BUILT_IN.read_text(encoding="utf-8").splitlines()
+
+
+@functools.cache
+def _word_pieces() -> tuple[str, ...]:
+    trained = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+    trained.normalizer = normalizers.BertNormalizer(lowercase=True)
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trained.train_from_iterator(_texts(), trainers.WordPieceTrainer(vocab_size=PIECES, show_progress=False))
+    return tuple(sorted(trained.get_vocab(), key=lambda piece: trained.get_vocab()[piece]))
+
+
+@functools.cache
+def _byte_pairs() -> tuple[tuple[str, ...], list[tuple[str, str]]]:
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(_texts(), trainers.BpeTrainer(vocab_size=PIECES, initial_alphabet=alphabet, show_progress=False))
+    model = json.loads(trained.to_str())["model"]
+    return tuple(sorted(model["vocab"], key=model["vocab"].get)), [(a, b) for a, b in model["merges"]]
+
+
+@functools.cache
+def _unigrams() -> tuple[tuple[str, float], ...]:
+    trained = tokenizers.Tokenizer(tokenizers.models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    trainer = trainers.UnigramTrainer(vocab_size=PIECES, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
+    trained.train_from_iterator(_texts(), trainer)
+    return tuple((piece, score) for piece, score in json.loads(trained.to_str())["model"]["vocab"] if piece != "<unk>")
+
+
+def word_piece(made_by: Any, specials: Sequence[str]) -> Any:
+    """Returns a tokenizer of WordPiece."""
+    return made_by(vocab={piece: i for i, piece in enumerate([*specials, *_word_pieces()])}, model_max_length=512)
+
+
+def byte_pair(made_by: Any, specials: Sequence[str], last: Sequence[str] = ()) -> Any:
+    """Returns a tokenizer of byte-level BPE; `last` are special tokens behind the others."""
+    pieces, merges = _byte_pairs()
+    return made_by(vocab={piece: i for i, piece in enumerate([*specials, *pieces, *last])}, merges=merges, model_max_length=512)
+
+
+def unigram(made_by: Any, specials: Sequence[str], last: Sequence[str] = (), **options: Any) -> Any:
+    """Returns a SentencePiece tokenizer of unigrams; `last` are special tokens behind the others."""
+    vocabulary = [*((token, 0.0) for token in specials), *_unigrams(), *((token, 0.0) for token in last)]
+    return made_by(vocab=vocabulary, model_max_length=512, **options)
+
+
+def bert_tokenizer() -> Any:
+    """Returns BERT's tokenizer."""
+    return word_piece(transformers.BertTokenizer, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+
+
+def distilbert_tokenizer() -> Any:
+    """Returns BERT's tokenizer without token types."""
+    made = bert_tokenizer()
+    made.model_input_names = ["input_ids", "attention_mask"]
+    return made
+
+
+def roberta_tokenizer() -> Any:
+    """Returns RoBERTa's tokenizer."""
+    return byte_pair(transformers.RobertaTokenizer, ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"])
+
+
+def modernbert_tokenizer() -> Any:
+    """Returns a tokenizer of bytes with BERT's special tokens behind the others, in the library's general class."""
+    pieces, merges = _byte_pairs()
+    specials = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"]
+    ids = {piece: i for i, piece in enumerate([*pieces, *specials])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=ids, merges=merges))
+    made.normalizer = normalizers.NFC()
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])],
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        pad_token="[PAD]",
+        mask_token=tokenizers.AddedToken("[MASK]", lstrip=True),
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=LENGTH,
+    )
+
+
+DEBERTA = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False, "max_relative_positions": -1}
+DEBERTA_V2 = {**DEBERTA, "position_buckets": 32, "norm_rel_ebd": "layer_norm", "share_att_key": True}
+DEBERTA_V2_SPECIALS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+
+FAMILIES: dict[str, Family] = {
+    "BERT": Family(transformers.BertConfig, bert_tokenizer),
+    "ERNIE": Family(transformers.ErnieConfig, bert_tokenizer, {"use_task_id": True}),
+    "RoBERTa": Family(transformers.RobertaConfig, roberta_tokenizer, {"type_vocab_size": 1}, offset=2),
+    "XLM-RoBERTa": Family(
+        transformers.XLMRobertaConfig,
+        lambda: unigram(transformers.XLMRobertaTokenizer, ["<s>", "<pad>", "</s>", "<unk>"], ["<mask>"]),
+        {"type_vocab_size": 1},
+        offset=2,
+    ),
+    "CamemBERT": Family(
+        transformers.CamembertConfig,
+        lambda: unigram(
+            transformers.CamembertTokenizer,
+            ["<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>"],
+            ["<mask>"],
+        ),
+        {"type_vocab_size": 1},
+        offset=2,
+    ),
+    "DistilBERT": Family(
+        transformers.DistilBertConfig,
+        distilbert_tokenizer,
+        {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64},
+    ),
+    "ALBERT": Family(
+        transformers.AlbertConfig,
+        lambda: unigram(transformers.AlbertTokenizer, ["<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"]),
+        {"embedding_size": 16, "num_hidden_layers": 3},
+    ),
+    "ELECTRA": Family(transformers.ElectraConfig, bert_tokenizer, {"embedding_size": 16}),
+    "DeBERTa": Family(
+        transformers.DebertaConfig,
+        lambda: byte_pair(transformers.DebertaTokenizer, ["[CLS]", "[PAD]", "[SEP]", "[UNK]"], ["[MASK]"]),
+        {**DEBERTA, "type_vocab_size": 0},
+    ),
+    "DeBERTa v2": Family(
+        transformers.DebertaV2Config,
+        lambda: unigram(transformers.DebertaV2Tokenizer, DEBERTA_V2_SPECIALS, ["[MASK]"]),
+        {**DEBERTA_V2, "type_vocab_size": 0, "conv_kernel_size": 3, "conv_act": "gelu"},
+    ),
+    "DeBERTa v3": Family(
+        transformers.DebertaV2Config,
+        lambda: unigram(transformers.DebertaV2Tokenizer, DEBERTA_V2_SPECIALS, ["[MASK]"]),
+        {**DEBERTA_V2, "type_vocab_size": 0, "legacy": False},
+    ),
+    "MPNet": Family(
+        transformers.MPNetConfig,
+        lambda: word_piece(transformers.MPNetTokenizer, ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"]),
+        offset=2,
+    ),
+    "ModernBERT": Family(
+        transformers.ModernBertConfig,
+        modernbert_tokenizer,
+        {"num_hidden_layers": 3, "global_attn_every_n_layers": 3, "local_attention": 16},
+    ),
+    "XLNet": Family(
+        transformers.XLNetConfig,
+        lambda: unigram(
+            transformers.XLNetTokenizer,
+            ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
+            padding_side="left",
+        ),
+        {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "max_position_embeddings": None},
+    ),
+}
+CASES = [(name, task) for name, family in FAMILIES.items() for task in HEADS if family.architecture(task)]

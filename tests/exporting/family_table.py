@@ -1,0 +1,68 @@
+"""The table of families in docs/export.md: read by a test, and written by `make families`."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from families import CASES
+from grid import Measured, measure
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "export.md"
+BEGIN, END = "<!-- families: written by `make families` -->", "<!-- end of families -->"
+HEADER = (
+    "| family | head | fp32: worst logit error | int8: error over spread, calibration texts | int8: the same, other texts | attention |",
+    "|---|---|---|---|---|---|",
+)
+# below this an error is rounding, and changes with the machine
+ROUNDING = 1e-6
+
+
+def rounded_up(error: float) -> float:
+    """Returns the next of 1, 2 and 5 times a power of ten, which stays the same where measurements differ a little."""
+    power = 10.0 ** math.floor(math.log10(max(error, ROUNDING)))
+    return next(step * power for step in (1, 2, 5, 10) if max(error, ROUNDING) <= step * power * (1 + 1e-9))
+
+
+def line(family: str, task: str, measured: Measured) -> str:
+    """Returns the row of a family with a head."""
+    errors = " | ".join(f"{rounded_up(error):.0e}" for error in measured.errors)
+    return f"| {family} | {task} | {errors} | {measured.attention} |"
+
+
+def read(document: str) -> dict[tuple[str, str], tuple[list[float], str]]:
+    """Returns the errors and the form of attention that a document claims, by family and head.
+
+    Raises:
+        ValueError: The document has no table between the two comments.
+    """
+    found = re.search(rf"^{re.escape(BEGIN)}\n(.*?)^{re.escape(END)}$", document, re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"no table between `{BEGIN}` and `{END}`; run `make families`")
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in found[1].splitlines() if row not in HEADER and row]
+    return {(family, task): ([*map(float, errors)], form) for family, task, *errors, form in cells}
+
+
+def write(document: str, rows: Sequence[str]) -> str:
+    """Returns the document with these rows in place of its table's."""
+    before, rest = document.split(BEGIN)
+    return "\n".join([before + BEGIN, *HEADER, *rows, END]) + rest.split(END)[1]
+
+
+def main() -> int:
+    """Measures every family with every head and rewrites the table."""
+    rows = []
+    for family, task in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(line(family, task, measure(family, task, Path(folder))))
+        print(rows[-1], flush=True)
+    DOCUMENT.write_text(write(DOCUMENT.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

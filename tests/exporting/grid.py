@@ -1,0 +1,113 @@
+"""A family's checkpoint exported, and its bundle compared with PyTorch over a grid of lengths, alone and in a padded batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from checkpoints import few_texts
+from export import calibration
+from export.calibration import BUILT_IN
+from export.pipeline import ExportSpec, export
+from families import FAMILIES, HEADS
+from service.bundle import Bundle, Manifest, Precision, load
+from service.engine import OnnxEngine, Row
+from service.tokenization import Encoding, Tokenizer
+
+# tokens of text; what the special tokens leave of the whole length comes last
+COUNTS = (0, 1, 2, 5, 13, 31, 64)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found of a family with a head.
+
+    Attributes:
+        manifest: Of the bundle.
+        path: The bundle.
+        error: Largest difference of an fp32 logit to PyTorch, over the grid.
+        int8: Root mean square difference of the int8 logits to PyTorch over their standard deviation, over the grid.
+    """
+
+    manifest: Manifest
+    path: Path
+    error: float
+    int8: float
+
+    @property
+    def on_calibration(self) -> float:
+        """What the manifest says of int8."""
+        return self.manifest.graphs[1].evidence.quantization_error
+
+    @property
+    def errors(self) -> tuple[float, float, float]:
+        """What the table says: in fp32, in int8 on the calibration texts, and in int8 on others."""
+        return self.error, self.on_calibration, self.int8
+
+    @property
+    def attention(self) -> str:
+        """What became of the attention."""
+        return self.manifest.graphs[0].form.split(", ")[1]
+
+
+def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
+    """Makes a checkpoint, exports it in fp32 and int8, and compares both graphs with PyTorch.
+
+    Random logits have no labels that int8 could keep, and their spread is small: the gate on int8 is wide open here.
+    """
+    source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
+    spec = ExportSpec(str(source), folder / "models", name="bundle", calibration=few_texts(folder), max_int8_error=1.0)
+    path, manifest = export(spec, lambda line: None)
+    bundle = load(path)
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    encodings = grid(tokenizer, task)
+    expected = reference(source, task, bundle, encodings)
+    fp32 = rows(bundle, "fp32", encodings)
+    int8 = rows(bundle, "int8", encodings)
+    error = max(float(np.abs(a[key] - b[key]).max()) for side in fp32 for a, b in zip(expected, side, strict=True) for key in a)
+    flat = [[np.concatenate([row[key].ravel() for row in side]) for key in side[0]] for side in (expected, int8[0])]
+    return Measured(manifest, path, error, calibration.relative_error(*flat))
+
+
+def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:
+    """Returns encodings of every length of the grid, cut out of one long text; for fill-mask the first and last token is masked."""
+    (whole,) = tokenizer.tokenize([" ".join(BUILT_IN.read_text(encoding="utf-8").splitlines()[:20])])
+    pair = task == "question-answering"
+    made = []
+    for count in (*COUNTS, tokenizer.room(pair=pair)):
+        ids = list(whole.ids[7 : 7 + count])
+        if tokenizer.mask is not None and task == "fill-mask":
+            masks = sorted({0, count - 1}) if count else []
+            for mask in masks:
+                ids[mask] = tokenizer.mask.id
+            made += [tokenizer.assemble(ids, masks=masks)] if masks else []
+        else:
+            made.append(tokenizer.assemble(ids[: count // 3], ids[count // 3 :]) if pair else tokenizer.assemble(ids))
+    assert len(made[-1]) == tokenizer.max_length
+    return made
+
+
+def reference(source: Path, task: str, bundle: Bundle, encodings: Sequence[Encoding]) -> list[Row]:
+    """Returns the outputs of the checkpoint in transformers, with the attention that it has by default, each text alone."""
+    model = HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
+    taken = [spec for spec in bundle.manifest.graphs[0].inputs if spec.fill != "mask_index"]
+    made = []
+    for encoding in encodings:
+        values = {"token_ids": encoding.ids, "attention_mask": np.ones_like(encoding.ids), "type_ids": encoding.type_ids}
+        with torch.no_grad():
+            outputs = model(**{spec.name: torch.tensor(values[spec.fill])[None] for spec in taken})
+        row = {spec.name: outputs[spec.name][0].numpy() for spec in bundle.manifest.graphs[0].outputs}
+        made.append({key: value[list(encoding.masks)] for key, value in row.items()} if encoding.masks else row)
+    return made
+
+
+def rows(bundle: Bundle, precision: Precision, encodings: Sequence[Encoding]) -> tuple[list[Row], list[Row]]:
+    """Returns a graph's outputs for each encoding alone, and for all of them in one padded batch."""
+    graph, spec = bundle.graph("cpu", precision), bundle.manifest.tokenizer
+    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    return [engine.run([encoding])[0] for encoding in encodings], engine.run(encodings)

@@ -1,0 +1,153 @@
+"""LoRA adapters in the form that PEFT saves, merged at export: the bundle answers as base and adapter do together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from checkpoints import edit_json
+from export import checkpoint
+from export.errors import CheckpointError
+from export.pipeline import ExportSpec, export
+from families import FAMILIES
+from service.bundle import load
+from service.engine import OnnxEngine
+from service.tokenization import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+RANK, ALPHA = 4, 6
+LAYERS = [f"bert.encoder.layer.{i}.attention.self.{part}" for i in (0, 1) for part in ("query", "value")]
+LABELS = 4
+
+
+def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Path:
+    """Writes a base model and an adapter for a classifier of four labels on it, and returns the adapter's folder."""
+    base = FAMILIES["BERT"].save(folder / "base", base_task)
+    path = folder / "adapter"
+    path.mkdir()
+    rng = torch.Generator().manual_seed(1)
+    tensors = {f"base_model.model.{name}.lora_A.weight": 0.3 * torch.randn(RANK, 32, generator=rng) for name in LAYERS}
+    tensors |= {f"base_model.model.{name}.lora_B.weight": 0.3 * torch.randn(32, RANK, generator=rng) for name in LAYERS}
+    tensors |= {
+        "base_model.model.bert.pooler.dense.weight": torch.randn(32, 32, generator=rng),
+        "base_model.model.bert.pooler.dense.bias": torch.randn(32, generator=rng),
+        "base_model.model.classifier.weight": torch.randn(LABELS, 32, generator=rng),
+        "base_model.model.classifier.bias": torch.randn(LABELS, generator=rng),
+    }
+    save_file(tensors, path / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "task_type": "SEQ_CLS", "r": RANK, "lora_alpha": ALPHA, "base_model_name_or_path": str(base)}
+    (path / "adapter_config.json").write_text(json.dumps(fields | config), encoding="utf-8")
+    return path
+
+
+def merged(source: Path, scale: float) -> Any:
+    """Returns the classifier in PyTorch with the adapter beside its layers, as PEFT runs it."""
+    model = transformers.BertForSequenceClassification.from_pretrained(source.parent / "base", num_labels=LABELS).eval()
+    tensors = {name.removeprefix("base_model.model."): value for name, value in transformers_tensors(source).items()}
+    layers = dict(model.named_modules())
+    for name in LAYERS:
+        a, b = tensors.pop(f"{name}.lora_A.weight"), tensors.pop(f"{name}.lora_B.weight")
+        layers[name].register_forward_hook(lambda _, inputs, output, a=a, b=b: output + scale * inputs[0] @ a.T @ b.T)
+    assert [] == model.load_state_dict(tensors, strict=False).unexpected_keys
+    return model
+
+
+def transformers_tensors(source: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of an adapter."""
+    from safetensors.torch import load_file
+
+    return load_file(source / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(("rooted", "scale"), [(False, ALPHA / RANK), (True, ALPHA / 2)])
+def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: bool, scale: float) -> None:
+    """The base is a masked language model without a classifier or pooler: the adapter brings both, with its number of labels."""
+    source = adapter(tmp_path, use_rslora=rooted)
+    path, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
+    model = merged(source, scale)
+    bundle = load(path)
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    engine = OnnxEngine(path / bundle.graph("cpu").file, bundle.graph("cpu"), pad_id=manifest.tokenizer.pad_id, padding_side="right")
+    encoding = tokenizer.assemble(tokenizer.tokenize(["A warm, funny and thoroughly engaging film."])[0].ids)
+    with torch.no_grad():
+        expected = model(torch.tensor(encoding.ids)[None]).logits[0].numpy()
+        plain = merged(source, 0.0)(torch.tensor(encoding.ids)[None]).logits[0].numpy()
+
+    assert "text-classification" == manifest.task
+    assert LABELS == len(manifest.labels)
+    np.testing.assert_allclose(expected, engine.run([encoding])[0]["logits"], rtol=0, atol=1e-4)
+    assert np.abs(expected - plain).max() > 0.1  # else nothing of the adapter would show
+
+
+def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
+    """Tokens that were added for the adapter are in its own files."""
+    source = adapter(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
+    tokenizer.save_pretrained(source)
+
+    assert 50 == checkpoint.load(str(source)).max_length
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"peft_type": "IA3"}, "of type IA3; only LORA is understood"),
+        ({"use_dora": True}, "`use_dora` = True, which is not understood"),
+        ({"alpha_pattern": {"query": 2}}, "`alpha_pattern` = {'query': 2}"),
+        ({"init_lora_weights": "pissa"}, "`init_lora_weights` = 'pissa'"),
+        ({"base_model_name_or_path": None}, "does not say on which model it was trained"),
+        ({"base_model_name_or_path": "./nowhere"}, "the folder `./nowhere` does not exist"),
+    ],
+)
+def test_what_is_not_plain_lora_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    """Each setting that would be merged wrongly is named."""
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load(str(adapter(tmp_path, **config)))
+
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "which is not understood; only linear layers are"),
+        ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "lacks one of the two matrices"),
+        ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), "by 32 x 31, and the layer is 32 x 32"),
+        ("bert.nothing.weight", torch.zeros(4), "which BertForSequenceClassification has not"),
+    ],
+)
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tensor: torch.Tensor, message: str) -> None:
+    """A tensor without its place in the model ends the export."""
+    source = adapter(tmp_path)
+    save_file(transformers_tensors(source) | {f"base_model.model.{name}": tensor}, source / "adapter_model.safetensors")
+
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint.load(str(source))
+
+
+def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
+    """Weights in a pickle are never loaded."""
+    source = adapter(tmp_path)
+    (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
+
+    with pytest.raises(CheckpointError, match=r"needs adapter_config.json and adapter_model.safetensors; pickled weights are never loaded"):
+        checkpoint.load(str(source))
+
+
+def test_without_a_task_the_models_own_head_counts(tmp_path: Path) -> None:
+    """An adapter that says nothing of its task is merged into the head that the model has."""
+    source = adapter(tmp_path, base_task="text-classification", task_type=None)
+    save_file({name: value for name, value in transformers_tensors(source).items() if "lora" in name}, source / "adapter_model.safetensors")
+    edit_json(source / "adapter_config.json", lora_alpha=0)
+    alone, with_adapter = checkpoint.load(str(tmp_path / "base")), checkpoint.load(str(source))
+
+    assert alone.labels == with_adapter.labels
+    assert alone.weights_sha256 != with_adapter.weights_sha256

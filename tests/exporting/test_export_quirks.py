@@ -1,0 +1,219 @@
+"""What is special about families, and what is refused with a message that says what was not understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from checkpoints import edit_json
+from export import checkpoint, quirks
+from export.errors import ExportError
+from export.graph import Graph
+from export.pipeline import ExportSpec, export
+from families import FAMILIES, LENGTH, SIZES, bert_tokenizer, roberta_tokenizer, save_random
+from grid import measure
+
+pytestmark = pytest.mark.torch
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def refused(source: Path, folder: Path, **options: Any) -> str:
+    """Returns why a checkpoint is refused, and asserts that nothing was left behind."""
+    with pytest.raises(ExportError) as caught:
+        export(ExportSpec(str(source), folder / "models", precisions=("fp32",), **options), silent)
+    assert not list((folder / "models").glob("*"))
+    return str(caught.value)
+
+
+def with_tokenizer(path: Path, tokenizer: Any) -> Path:
+    """Saves a tokenizer beside a model and returns the path."""
+    tokenizer.save_pretrained(path)
+    return path
+
+
+# ---- refused
+
+
+def test_a_decoder_is_refused(tmp_path: Path) -> None:
+    """A language model that writes text has no task here, whatever flag is given."""
+    config = transformers.GPT2Config(vocab_size=2000, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
+    source = with_tokenizer(save_random(tmp_path / "gpt2", transformers.GPT2LMHeadModel, config), roberta_tokenizer())
+
+    assert "cannot tell the task of architecture ['GPT2LMHeadModel']; give --task" in refused(source, tmp_path)
+    assert "transformers has no head for fill-mask on a GPT2Config (architecture ['GPT2LMHeadModel'])" in refused(
+        source, tmp_path, task="fill-mask"
+    )
+
+
+@pytest.mark.parametrize("head", ["T5ForConditionalGeneration", "T5ForSequenceClassification"])
+def test_an_encoder_with_a_decoder_is_refused(tmp_path: Path, head: str) -> None:
+    """T5 generates, and even its classifier runs through its decoder."""
+    config = transformers.T5Config(vocab_size=2000, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    source = with_tokenizer(save_random(tmp_path / "t5", getattr(transformers, head), config), roberta_tokenizer())
+
+    assert f"architecture ['{head}'] has a decoder; only encoders are exported" in refused(source, tmp_path)
+
+
+def test_a_model_of_images_is_refused(tmp_path: Path) -> None:
+    """A vision model has none of the heads, and another task's flag does not help."""
+    config = transformers.ViTConfig(image_size=16, patch_size=8, **SIZES)
+    source = with_tokenizer(save_random(tmp_path / "vit", transformers.ViTForImageClassification, config), bert_tokenizer())
+
+    assert "cannot tell the task of architecture ['ViTForImageClassification']" in refused(source, tmp_path)
+    assert "has no head for text-classification on a ViTConfig" in refused(source, tmp_path, task="text-classification")
+
+
+def test_an_input_that_nothing_fills_is_refused(tmp_path: Path) -> None:
+    """A tokenizer that gives more than ids, mask and types is for a model that reads more."""
+    source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
+    edit_json(source / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask", "bbox"])
+
+    assert "the tokenizer gives inputs that are not understood: bbox" in refused(source, tmp_path)
+
+
+def test_an_input_that_the_model_needs_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A forward with another argument that has no default cannot be called with what a tokenizer gives."""
+    source = FAMILIES["BERT"].save(tmp_path / "boxes", "text-classification")
+    forward = transformers.BertForSequenceClassification.forward
+
+    def needy(self: Any, bbox: Any, input_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
+        return forward(self, input_ids, attention_mask, **options)
+
+    monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", needy)
+
+    assert "BertForSequenceClassification needs inputs that are not understood: bbox" in refused(source, tmp_path)
+
+
+def test_another_head_of_the_same_name_is_refused(tmp_path: Path) -> None:
+    """XLNet's beam search over spans is not the head that transformers loads for question answering, and is said not to be."""
+    family = FAMILIES["XLNet"]
+    tokenizer = family.tokenizer()
+    config = family.config(vocab_size=len(tokenizer), d_model=32, n_layer=2, n_head=4, d_inner=64)
+    source = with_tokenizer(save_random(tmp_path / "beam", transformers.XLNetForQuestionAnswering, config), tokenizer)
+    message = refused(source, tmp_path)
+
+    assert "['XLNetForQuestionAnswering'] is not XLNetForQuestionAnsweringSimple" in message
+
+
+def test_types_that_the_model_has_no_row_for_are_refused(tmp_path: Path) -> None:
+    """A tokenizer of two token types on a model of one would stop PyTorch at the first pair."""
+    source = FAMILIES["BERT"].save(tmp_path / "types", "text-classification", type_vocab_size=1)
+
+    assert "gives token types up to 1, and the model has 1" in refused(source, tmp_path)
+
+
+def test_a_model_without_an_embedding_of_tokens_is_refused(tmp_path: Path) -> None:
+    """CANINE hashes characters; it has nothing that a vocabulary could be compared with."""
+    source = with_tokenizer(
+        save_random(tmp_path / "canine", transformers.CanineForSequenceClassification, transformers.CanineConfig(**SIZES)), bert_tokenizer()
+    )
+
+    assert "CanineForSequenceClassification of" in (message := refused(source, tmp_path))
+    assert "has no embedding of token ids" in message
+
+
+def test_an_operator_that_onnx_has_not_is_refused(tmp_path: Path) -> None:
+    """FNet mixes tokens by a Fourier transform, which the tracer has no operators for."""
+    config = transformers.FNetConfig(vocab_size=2000, max_position_embeddings=LENGTH, **SIZES)
+    source = with_tokenizer(save_random(tmp_path / "fnet", transformers.FNetForSequenceClassification, config), bert_tokenizer())
+
+    assert "FNetForSequenceClassification cannot be traced: UnsupportedOperatorError: " in refused(source, tmp_path)
+
+
+def test_a_model_that_fails_in_pytorch_is_refused(tmp_path: Path) -> None:
+    """Funnel cannot read a text of two tokens; what has no answer cannot be compared."""
+    config = transformers.FunnelConfig(vocab_size=2000, d_model=32, n_head=4, d_head=8, d_inner=64, block_sizes=[1, 1, 1])
+    source = with_tokenizer(save_random(tmp_path / "funnel", transformers.FunnelForSequenceClassification, config), bert_tokenizer())
+
+    assert "FunnelForSequenceClassification itself cannot run all samples of up to 512 tokens in PyTorch" in refused(source, tmp_path)
+
+
+# ---- understood
+
+
+def test_a_classifier_on_a_decoder_works(tmp_path: Path) -> None:
+    """A causal model with a classifier reads its last token; it is exported without being known, and answers as PyTorch does."""
+    config = transformers.GPT2Config(vocab_size=2000, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, pad_token_id=1, num_labels=3)
+    source = with_tokenizer(save_random(tmp_path / "gpt2", transformers.GPT2ForSequenceClassification, config), roberta_tokenizer())
+    _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+
+    assert 1 == manifest.graphs[0].evidence.label_agreement
+    assert manifest.graphs[0].batch_invariant
+
+
+def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
+    """Absolute positions count padding on the left, whatever the tokenizer says; XLNet's last position is none on the right."""
+    source = FAMILIES["BERT"].save(tmp_path / "left", "text-classification")
+    edit_json(source / "tokenizer_config.json", padding_side="left")
+    other = FAMILIES["XLNet"].save(tmp_path / "right", "text-classification")
+    edit_json(other / "tokenizer_config.json", padding_side="right")
+
+    assert "right" == checkpoint.load(str(source)).padding_side
+    assert "left" == checkpoint.load(str(other)).padding_side
+
+
+def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
+    """Relative positions end nowhere, and 10^30 tokens are no length."""
+    source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
+    edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
+
+    assert checkpoint.DEFAULT_LENGTH == checkpoint.load(str(source)).max_length
+
+
+@pytest.mark.parametrize(("family", "replaced"), [("DeBERTa", 1), ("DeBERTa v3", 1), ("MPNet", 1), ("BERT", 0), ("ModernBERT", 0)])
+def test_code_is_mended_while_it_is_traced_and_no_longer(tmp_path: Path, family: str, replaced: int) -> None:
+    """Functions are found by what the model's code has, and are its own again after the block."""
+    model = checkpoint.load(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
+    owners = quirks._owners(model)
+    before = [dict(vars(owner)) for owner in owners]
+    with quirks.mended(model, LENGTH) as names:
+        changed = sum(dict(vars(owner)) != was for owner, was in zip(owners, before, strict=True))
+
+    assert replaced == changed == len(names)
+    assert before == [dict(vars(owner)) for owner in owners]
+
+
+@pytest.mark.parametrize("family", ["DeBERTa v3", "MPNet"])
+def test_a_table_of_buckets_is_the_function(family: str, tmp_path: Path) -> None:
+    """Looked up or computed, each distance up to the whole length falls into the same bucket."""
+    model = checkpoint.load(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
+    [(owner, name)] = [(owner, name) for owner in quirks._owners(model) for name in quirks._BUCKETS if name in vars(owner)]
+    distances = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    options = (32, LENGTH) if name == "make_log_bucket_position" else ()
+    expected = getattr(owner, name)(distances, *options)
+    with quirks.mended(model, LENGTH):
+        actual = getattr(owner, name)(distances, *options)
+
+    assert torch.equal(expected, actual)
+    assert len(expected.unique()) > 8
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_modernbert_pools_as_its_configuration_says(tmp_path: Path, pooling: str) -> None:
+    """A mean over the tokens of a text leaves its padding out."""
+    assert measure("ModernBERT", "text-classification", tmp_path, classifier_pooling=pooling).error < 1e-4
+
+
+def test_fewer_layers_and_narrower_heads_are_exported(tmp_path: Path) -> None:
+    """One layer, and heads that share out less than the hidden size."""
+    fields = {"num_hidden_layers": 1, "num_attention_heads": 8, "attention_head_size": 4}
+
+    assert measure("DeBERTa v3", "token-classification", tmp_path, **fields).error < 1e-4
+
+
+def test_layers_that_share_weights_are_stored_once(tmp_path: Path) -> None:
+    """Three times the layers make a graph larger by its nodes alone, in float and in int8."""
+    sizes = []
+    for layers in (2, 6):
+        found = measure("ALBERT", "token-classification", tmp_path / str(layers), num_hidden_layers=layers)
+        graphs = [Graph(found.path / graph.file) for graph in found.manifest.graphs]
+        sizes.append([sum(value.nbytes for value in graph._constants.values() if value.ndim == 2) for graph in graphs])
+
+    assert sizes[0] == sizes[1]
