@@ -255,15 +255,7 @@ def _accelerated(
         quantized = quantize.Quantized(one.quantized, one.error)
         with _stage(progress, "parity", f"{provider}/{one.precision}"):
             default = one.precision == precisions[-1]
-            try:
-                measured = _measured(one.path, one.precision, form, loaded, tokenizer, reference, quantized, default)
-            except ParityError as error:
-                if loaded.padding_side == "right":
-                    raise
-                raise ParityError(
-                    f"{error} A GPU's batches are padded to planned lengths, and this tokenizer's texts are padded on the left, which moves "
-                    "their positions; export for the CPU with --provider cpu."
-                ) from error
+            measured = _measured(one.path, one.precision, form, loaded, tokenizer, reference, quantized, default)
             graphs[one.precision], engines[one.precision] = measured
     for path in {one.path for one in made} - {one.path for one in made if one.precision in precisions}:
         path.unlink()

@@ -303,9 +303,9 @@ def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
 
 
 def test_a_language_model_is_no_bare_encoder(tmp_path: Path) -> None:
-    """A name that ends in `LMHeadModel` is not taken for an encoder's unless told."""
+    """A name that ends in `LMHeadModel` is not taken for an encoder's."""
     source = encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True)
-    with pytest.raises(ExportError, match=r"cannot tell the task of architecture \['BertLMHeadModel'\]"):
+    with pytest.raises(ExportError, match=r"architecture \['BertLMHeadModel'\] has a decoder; only encoders are exported"):
         export(ExportSpec(str(source), tmp_path / "models"), silent)
 
 

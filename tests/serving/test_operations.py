@@ -104,7 +104,7 @@ def references(node: Any) -> list[str]:
 def test_openapi_has_every_route(models: Path) -> None:
     """The OpenAPI document has every path of the service with its methods."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
-    tasks = ("/classify", "/ner", "/answer", "/fill-mask")
+    tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/embed", "/similarity", "/rerank", "/zero-shot")
     below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
     get = ({*OPEN_PATHS, "/info", "/models"} | below) - {"/models/tiny/health"}
     expected = {path: {"get"} for path in get} | {path: {"post"} for path in tasks} | {"/models/{name}": {"get", "post"}}
