@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from service.bundle import Speed, Timing
 from service.engine import Engine
+from service.machine import cpu_name
 from service.tokenization import Encoding
 
 LENGTHS = (16, 64, 128)  # and the model's own
@@ -53,14 +53,13 @@ def measure(engine: Engine, *, max_length: int, pad_id: int, threads: int = 1) -
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
     """Returns the processor's name and those of its instruction sets that matter; elsewhere than on Linux, its kind alone."""
-    fields: dict[str, str] = {}
+    flags: set[str] = set()
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
-            fields.setdefault(key.strip().lower(), value.strip())
-    flags = set((fields.get("flags") or fields.get("features") or "").split())
-    name = fields.get("model name") or platform.processor() or platform.machine() or "unknown"
-    return name, tuple(flag for flag in INSTRUCTIONS if flag in flags)
+            if key.strip().lower() in ("flags", "features"):
+                flags.update(value.split())
+    return cpu_name(cpuinfo), tuple(flag for flag in INSTRUCTIONS if flag in flags)
 
 
 def _median_ms(engine: Engine, length: int, pad_id: int) -> float:

@@ -147,7 +147,7 @@ ALLOWED = {
     "export.scoring": set(),
     "export.choices": {"export.scoring", "service.tasks"},
     "export.rows": {"service.engine", "service.tokenization"},
-    "export.speed": {"service.engine", "service.tokenization"},
+    "export.speed": {"service.machine", "service.engine", "service.tokenization"},
     "export.answers": {"service.engine", "service.model", "service.tasks", "service.tokenization"},
     "export.parity": {
         "export.checkpoint",
