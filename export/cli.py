@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from export import verify_cli
+from export.flags import share
 from export.signals import Stopped, stoppable
 from export.targets import PRECISIONS, choose
 from service import __version__
@@ -166,22 +167,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-int8-error",
-        type=_share,
+        type=share,
         metavar="SHARE",
         help="how far int8 may move the outputs on the calibration texts, as a share of their standard deviation (default: 0.1); "
         "the matrices that matter most stay in float until it holds",
     )
     return parser
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1")
-    return value
 
 
 def _name(text: str) -> str:

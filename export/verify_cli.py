@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from export.errors import DataError, ExportError
+from export.flags import share
 from service.bundle import Provider
 
 if TYPE_CHECKING:
@@ -71,22 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
         "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1 or exact match",
     )
-    parser.add_argument("--min-agreement", type=_share, metavar="SHARE", help="least share of the data on which both must answer the same")
+    parser.add_argument("--min-agreement", type=share, metavar="SHARE", help="least share of the data on which both must answer the same")
     parser.add_argument(
         "--provider", choices=get_args(Provider), default="cpu", help="of which provider the graphs are checked (default: cpu)"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not between 0 and 1")
-    return value
 
 
 if __name__ == "__main__":

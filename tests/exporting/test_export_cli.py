@@ -573,3 +573,14 @@ def test_a_bundle_that_cannot_be_put_in_place_keeps_the_existing_one(
 def test_transformers_is_offline() -> None:
     """No test of this folder may reach for the network."""
     assert transformers.utils.hub.is_offline_mode()
+
+
+@pytest.mark.parametrize("value", ["0", "1.5", "-0.1", "nan", "little"])
+def test_a_gate_that_is_no_share_is_wrong_usage(source: Path, output: Path, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--max-int8-error is a number above 0 and at most 1; nothing else is guessed, and nothing is written."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([str(source), "--output", str(output), "--max-int8-error", value])
+
+    assert 2 == stopped.value.code
+    assert f"--max-int8-error: `{value}` is not" in capsys.readouterr().err
+    assert not output.exists()
