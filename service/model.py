@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from service.bundle import Bundle, GraphSpec
 from service.cost import CostModel
-from service.engine import Engine, Row
+from service.engine import Row
+from service.engines import Engines
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from service.metrics import ModelMetrics
 from service.scheduler import Scheduler, Stage
@@ -104,6 +105,7 @@ class Model:
         bundle: What it was loaded from.
         graph: Which of its graphs runs.
         tasks: All tasks that it answers, its own first.
+        engines: What runs it.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Model:
         graph: GraphSpec,
         *,
         tokenizer: Tokenizer,
-        engine: Engine,
+        engines: Engines,
         cost: CostModel,
         scheduler: Scheduler,
         metrics: ModelMetrics,
@@ -124,8 +126,8 @@ class Model:
             bundle: The verified bundle.
             graph: The graph of it that the engine runs.
             tokenizer: Its tokenizer.
-            engine: Runs the graph.
-            cost: Predicts the engine's runs.
+            engines: Run the graph.
+            cost: Predicts runs on a lane.
             scheduler: The lanes of the engine's device.
             metrics: This model's metrics.
             batch_variant: Batch texts even if the graph is not batch-invariant.
@@ -134,7 +136,7 @@ class Model:
         self.graph = graph
         self.tasks = tasks_of(bundle.manifest)
         self._tokenizer = tokenizer
-        self._engine = engine
+        self.engines = engines
         self._cost = cost
         self._scheduler = scheduler
         self._metrics = metrics
@@ -248,20 +250,25 @@ class Model:
             key=self._key,
             cost=self._cost.seconds,
             shape=self.graph.shape,
+            run_idle=partial(self._run, alone=True),
         )
 
-    def _run(self, works: Sequence[_Work]) -> list[Row]:
+    def _run(self, works: Sequence[_Work], *, alone: bool = False) -> list[Row]:
+        real, longest = sum(map(len, works)), max(map(len, works))
+        height, width = self.graph.shape(len(works), longest) or (len(works), longest)
+        engine = self.engines.alone(height * width) if alone else self.engines.lane
         start = time.perf_counter()
         try:
-            rows = self._engine.run([work.encoding for work in works])
+            rows = engine.run([work.encoding for work in works])
         except BertServeError as error:
             if len(works) == 1:
                 error.input_index = works[0].input_index
             raise
         seconds = time.perf_counter() - start
-        real, longest = sum(map(len, works)), max(map(len, works))
-        height, width = self.graph.shape(len(works), longest) or (len(works), longest)
-        self._cost.follow(height, width, seconds)
+        if engine is self.engines.lane:
+            self._cost.follow(height, width, seconds)
+        else:
+            self._metrics.idle_runs.inc()
         self._metrics.inference_seconds.observe(seconds)
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)

@@ -11,7 +11,8 @@ from typing import Literal
 
 from service.bundle import Bundle, GraphSpec, Precision, Provider
 from service.cost import CostModel
-from service.engine import OnnxEngine, available_provider, why_not
+from service.engine import THREADS, OnnxEngine, available_provider, why_not
+from service.engines import Engines, IdleEngine, lengths, pays_from
 from service.errors import InvalidValueError, NotFoundError, ProviderError, SettingsError
 from service.evidence import ANY, Floor
 from service.metrics import Metrics
@@ -39,6 +40,7 @@ class LoadOptions:
         precision: Which graph of a bundle.
         batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
         max_batch_tokens: Budget of a batch.
+        idle_threads: Threads of a run beside which nothing runs or waits; of one thread like all others where it is 1.
         engine_cache: Folder for TensorRT's engines.
         floor: The evidence that a bundle must have.
     """
@@ -48,6 +50,7 @@ class LoadOptions:
     precision: Precision | Literal["auto"] = "auto"
     batch_variant: bool = False
     max_batch_tokens: int = 8192
+    idle_threads: int = 1
     engine_cache: Path | None = None
     floor: Floor = ANY
 
@@ -166,13 +169,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         )
     graph = _graph(bundle, options)
     options.floor.check(manifest.name, graph)
-    engine = OnnxEngine(
-        bundle.path / graph.file,
-        graph,
-        pad_id=manifest.tokenizer.pad_id,
-        padding_side=manifest.tokenizer.padding_side,
-        engine_cache=options.engine_cache,
-    )
+    engine = _engine(bundle, graph, options)
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
     cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
@@ -181,12 +178,33 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         bundle,
         graph,
         tokenizer=Tokenizer(bundle.tokenizer_path, manifest.tokenizer),
-        engine=engine,
+        engines=Engines(engine, _idle_engine(bundle, graph, options, engine)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model(manifest.task, manifest.name),
         batch_variant=options.batch_variant,
     )
+
+
+def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, *, threads: int = THREADS) -> OnnxEngine:
+    return OnnxEngine(
+        bundle.path / graph.file,
+        graph,
+        pad_id=bundle.manifest.tokenizer.pad_id,
+        padding_side=bundle.manifest.tokenizer.padding_side,
+        threads=threads,
+        engine_cache=options.engine_cache,
+    )
+
+
+def _idle_engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, engine: OnnxEngine) -> IdleEngine | None:
+    """Returns a second session with more threads, where it was asked for and measured to be faster at some length."""
+    if options.idle_threads == 1 or graph.provider != "cpu":
+        return None
+    threaded = _engine(bundle, graph, options, threads=options.idle_threads)
+    shapes = lengths(bundle.manifest.tokenizer.max_length)
+    tokens = pays_from(engine.time_runs(shapes, repeats=WARM_UP_REPEATS), threaded.time_runs(shapes, repeats=WARM_UP_REPEATS))
+    return None if tokens is None else IdleEngine(threaded, options.idle_threads, tokens)
 
 
 def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:

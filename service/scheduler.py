@@ -30,10 +30,11 @@ class Stage:
         work: Tokens and payload of each entry; without any the stage is finished at once.
         run: Payloads of one batch -> one result each, in order. Called on a lane.
         finish: Results of all entries, in order -> the job's value, or its next Stage. Called on a lane.
-        key: What may share a batch; None for entries that run alone. All work of a key has the same `run`.
+        key: What may share a batch; None for entries that run alone. All work of a key has the same `run` and `run_idle`.
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
+        run_idle: The same as `run`, for a batch beside which nothing runs or waits: it may take all cores.
     """
 
     work: Sequence[tuple[int, Any]]
@@ -43,6 +44,7 @@ class Stage:
     cost: Cost
     keep_estimate: bool = False
     shape: Shape = exact
+    run_idle: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +173,9 @@ class Scheduler:
 
     def _lane(self) -> None:
         try:
-            while (batch := self._next_batch()) is not None:
-                self._execute(batch)
+            while (taken := self._next_batch()) is not None:
+                batch, idle = taken
+                self._execute(batch, idle=idle)
         except BaseException as error:
             # the process boundary of a thread: whatever it was, nobody may wait for this lane for ever
             logger.critical("a lane died of %s; the service must be restarted", type(error).__name__)
@@ -180,25 +183,30 @@ class Scheduler:
             self._fail_all(self._unavailable())
             raise
 
-    def _next_batch(self) -> list[Entry] | None:
-        """Blocks until there is a batch; None when the scheduler has stopped."""
+    def _next_batch(self) -> tuple[list[Entry], bool] | None:
+        """Blocks until there is a batch; None when the scheduler has stopped.
+
+        Returns:
+            The batch, and whether nothing runs or waits beside it.
+        """
         with self._condition:
             while not self._stopped:
                 now = self._clock()
                 self._close_expired(now)
                 if batch := self._backlog.take(now):
                     self._changed()
-                    return batch
+                    return batch, self._idle == self._lanes - 1 and not self._backlog.queue_entries
                 self._idle += 1
                 self._condition.wait()
                 self._idle -= 1
             return None
 
-    def _execute(self, batch: list[Entry]) -> None:
+    def _execute(self, batch: list[Entry], *, idle: bool = False) -> None:
         start = self._clock()
         try:
-            # all work of a key has the same run function
-            results = batch[0].job.owner.stage.run([entry.payload for entry in batch])
+            stage = batch[0].job.owner.stage  # all work of a key has the same run functions
+            run = stage.run_idle if idle and stage.run_idle is not None else stage.run
+            results = run([entry.payload for entry in batch])
             if len(results) != len(batch):
                 raise EngineError(f"a batch of {len(batch)} gave {len(results)} results. This is a bug.")
         except Exception as error:  # noqa: BLE001 - the batch boundary: a failing batch must not end the lane
@@ -223,19 +231,19 @@ class Scheduler:
             value = _skip_empty(job.owner.stage.finish(results))
             if isinstance(value, Stage):
                 with self._condition:
-                    self._put(job, value)
+                    self._put(job, value, own=1)  # this lane takes one itself, sooner than another wakes up
                 return
         except Exception as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
             self._resolve(job, None, error)
             return
         self._resolve(job, Timed(value, job.queued_s, job.run_s))
 
-    def _put(self, job: Job, stage: Stage) -> None:
+    def _put(self, job: Job, stage: Stage, *, own: int = 0) -> None:
         job.owner.stage = stage
         self._backlog.put(job, stage.key, stage.work, stage.cost, self._clock(), keep_estimate=stage.keep_estimate, shape=stage.shape)
         self._changed()
         if self._idle:
-            self._condition.notify(min(self._idle, len(stage.work)))
+            self._condition.notify(min(self._idle, len(stage.work) - own))
 
     def _expire(self) -> None:
         with self._condition:

@@ -71,6 +71,13 @@ class Settings(BaseSettings):
         le=256,
         description="Batches that run at once, one thread each; by default the cores the process may use, or 1 on a GPU.",
     )
+    idle_threads: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Threads of a run beside which nothing runs or waits, on a CPU; by default the lanes, at most 4. "
+        "1 saves the memory of a second session of each model.",
+    )
     workers: int = Field(
         1, ge=1, le=256, description="Processes that serve the one port; lanes and queue are divided among them. Each loads every model."
     )

@@ -24,6 +24,7 @@ from service.api.edge import Edge
 from service.api.reading import Limits
 from service.api.routes import NAMED, PATHS, Service, documented, inference, router
 from service.backlog import Backlog
+from service.engines import MOST_THREADS
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError
 from service.evidence import Floor
 from service.machine import cpu_name
@@ -85,6 +86,7 @@ def build(settings: Settings, seat: Seat = ALONE) -> Service:
     lanes, max_queue_tokens = seat.share(lanes_total), seat.share(settings.max_queue_tokens)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
     scheduler = Scheduler(backlog, lanes=lanes, observe=metrics.observe_queue)
+    idle_threads = settings.idle_threads or min(lanes, MOST_THREADS)
     options = LoadOptions(
         provider=provider,
         provider_asked=asked,
@@ -92,6 +94,7 @@ def build(settings: Settings, seat: Seat = ALONE) -> Service:
         batch_variant=settings.batch_variant_graphs,
         max_batch_tokens=settings.max_batch_tokens,
         engine_cache=settings.engine_cache,
+        idle_threads=idle_threads,
         floor=Floor(settings.require_evidence, settings.min_agreement),
     )
     models = registry.load(bundles, options=options, scheduler=scheduler, metrics=metrics)

@@ -300,6 +300,9 @@ def _describe(service: Service, model: Model) -> dict[str, Any]:
             "sha256": graph.sha256[:12],
             "form": graph.form,
             "threads": service.machine.get("threads_per_run", 1),
+            "idle": None
+            if model.engines.idle is None
+            else {"threads": model.engines.idle.threads, "min_tokens": model.engines.idle.min_tokens},
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(service)},

@@ -19,6 +19,7 @@ from service.api.reading import Limits
 from service.api.routes import Service
 from service.backlog import Backlog
 from service.cost import CostModel
+from service.engines import Engines
 from service.metrics import Metrics
 from service.model import Model
 from service.registry import Registry
@@ -141,7 +142,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
         loaded,
         loaded.manifest.graphs[0],
         tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engine=engine,
+        engines=Engines(engine),
         cost=CostModel(loaded.manifest.flops),
         scheduler=scheduler,
         metrics=metrics.model(loaded.manifest.task, loaded.manifest.name),

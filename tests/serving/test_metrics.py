@@ -29,6 +29,7 @@ DOCUMENTED = {
     "refused_total": ("model", "reason", "task"),
     "expired_total": LABELED,
     "cancelled_total": LABELED,
+    "idle_runs_total": LABELED,
     "truncated_total": LABELED,
     "model_info": ("model", "precision", "provider", "version"),
 }

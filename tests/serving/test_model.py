@@ -14,6 +14,7 @@ from fakes import FakeEngine
 from service import bundle
 from service.backlog import Backlog
 from service.cost import CostModel
+from service.engines import Engines
 from service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
 from service.metrics import Metrics
 from service.model import Model
@@ -37,7 +38,7 @@ class Bench:
             loaded,
             loaded.manifest.graphs[0],
             tokenizer=self.tokenizer,
-            engine=self.engine,
+            engines=Engines(self.engine),
             cost=CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12),
             scheduler=self.scheduler,
             metrics=self.metrics.model("text-classification", "m"),

@@ -263,6 +263,7 @@ def test_info_has_graph_and_machine(models: Path) -> None:
         "sha256": graph_.sha256[:12],
         "form": "tiny",
         "threads": 1,
+        "idle": None,
     }
     assert call(models, "GET", "/info").json()["machine"] == {
         "cpu": machine.cpu_name(),

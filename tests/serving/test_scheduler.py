@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -395,3 +396,66 @@ def test_a_coroutine_that_never_ran_leaves_nothing() -> None:
         assert ["x"] == (await coroutine).value
 
     scenario(check)
+
+
+def test_a_run_knows_when_it_is_the_only_one() -> None:
+    """With nothing else running or waiting the stage's other function runs; beside a run, or with work left, it does not."""
+
+    async def check(bench: Bench) -> None:
+        idle: list[list[Any]] = []
+
+        def run_idle(payloads: Sequence[Any]) -> list[Any]:
+            idle.append(list(payloads))
+            return list(payloads)
+
+        assert ["lone"] == (await bench.submit("lone", run_idle=run_idle)).value
+        assert [["lone"]] == idle
+        blocker = await bench.blocked()
+        bench.work.gate.set()
+        await blocker
+        assert ["after"] == (await bench.submit("after", run_idle=run_idle)).value
+        several = (await bench.submit(*range(8), key=None, run_idle=run_idle)).value
+        assert list(range(8)) == several
+        assert [0] not in idle
+        blocker = await bench.blocked()
+        beside = bench.submit("beside", run_idle=run_idle)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.work.gate.set()
+        await asyncio.gather(blocker, beside)
+        assert ["beside"] in bench.work.batches
+        assert [["lone"], ["after"]] == idle[:2]
+
+    scenario(check, lanes=2)
+
+
+def test_a_failing_idle_run_is_tried_one_by_one() -> None:
+    """The guilty entry of a shared run is found also where all cores were given to it."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.guilty = {"bad"}
+
+        def run_idle(payloads: Sequence[Any]) -> list[Any]:
+            return bench.work(payloads)
+
+        with pytest.raises(EngineError, match=r"guilty: \['bad'\]"):
+            await bench.submit("good", "bad", run_idle=run_idle)
+        assert [["good", "bad"], ["good"], ["bad"]] == bench.work.batches
+
+    scenario(check)
+
+
+def test_the_next_stage_of_a_lone_job_is_idle_too() -> None:
+    """The lane that made the next stage runs it: another one, woken for it, would find this one busy."""
+
+    async def check(bench: Bench) -> None:
+        ran: list[str] = []
+        second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
+        second = replace(second, run_idle=lambda payloads: ran.append("idle") or list(payloads))  # type: ignore[func-returns-value]
+        for _ in range(50):
+            while bench.scheduler._idle < 2:  # until the lane that answered the last one waits again
+                await asyncio.sleep(0.001)
+            stage = bench.stage("raw", key=None, finish=lambda results: second)
+            assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
+        assert ["idle"] * 50 == ran
+
+    scenario(check, lanes=2)

@@ -24,6 +24,7 @@ DEFAULTS = {
     "require_evidence": False,
     "min_agreement": None,
     "lanes": None,
+    "idle_threads": None,
     "workers": 1,
     "batch_variant_graphs": False,
     "max_batch_tokens": 8192,
