@@ -12,7 +12,7 @@ from typing import Literal
 from service.bundle import Bundle, GraphSpec, Precision, Provider
 from service.cost import CostModel
 from service.engine import THREADS, OnnxEngine, available_provider, why_not
-from service.engines import Engines, IdleEngine, lengths, pays_from
+from service.engines import Engines, IdleEngine, min_tokens
 from service.errors import InvalidValueError, NotFoundError, ProviderError, SettingsError
 from service.evidence import ANY, Floor
 from service.metrics import Metrics
@@ -178,7 +178,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         bundle,
         graph,
         tokenizer=Tokenizer(bundle.tokenizer_path, manifest.tokenizer),
-        engines=Engines(engine, _idle_engine(bundle, graph, options, engine)),
+        engines=Engines(engine, _idle_engine(bundle, graph, options, cost)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model(manifest.task, manifest.name),
@@ -197,14 +197,15 @@ def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, *, threads: 
     )
 
 
-def _idle_engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, engine: OnnxEngine) -> IdleEngine | None:
-    """Returns a second session with more threads, where it was asked for and measured to be faster at some length."""
-    if options.idle_threads == 1 or graph.provider != "cpu":
+def _idle_engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> IdleEngine | None:
+    """Returns a second session with more threads, warmed up, where it was asked for and some text is worth it."""
+    longest = bundle.manifest.tokenizer.max_length
+    tokens = min_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
+    if options.idle_threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
-    threaded = _engine(bundle, graph, options, threads=options.idle_threads)
-    shapes = lengths(bundle.manifest.tokenizer.max_length)
-    tokens = pays_from(engine.time_runs(shapes, repeats=WARM_UP_REPEATS), threaded.time_runs(shapes, repeats=WARM_UP_REPEATS))
-    return None if tokens is None else IdleEngine(threaded, options.idle_threads, tokens)
+    engine = _engine(bundle, graph, options, threads=options.idle_threads)
+    engine.time_runs([(1, tokens)], repeats=1)
+    return IdleEngine(engine, options.idle_threads, tokens)
 
 
 def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:

@@ -36,7 +36,7 @@ ALLOWED = {
     "service.machine": set(),
     "service.providers": {"service.machine"},
     "service.engine": {"service.machine", "service.providers", "service.tokenization"},
-    "service.engines": {"service.engine"},
+    "service.engines": {"service.cost", "service.engine"},
     "service.scheduler": {"service.backlog", "service.mailbox"},
     "service.tasks": set(),
     "service.tasks.scores": set(),

@@ -14,9 +14,10 @@ from embedded import ROOT
 from fakes import FakeEngine
 from service import bundle, registry
 from service.backlog import Backlog
+from service.bundle import Flops
 from service.cost import CostModel
 from service.engine import OnnxEngine
-from service.engines import LENGTHS, Engines, IdleEngine, lengths, pays_from
+from service.engines import Engines, IdleEngine, min_tokens
 from service.metrics import Metrics
 from service.model import Model
 from service.scheduler import Scheduler
@@ -24,33 +25,12 @@ from service.tasks.classify import Request
 from service.tokenization import Encoding, Tokenizer
 
 
-@pytest.mark.parametrize(
-    ("ratios", "expected"),
-    [
-        ((0.9, 1.0, 1.2, 1.5), 64),
-        ((1.3, 1.0, 1.2, 1.5), 64),
-        ((1.2, 1.2, 1.2, 1.2), 16),
-        ((1.5, 1.5, 1.5, 1.0), None),
-        ((1, 1, 1, 1), None),
-    ],
-)
-def test_it_pays_from_the_length_on_from_which_all_longer_runs_gain(ratios: tuple[float, ...], expected: int | None) -> None:
-    """A gain at a short length that a longer one does not have is noise."""
-    alone = [(1, length, length * 1e-3) for length in LENGTHS]
-    together = [(1, length, length * 1e-3 / ratio) for length, ratio in zip(LENGTHS, ratios, strict=True)]
+@pytest.mark.parametrize(("nodes", "longest", "expected"), [(200, 512, 80), (200, 80, 80), (200, 79, None), (40, 512, 1), (0, 512, None)])
+def test_texts_that_take_long_enough_for_each_node_are_worth_threads(nodes: int, longest: int, expected: int | None) -> None:
+    """2 ms a run and 100 us a token: 200 nodes are worth threads from 10 ms on."""
+    cost = CostModel(Flops(linear=1e6, quadratic=0.0), fixed_s=2e-3, rate=1e10)
 
-    assert expected == pays_from(alone, together)
-
-
-def test_what_is_over_at_once_needs_no_threads() -> None:
-    """A ratio alone is noise where a run takes microseconds."""
-    assert pays_from([(1, 16, 2e-4)], [(1, 16, 1e-4)]) is None
-
-
-@pytest.mark.parametrize(("longest", "expected"), [(512, [16, 32, 64, 128]), (50, [16, 32]), (8, [8])])
-def test_engines_are_timed_at_lengths_that_the_model_takes(longest: int, expected: list[int]) -> None:
-    """A model of short texts is timed at what it has, at one length at least."""
-    assert [(1, length) for length in expected] == lengths(longest)
+    assert expected == min_tokens(cost, nodes=nodes, longest=longest)
 
 
 def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
@@ -108,21 +88,18 @@ def test_several_threads_answer_the_same(name: str) -> None:
             np.testing.assert_array_equal(several[output], expected)
 
 
-def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--idle-threads 1` keeps the memory; more are told in a model's description where they pay."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """`--idle-threads 1` keeps the memory; more are told in a model's description."""
     tiny.bundle(tmp_path, "tiny")
-    monkeypatch.setattr(registry, "pays_from", lambda alone, together: 16)
+    monkeypatch.setattr(registry, "min_tokens", lambda cost, nodes, longest: 16)
 
-    def told(threads: int) -> object:
-        return call(tmp_path, "GET", "/models/tiny", settings={"idle_threads": threads}).json()["graph"]["idle"]
-
-    assert told(1) is None
-    assert {"threads": 2, "min_tokens": 16} == told(2)
+    idle = call(tmp_path, "GET", "/models/tiny", settings={"idle_threads": threads}).json()["graph"]["idle"]
+    assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == idle
 
 
-def test_a_session_that_does_not_pay_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where more threads are no faster the lanes' session runs everything."""
+def test_a_model_of_short_runs_makes_none(tmp_path: Path) -> None:
+    """Where no text is worth threads the lanes' session runs everything."""
     tiny.bundle(tmp_path, "tiny")
-    monkeypatch.setattr(registry, "pays_from", lambda alone, together: None)
 
     assert call(tmp_path, "GET", "/models/tiny", settings={"idle_threads": 2}).json()["graph"]["idle"] is None
