@@ -8,7 +8,8 @@ from pathlib import Path
 
 from export import calibration, cuda, half, shapes, tensorrt
 from export.checkpoint import Checkpoint
-from service.bundle import InputSpec, Precision, Provider, ShapePlan
+from service.graph import InputSpec, Precision, Provider
+from service.shape_plan import ShapePlan
 from service.tokenization import Tokenizer
 
 PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from export.checkpoint import Checkpoint
 from export.errors import CheckpointError
-from service.bundle import InputSpec
+from service.graph import InputSpec
 from service.tokenization import Encoding, Tokenizer
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")

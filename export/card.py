@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from service.bundle import GraphSpec, Manifest
+from service.graph import GraphSpec
+from service.manifest import Manifest
 
 
 def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> str:

@@ -33,7 +33,8 @@ from transformers import (
 
 from export import adapter, embedding, leftovers, quirks
 from export.errors import CheckpointError
-from service.bundle import Activation, Embedding, Flops, InputSpec, Layers, MaskToken, OutputSpec, Piece, SpecialPiece, Task, TextPiece
+from service.graph import InputSpec, OutputSpec
+from service.manifest import Activation, Embedding, Flops, Layers, MaskToken, Piece, SpecialPiece, Task, TextPiece
 
 HEADS: dict[str, tuple[Task, Any]] = {
     # suffix of the architecture's name -> task, and the class that loads it

@@ -20,10 +20,11 @@ from export.flags import share
 from export.signals import Stopped, stoppable
 from export.targets import PRECISIONS, choose
 from service import __version__
-from service.bundle import NAME_PATTERN, Figure, Layers, Precision, Provider, read_figures
+from service.graph import Precision, Provider
+from service.manifest import NAME_PATTERN, Figure, Layers, read_figures
 
 if TYPE_CHECKING:
-    from service.bundle import Manifest
+    from service.manifest import Manifest
 
 TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
 VERIFY = "verify"  # as the first word; a folder of that name can be exported as ./verify

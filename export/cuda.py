@@ -17,7 +17,7 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionO
 from onnxruntime.transformers.optimizer import optimize_model
 
 from export.checkpoint import Checkpoint
-from service.bundle import InputSpec
+from service.graph import InputSpec
 
 LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 FUSED = "fused for CUDA, attention with the length of each row"

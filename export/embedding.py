@@ -20,7 +20,8 @@ import torch
 from transformers import PreTrainedModel
 
 from export.errors import CheckpointError
-from service.bundle import Embedding, Layers, OutputSpec, Pooling
+from service.graph import OutputSpec
+from service.manifest import Embedding, Layers, Pooling
 
 LAST_FOUR = 4
 OUTPUTS = {

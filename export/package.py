@@ -10,7 +10,8 @@ from pathlib import Path
 from export.card import model_card
 from export.errors import OutputExistsError
 from export.signals import held_off
-from service.bundle import CARD_FILE, MANIFEST_FILE, Manifest
+from service.bundle import CARD_FILE, MANIFEST_FILE
+from service.manifest import Manifest
 
 
 def check_free(target: Path, *, overwrite: bool) -> None:

@@ -20,8 +20,8 @@ from export.errors import ParityError
 from export.rows import MAX_ROW_ERROR as MAX_ROW_ERROR  # noqa: PLC0414 - a bound of parity too
 from export.rows import worst_row_error
 from export.scoring import Span, same, span_f1, spans
-from service.bundle import LengthParity, Precision
 from service.engine import Engine, Row
+from service.graph import LengthParity, Precision
 from service.model import TASKS
 from service.tasks import answer, classify, embed, fill_mask, ner
 from service.tokenization import Encoding, Tokenizer, default_stride
@@ -34,7 +34,7 @@ SHORTEST_RANGE = 16  # tokens; each range of the table by length reaches twice a
 
 @dataclass(frozen=True)
 class Parity:
-    """What the comparison found; the fields mean what `service.bundle.Evidence` says."""
+    """What the comparison found; the fields mean what `service.graph.Evidence` says."""
 
     samples: int
     worst_abs_error: float

@@ -46,26 +46,12 @@ from export.rows import MAX_ROW_ERROR
 from export.signals import held_off
 from export.targets import choose
 from service.api import reading
-from service.bundle import (
-    NAME_PATTERN,
-    TOKENIZER_FILE,
-    Evidence,
-    Example,
-    Figure,
-    GraphSpec,
-    InputSpec,
-    Layers,
-    Manifest,
-    Precision,
-    Provider,
-    ShapePlan,
-    Source,
-    Task,
-    TokenizerSpec,
-    digest,
-)
+from service.bundle import TOKENIZER_FILE, digest
 from service.engine import OnnxEngine, why_not
 from service.errors import BertServeError
+from service.graph import Evidence, GraphSpec, InputSpec, Precision, Provider
+from service.manifest import NAME_PATTERN, Example, Figure, Layers, Manifest, Source, Task, TokenizerSpec
+from service.shape_plan import ShapePlan
 from service.tokenization import Tokenizer
 
 # Requests whose answers are clear, so that another CPU's rounding does not change them.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.bundle import Task
+from service.manifest import Task
 from service.tasks import answer, classify, embed, fill_mask, ner
 
 _LONG = (

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from service.bundle import Speed, Timing
 from service.engine import Engine
+from service.graph import Speed, Timing
 from service.machine import cpu_name
 from service.tokenization import Encoding
 

@@ -16,7 +16,7 @@ import torch
 from export import embedding, quirks
 from export.checkpoint import Checkpoint
 from export.errors import GraphError
-from service.bundle import InputSpec
+from service.graph import InputSpec
 
 OPSET = 17
 

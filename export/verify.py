@@ -17,10 +17,11 @@ from export.errors import ExportError, ParityError
 from export.rows import MAX_ROW_ERROR, worst_row_error
 from service import bundle as bundles
 from service.api import reading
-from service.bundle import Bundle, GraphSpec, Provider
+from service.bundle import Bundle
 from service.cli import CHECK_TOLERANCE, difference
 from service.engine import OnnxEngine
 from service.errors import BertServeError
+from service.graph import GraphSpec, Provider
 from service.model import TASKS
 from service.tokenization import Tokenizer
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, get_args
 
 from export.errors import DataError, ExportError
 from export.flags import share
-from service.bundle import Provider
+from service.graph import Provider
 
 if TYPE_CHECKING:
     from export.verify import Check

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from service import __version__
-from service.bundle import Precision
 from service.errors import BertServeError, SettingsError, StartError
+from service.graph import Precision
 from service.seat import ALONE, Seat
 from service.settings import Settings, read_settings
 

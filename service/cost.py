@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from service.bundle import Flops
+from service.manifest import Flops
 
 FOLLOW = 64
 MOST_RATIO = 4.0

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import machine, providers
-from service.bundle import GraphSpec, OutputSpec, Provider
 from service.errors import EngineError, ProviderError
+from service.graph import GraphSpec, OutputSpec, Provider
 from service.tokenization import Encoding
 
 try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.bundle import GraphSpec
 from service.errors import BundleError
+from service.graph import GraphSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from service.bundle import Bundle, GraphSpec
+from service.bundle import Bundle
 from service.cost import CostModel
 from service.engine import Row
 from service.engines import Engines
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
+from service.graph import GraphSpec
 from service.metrics import ModelMetrics
 from service.scheduler import Scheduler, Stage
 from service.tasks import answer, classify, embed, fill_mask, ner, rerank, similarity, zero_shot

@@ -8,9 +8,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.bundle import GraphSpec, InputSpec, Precision, Provider, ShapePlan
 from service.errors import ProviderError
+from service.graph import GraphSpec, InputSpec, Precision, Provider
 from service.machine import Gpu, Load, first_gpu
+from service.shape_plan import ShapePlan
 
 NAMES: dict[Provider, str] = {
     "cpu": "CPUExecutionProvider",

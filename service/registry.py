@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from service.bundle import Bundle, GraphSpec, Precision, Provider
+from service.bundle import Bundle
 from service.cost import CostModel
 from service.engine import THREADS, OnnxEngine, available_provider, why_not
 from service.engines import Engines, IdleEngine, min_tokens
 from service.errors import InvalidValueError, NotFoundError, ProviderError, SettingsError
 from service.evidence import ANY, Floor
+from service.graph import GraphSpec, Precision, Provider
 from service.metrics import Metrics
 from service.model import Model
 from service.scheduler import Scheduler

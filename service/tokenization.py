@@ -18,8 +18,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from service.bundle import Piece, SpecialPiece, TokenizerSpec
 from service.errors import BundleError, EngineError, InvalidValueError
+from service.manifest import Piece, SpecialPiece, TokenizerSpec
 
 # Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

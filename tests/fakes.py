@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.bundle import Activation, Embedding
 from service.engine import Row
 from service.errors import EngineError
+from service.manifest import Activation, Embedding
 from service.tokenization import Encoding
 
 

@@ -17,11 +17,15 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 
-# The arrows of docs/architecture.md: module -> modules of ours that it may import. `bundle`, `errors` and the package's
-# own version are open to all.
+# The arrows of docs/architecture.md: module -> modules of ours that it may import. `bundle` and the manifest's records, `errors` and the
+# package's own version are open to all.
 ALLOWED = {
     "service": set(),
     "service.errors": set(),
+    "service.record": set(),
+    "service.shape_plan": set(),
+    "service.graph": set(),
+    "service.manifest": set(),
     "service.bundle": set(),
     "service.evidence": set(),
     "service.settings": set(),
@@ -221,12 +225,13 @@ ALLOWED = {
     "bench.flags": {"bench.mixes", "bench.slo"},
     "bench.cli": {"bench"},
 }
-OPEN_TO_ALL = {"service", "service.bundle", "service.errors"}
+MANIFEST = {"service.record", "service.shape_plan", "service.graph", "service.manifest"}
+OPEN_TO_ALL = {"service", "service.bundle", "service.errors", *MANIFEST}
 HOMES = {
     "fastapi": {"service.api", "service.server"},
     "starlette": {"service.api"},
     "uvicorn": {"service.protocol", "service.server", "service.worker"},
-    "pydantic": {"service.bundle", "service.settings", "service.api"},
+    "pydantic": {"service.bundle", *MANIFEST, "service.settings", "service.api"},
     "pydantic_settings": {"service.settings"},
     "tokenizers": {"service.tokenization"},
     "onnxruntime": {"service.engine", "export", "bench.limits"},

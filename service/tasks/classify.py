@@ -12,8 +12,8 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
-from service.bundle import Activation
 from service.errors import InvalidValueError
+from service.manifest import Activation
 from service.tasks.encoded import Encoded, Head
 from service.tasks.scores import Row, activate, best_first
 from service.tokenization import Encoding, Tokenizer, default_stride, estimate_tokens, truncate_longest_first, windows

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from service.bundle import Embedding, Layers, Pooling
 from service.errors import InvalidValueError
+from service.manifest import Embedding, Layers, Pooling
 from service.tasks.encoded import Encoded, Head
 from service.tasks.scores import Floats, Row
 from service.tokenization import Tokenizer, estimate_tokens

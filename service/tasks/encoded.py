@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.bundle import Activation, Embedding
+from service.manifest import Activation, Embedding
 from service.tokenization import Encoding
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from service.bundle import Manifest
+from service.manifest import Manifest
 from service.tasks import classify, embed, rerank, similarity, zero_shot
 from service.tasks.encoded import Head
 

@@ -15,8 +15,10 @@ from export import calibration
 from export.calibration import BUILT_IN
 from export.pipeline import ExportSpec, export
 from families import FAMILIES, HEADS
-from service.bundle import Bundle, Manifest, Precision, load
+from service.bundle import Bundle, load
 from service.engine import OnnxEngine, Row
+from service.graph import Precision
+from service.manifest import Manifest
 from service.tokenization import Encoding, Tokenizer
 
 # tokens of text; what the special tokens leave of the whole length comes last

@@ -21,8 +21,10 @@ from export import checkpoint
 from export.card import model_card
 from export.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
 from export.pipeline import FORM, ExportSpec, export
-from service.bundle import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, GraphSpec, Manifest, Precision, digest, load
+from service.bundle import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load
 from service.engine import OnnxEngine
+from service.graph import GraphSpec, Precision
+from service.manifest import Manifest
 from service.tasks import classify
 from service.tokenization import Encoding, Tokenizer
 

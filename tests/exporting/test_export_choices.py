@@ -9,7 +9,7 @@ import pytest
 
 from export.choices import choice
 from export.scoring import same
-from service.bundle import Activation
+from service.manifest import Activation
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from export.cuda import FUSED, PARTLY
 from export.parity import MAX_ABS_ERROR
 from export.pipeline import ExportSpec, export
 from export.targets import choose
-from service.bundle import Bundle, GraphSpec, load
+from service.bundle import Bundle, load
 from service.engine import OnnxEngine, Row
+from service.graph import GraphSpec
 from service.model import TASKS
 from service.tasks import classify
 from service.tokenization import Tokenizer

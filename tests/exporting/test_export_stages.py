@@ -28,8 +28,10 @@ from export.pack import pack
 from export.pipeline import ExportSpec, export
 from export.quantize import MIN_ROWS, quantize
 from export.trace import OPSET, trace
-from service.bundle import TOKENIZER_FILE, Manifest, Precision, TokenizerSpec, digest
+from service.bundle import TOKENIZER_FILE, digest
 from service.engine import OnnxEngine, Row
+from service.graph import Precision
+from service.manifest import Manifest, TokenizerSpec
 from service.tokenization import Encoding, Tokenizer
 
 pytestmark = pytest.mark.torch

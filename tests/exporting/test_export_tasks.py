@@ -22,8 +22,10 @@ from export.errors import ExportError
 from export.parity import MAX_ROW_ERROR
 from export.pipeline import FORM, ExportSpec, export
 from export.quantize import MIN_ROWS, MIN_SIDE
-from service.bundle import TOKENIZER_FILE, GraphSpec, Manifest, Precision, load
+from service.bundle import TOKENIZER_FILE, load
 from service.engine import OnnxEngine, Row
+from service.graph import GraphSpec, Precision
+from service.manifest import Manifest
 from service.model import TASKS
 from service.tasks import answer, fill_mask, ner
 from service.tokenization import Tokenizer

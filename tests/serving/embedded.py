@@ -9,8 +9,8 @@ from typing import Any
 
 from service import bundle
 from service.api import reading
-from service.bundle import Manifest
 from service.engine import OnnxEngine, Row
+from service.manifest import Manifest
 from service.tokenization import Encoding, Tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,8 @@ import tiny
 from application import classify, rejected, results
 from service.api.app import Application, build, create_app
 from service.api.routes import NAMED, PATHS, inference
-from service.bundle import MANIFEST_FILE, Manifest, digest
+from service.bundle import MANIFEST_FILE, digest
+from service.manifest import Manifest
 from service.settings import Settings
 
 HUGE_NUMBER = b"9" * 5000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.bundle import Flops
 from service.cost import MOST_RATIO, CostModel
+from service.manifest import Flops
 
 
 def model() -> CostModel:

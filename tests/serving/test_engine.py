@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import tiny
 from service import bundle
-from service.bundle import Flops
 from service.cost import CostModel
 from service.engine import OnnxEngine
 from service.errors import EngineError, ProviderError
+from service.graph import OutputSpec
+from service.manifest import Flops, Manifest
 from service.tokenization import Encoding
 
 
@@ -55,9 +56,7 @@ def test_rows_that_are_not_finite_are_an_error(models: Path) -> None:
     words.CopyFrom(onnx.numpy_helper.from_array(values, "words"))
     made = engine(path)
     onnx.save(model, str(file))
-    made = OnnxEngine(
-        file, bundle.Manifest.model_validate_json((path / "manifest.json").read_text()).graphs[0], pad_id=0, padding_side="right"
-    )
+    made = OnnxEngine(file, Manifest.model_validate_json((path / "manifest.json").read_text()).graphs[0], pad_id=0, padding_side="right")
 
     assert np.isfinite(made.run([encoding(2, 8, 3)])[0]["logits"]).all()
     with pytest.raises(EngineError, match="`logits` is not finite"):
@@ -78,7 +77,7 @@ def test_a_wrong_number_of_rows_is_an_error(models: Path) -> None:
     model.graph.output.append(onnx.helper.make_tensor_value_info("pooled", onnx.TensorProto.FLOAT, [1, 3]))
     graph = bundle.load(models / "tiny").manifest.graphs[0]
     onnx.save(model, str(file))
-    wrong = graph.model_copy(update={"outputs": (bundle.OutputSpec(name="pooled", kind="per_text"),)})
+    wrong = graph.model_copy(update={"outputs": (OutputSpec(name="pooled", kind="per_text"),)})
 
     with pytest.raises(EngineError, match=r"`pooled` has 1 rows where 2 belong\. This is a bug"):
         OnnxEngine(file, wrong, pad_id=0, padding_side="right").run([encoding(2, 3), encoding(2, 3)])

@@ -14,7 +14,7 @@ from embedded import ROOT
 from fakes import FakeEngine
 from service import bundle, registry
 from service.backlog import Backlog
-from service.bundle import Flops
+from service.manifest import Flops
 from service.cost import CostModel
 from service.engine import OnnxEngine
 from service.engines import Engines, IdleEngine, min_tokens

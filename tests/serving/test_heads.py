@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 import tiny
 from fakes import Head
-from service.bundle import Embedding, load
+from service.bundle import load
 from service.errors import InvalidValueError
+from service.manifest import Embedding
 from service.tasks import embed, ner, rerank, similarity, zero_shot
 from service.tasks.encoded import Encoded
 from service.tasks.offsets import rebase

@@ -14,10 +14,11 @@ import tiny
 from application import call
 from service import bundle, engine, machine, providers, registry
 from service.api.app import build
-from service.bundle import GraphSpec, InputSpec, ShapeBucket, ShapePlan
 from service.errors import ProviderError
+from service.graph import GraphSpec, InputSpec
 from service.machine import Gpu
 from service.settings import Settings
+from service.shape_plan import ShapeBucket, ShapePlan
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
 H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0")

@@ -21,9 +21,12 @@ from application import play
 from service import bundle
 from service.api.app import build
 from service.backlog import Backlog
-from service.bundle import MANIFEST_FILE, GraphSpec, InputSpec, Manifest, ShapeBucket, ShapePlan
+from service.bundle import MANIFEST_FILE
 from service.engine import OnnxEngine
+from service.graph import GraphSpec, InputSpec
+from service.manifest import Manifest
 from service.settings import Settings
+from service.shape_plan import ShapeBucket, ShapePlan
 from service.tokenization import Encoding
 
 PLAN = ShapePlan(
