@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import tiny
 from checkpoints import bert, edit_json, edit_weights, few_texts
-from export import checkpoint, cli
+from export import cli, files
 from service import __version__
 from service.bundle import CARD_FILE, MANIFEST_FILE, load
 
@@ -125,7 +125,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
         asked.update(options, name=name)
         return str(source)
 
-    monkeypatch.setattr(checkpoint, "snapshot_download", download)
+    monkeypatch.setattr(files, "snapshot_download", download)
 
     assert 0 == run("org/model", *FAST, "--revision", "v1")[0]
     assert {
@@ -140,7 +140,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
 def test_the_commit_of_a_download_stands_in_the_manifest(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's cache names a snapshot's folder after it; what was asked for is kept beside it."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setattr(checkpoint, "snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit))))
+    monkeypatch.setattr(files, "snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit))))
 
     assert 0 == run("org/model", *FAST, "--revision", "main")[0]
     origin = load(output / "model").manifest.source
