@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from export import calibration, cuda, half, shapes, tensorrt
 from export.checkpoint import Checkpoint
-from service.graph import InputSpec, Precision, Provider
-from service.shape_plan import ShapePlan
+from export.made import Made
+from service.graph import Precision, Provider
 from service.tokenization import Tokenizer
 
 PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
-
-
-@dataclass(frozen=True)
-class Made:
-    """A graph for a GPU.
-
-    Attributes:
-        path: The file.
-        precision: What it computes in; TensorRT's fp16 is made of the float32 file.
-        form: How it was made, for the reader.
-        inputs: What it takes.
-        shapes: What it is run in.
-        fusions: Fused operator -> count.
-        quantized: What was converted, and what was kept in float32 -> count.
-        error: How far the conversion moves the outputs, as a share of their spread.
-    """
-
-    path: Path
-    precision: Precision
-    form: str
-    inputs: tuple[InputSpec, ...]
-    shapes: ShapePlan
-    fusions: dict[str, int] = field(default_factory=dict)
-    quantized: dict[str, int] = field(default_factory=dict)
-    error: float = 0.0
 
 
 def graphs(
@@ -69,9 +43,9 @@ def graphs(
     if provider == "tensorrt":
         tensorrt.standard(raw, whole)
         form = f"{tensorrt.FORM}; fp16 is TensorRT's own" if "fp16" in precisions else tensorrt.FORM
-        return [Made(whole, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
+        return [Made(whole, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
     fused = cuda.fuse(raw, whole, checkpoint)
-    made = [Made(whole, "fp32", fused.form, fused.inputs, plan, fused.fusions)]
+    made = [Made(whole, provider, "fp32", fused.form, fused.inputs, plan, fused.fusions)]
     if "fp16" in precisions:
         path = folder / f"model.{provider}.fp16.onnx"
         feeds = calibration.feeds(texts, checkpoint, tokenizer, fused.inputs)
@@ -79,5 +53,5 @@ def graphs(
         short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
         padded = [calibration.padded(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
         halved = half.halve(whole, path, raw.parent, feeds, padded)
-        made.append(Made(path, "fp16", fused.form, fused.inputs, plan, fused.fusions, halved.counts, halved.error))
+        made.append(Made(path, provider, "fp16", fused.form, fused.inputs, plan, fused.fusions, halved.counts, halved.error))
     return made

@@ -21,7 +21,7 @@ from export.embedding import Sentences
 from export.errors import CheckpointError
 from export.files import Files
 from service.graph import InputSpec, OutputSpec
-from service.manifest import Activation, Embedding, Flops, Layers, MaskToken, Piece, Task
+from service.manifest import Activation, Embedding, Flops, Layers, MaskToken, Piece, Task, TokenizerSpec
 
 FILLS: dict[str, InputSpec] = {
     "input_ids": InputSpec(name="input_ids", fill="token_ids"),
@@ -89,6 +89,11 @@ class Checkpoint:
     flops: Flops
     card: str | None
     embedding: Embedding | None = None
+
+    def tokenizer_spec(self, sha256: str) -> TokenizerSpec:
+        """Returns the manifest's entry of the tokenizer, given the digest of its file."""
+        facts = ("max_length", "pad_id", "padding_side", "single", "pair", "cls_index", "subword_prefix", "mask")
+        return TokenizerSpec.model_validate({"sha256": sha256} | {fact: getattr(self, fact) for fact in facts})
 
 
 def load(source: str, *, task: str = "auto", revision: str | None = None, layers: Layers = "last") -> Checkpoint:

@@ -17,8 +17,7 @@ from checkpoints import bert
 from export import calibration, checkpoint, lower, narrow, optimize, pack, trace
 from export.calibration import Feed
 from export.checkpoint import Checkpoint
-from export.pipeline import _tokenizer_spec
-from service.bundle import TOKENIZER_FILE
+from service.bundle import TOKENIZER_FILE, digest
 from service.tokenization import Tokenizer
 
 ARCHITECTURES = {
@@ -63,7 +62,7 @@ def stage(source: Path, folder: Path) -> Staged:
     lower.lower(fused, lowered)
     counts = narrow.narrow(lowered, narrowed), pack.pack(narrowed, packed)
     (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
-    tokenizer = Tokenizer(folder / TOKENIZER_FILE, _tokenizer_spec(loaded, folder))
+    tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec(digest(folder / TOKENIZER_FILE)))
     return Staged(loaded, tokenizer, fused, lowered, narrowed, packed, *counts)
 
 

@@ -19,8 +19,9 @@ import tiny
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
 from export import checkpoint
 from export.card import model_card
+from export.cpu import FORM
 from export.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
-from export.pipeline import FORM, ExportSpec, export
+from export.pipeline import ExportSpec, export
 from service.bundle import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load
 from service.engine import OnnxEngine
 from service.graph import GraphSpec, Precision

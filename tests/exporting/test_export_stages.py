@@ -21,12 +21,13 @@ from export import calibration, checkpoint, parity, samples
 from export.checkpoint import Checkpoint
 from export.errors import GraphError, ParityError
 from export.graph import attribute
+from export.integers import MIN_ROWS
 from export.lower import lower
 from export.narrow import narrow
 from export.optimize import attention_form, optimize
 from export.pack import pack
 from export.pipeline import ExportSpec, export
-from export.quantize import MIN_ROWS, quantize
+from export.quantize import quantize
 from export.trace import OPSET, trace
 from service.bundle import TOKENIZER_FILE, digest
 from service.engine import OnnxEngine, Row

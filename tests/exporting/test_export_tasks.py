@@ -18,10 +18,12 @@ import service.cli
 import tiny
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, few_texts
 from export import outliers
+from export.cpu import FORM
 from export.errors import ExportError
+from export.integers import MIN_ROWS
 from export.parity import MAX_ROW_ERROR
-from export.pipeline import FORM, ExportSpec, export
-from export.quantize import MIN_ROWS, MIN_SIDE
+from export.pipeline import ExportSpec, export
+from export.products import MIN_SIDE
 from service.bundle import TOKENIZER_FILE, load
 from service.engine import OnnxEngine, Row
 from service.graph import GraphSpec, Precision
