@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import resource
 import signal
 import subprocess
@@ -21,50 +22,16 @@ import pytest
 from safetensors.torch import load_file
 
 import tiny
-from checkpoints import bert, edit_json, edit_weights, few_texts
-from export import cli, signals
+from checkpoints import edit_json, edit_weights, few_texts
+from export import signals
+from export.workspace import LOCK_FILE
+from outputs import FAST, Run, contents, left_in
 from service.bundle import load
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("command",)
 
 ROOT = Path(__file__).parents[2]
-FAST = ("--precision", "fp32")
-Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture(name="source")
-def source_checkpoint(tmp_path: Path) -> Path:
-    """The usual checkpoint."""
-    return bert(tmp_path)
-
-
-@pytest.fixture(name="output")
-def output_folder(tmp_path: Path) -> Path:
-    """A models folder that does not exist yet."""
-    return tmp_path / "models"
-
-
-@pytest.fixture(name="run")
-def run_command(output: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Returns `run(source, *flags)`, which gives the exit code and the one line that the command itself ended with."""
-
-    def run(source: object, *flags: str) -> tuple[int, str]:
-        code = cli.main([str(source), "--output", str(output), *flags])
-        own = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
-        assert len(own) == (code != 0)
-        return code, own[0] if own else ""
-
-    return run
-
-
-def left_in(output: Path) -> list[str]:
-    """Returns the names of everything in the output folder, hidden things too."""
-    return sorted(path.name for path in output.iterdir()) if output.exists() else []
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a folder by name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 class Trap:
@@ -317,6 +284,17 @@ sys.exit(cli.main(sys.argv[1:]))
 """
 
 
+def hanging(source: Path, output: Path, stage: str) -> subprocess.Popen[str]:
+    """Returns an overwriting export, in a process of its own, that stays in a stage."""
+    module, function = stage.split(".")
+    command = [sys.executable, "-c", HANG.format(module=module, function=function), source, "--output", output, "--overwrite", *FAST]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    assert "hanging\n" == process.stdout.readline()
+    return process
+
+
 @pytest.mark.parametrize(
     ("stage", "number"),
     [("optimize.optimize", signal.SIGINT), ("optimize.optimize", signal.SIGTERM), ("package.model_card", signal.SIGTERM)],
@@ -324,12 +302,7 @@ sys.exit(cli.main(sys.argv[1:]))
 def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str, number: signal.Signals) -> None:
     """In a process of its own: the shell's exit code, one line and no traceback, no temporary folder, the old bundle untouched."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
-    module, function = stage.split(".")
-    command = [sys.executable, "-c", HANG.format(module=module, function=function), source, "--output", output, "--overwrite", *FAST]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    assert "hanging\n" == process.stdout.readline()
+    process = hanging(source, output, stage)
     assert 2 == len(left_in(output))  # the bundle, and the hidden folder of the work
 
     process.send_signal(number)
@@ -340,6 +313,41 @@ def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str,
     assert "Traceback" not in errors
     assert existing == contents(output / "tiny-bert")
     assert ["tiny-bert"] == left_in(output)
+
+
+def test_the_folder_of_a_killed_export_is_removed_by_the_next_one(source: Path, output: Path, run: Run) -> None:
+    """Not before it is dead, and nothing else that is hidden; SIGKILL leaves an export no time to tidy up."""
+    others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
+    for name in others:
+        (output / name).mkdir(parents=True)
+    process = hanging(source, output, "optimize.optimize")
+    before = left_in(output)
+    (working,) = set(before) - set(others)
+    assert 0 == run(source, *FAST)[0]
+    alive = left_in(output)
+    process.kill()
+    process.communicate(timeout=30)
+    killed = left_in(output)
+    assert 0 == run(source, *FAST, "--overwrite")[0]
+
+    assert re.fullmatch(r"\.tiny-bert\.[a-z0-9_]{8}", working)
+    assert sorted([*before, "tiny-bert"]) == alive == killed
+    assert sorted([*others, "tiny-bert"]) == left_in(output)
+
+
+def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without locks an export works, and nobody takes its folder for a dead one's."""
+
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr("export.workspace.fcntl.flock", none)
+    folder = output / ".tiny-bert.12345678"
+    folder.mkdir(parents=True)
+    (folder / LOCK_FILE).write_text("1\n", encoding="ascii")
+
+    assert 0 == run(source, *FAST)[0]
+    assert [folder.name, "tiny-bert"] == left_in(output)
 
 
 def test_signals_are_held_off_while_the_bundles_change_places(

@@ -21,56 +21,18 @@ from safetensors.torch import load_file
 import tiny
 from checkpoints import bert, edit_json, edit_weights, few_texts
 from export import cli, files
+from outputs import FAST, Run, contents, left_in
 from service import __version__
 from service.bundle import CARD_FILE, MANIFEST_FILE, load
 
 pytestmark = pytest.mark.torch
-
-FAST = ("--precision", "fp32")
-
-
-@pytest.fixture(name="source")
-def source_checkpoint(tmp_path: Path) -> Path:
-    """The usual checkpoint."""
-    return bert(tmp_path)
-
-
-@pytest.fixture(name="output")
-def output_folder(tmp_path: Path) -> Path:
-    """A models folder that does not exist yet."""
-    return tmp_path / "models"
+pytest_plugins = ("command",)
 
 
 @pytest.fixture(name="existing")
 def existing_bundle(output: Path) -> dict[str, bytes]:
     """A models folder that has a bundle of the checkpoint's name; returns its files."""
     return contents(tiny.bundle(output, "tiny-bert"))
-
-
-@pytest.fixture(name="run")
-def run_command(output: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Returns `run(source, *flags)`, which gives the exit code and the one line that the command itself ended with."""
-
-    def run(source: object, *flags: str) -> tuple[int, str]:
-        code = cli.main([str(source), "--output", str(output), *flags])
-        own = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
-        assert len(own) == (code != 0)
-        return code, own[0] if own else ""
-
-    return run
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Returns the files of a folder by name."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def left_in(output: Path) -> list[str]:
-    """Returns the names of everything in the output folder, hidden things too."""
-    return sorted(path.name for path in output.iterdir()) if output.exists() else []
-
-
-Run = Callable[..., tuple[int, str]]
 
 
 # ---- success
