@@ -14,10 +14,10 @@ from embedded import ROOT
 from fakes import FakeEngine
 from service import bundle, registry
 from service.backlog import Backlog
-from service.manifest import Flops
 from service.cost import CostModel
 from service.engine import OnnxEngine
 from service.engines import Engines, IdleEngine, min_tokens
+from service.manifest import Flops
 from service.metrics import Metrics
 from service.model import Model
 from service.scheduler import Scheduler
