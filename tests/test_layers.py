@@ -91,7 +91,8 @@ ALLOWED = {
     "service.api.bodies": {"service.api", "service.tasks"},
     "service.api.reading": {"service.api"},
     "service.api.rendering": set(),
-    "service.api.routes": {
+    "service.api.routes": {"service.api", "service.metrics", "service.model"},
+    "service.api.inference": {
         "service.api",
         "service.metrics",
         "service.model",

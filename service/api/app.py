@@ -21,8 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service import __version__, bundle, engine, registry
 from service.api.bodies import BODIES
 from service.api.edge import Edge
+from service.api.inference import NAMED, PATHS, Service, inference
 from service.api.reading import Limits
-from service.api.routes import NAMED, PATHS, Service, documented, inference, router
+from service.api.routes import documented, router
 from service.backlog import Backlog
 from service.engines import MOST_THREADS
 from service.errors import MethodNotAllowedError, NotFoundError, SettingsError

@@ -16,7 +16,7 @@ from checkpoints import CLASSIFICATION, POSITIONS, ROWS, PyTorch, edit_weights, 
 from export.pipeline import ExportSpec, export
 from service import bundle
 from service.api.app import build
-from service.api.routes import Service
+from service.api.inference import Service
 from service.engine import OnnxEngine, why_not
 from service.settings import Settings
 from service.tasks import classify

@@ -15,8 +15,8 @@ import pytest
 from fakes import FakeEngine
 from service import bundle
 from service.api.app import build, create_app
+from service.api.inference import Service
 from service.api.reading import Limits
-from service.api.routes import Service
 from service.backlog import Backlog
 from service.cost import CostModel
 from service.engines import Engines

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 import tiny
 from application import classify, rejected, results
 from service.api.app import Application, build, create_app
-from service.api.routes import NAMED, PATHS, inference
+from service.api.inference import NAMED, PATHS, inference
 from service.bundle import MANIFEST_FILE, digest
 from service.manifest import Manifest
 from service.settings import Settings
