@@ -13,87 +13,13 @@ Every operation is O(log n) amortized over the entries: dead entries are skipped
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
 from itertools import count
 from math import inf
 from typing import Any
 
 from service.errors import InvalidValueError, RefusedError, TooLargeError
-
-Cost = Callable[[int, int], float]
-# rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once
-Shape = Callable[[int, int], tuple[int, int] | None]
-
-
-def exact(rows: int, tokens: int) -> tuple[int, int]:
-    """Returns the shape of a batch that is padded to its longest text and no further."""
-    return rows, tokens
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request in the backlog.
-
-    Attributes:
-        deadline: Time by which its last entry must have started.
-        tokens: Tokens that it holds of the queue: estimated at first, then those of its waiting entries.
-        seconds: Predicted seconds of what it holds.
-        results: One per entry, in order, filled as they finish.
-        waiting: Entries that have not started.
-        remaining: Entries that have not finished.
-        open: Whether it is neither answered nor failed.
-        queued_at: Time at which its entries were put.
-        queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
-        run_s: Longest run of its entries in the last stage.
-        owner: What the scheduler attaches to it; opaque here.
-    """
-
-    deadline: float
-    tokens: int
-    seconds: float
-    results: list[Any] = field(default_factory=list)
-    waiting: int = 0
-    remaining: int = 0
-    open: bool = True
-    queued_at: float = 0.0
-    queued_s: float = 0.0
-    run_s: float = 0.0
-    owner: Any = None
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One unit of work of a job.
-
-    Attributes:
-        job: Its job.
-        index: Place of its result among the job's.
-        tokens: Its cost.
-        payload: What the run function gets; opaque here.
-        key: What may share a batch; None if it runs alone.
-        cost: Predicted seconds of a batch of its kind.
-        shape: What a batch of its kind is run at.
-        seconds: Predicted seconds that it takes of a lane: its share of a full batch.
-        rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries.
-        waiting: Whether it has not started.
-    """
-
-    job: Job
-    index: int
-    tokens: int
-    payload: Any
-    key: Hashable | None
-    cost: Cost
-    shape: Shape
-    seconds: float
-    rank: float
-    waiting: bool = True
-
-    @property
-    def alive(self) -> bool:
-        """Whether it may still start."""
-        return self.waiting and self.job.open
+from service.job import Cost, Entry, Job, Shape, exact
 
 
 class Backlog:

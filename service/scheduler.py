@@ -15,8 +15,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.backlog import Backlog, Cost, Entry, Job, Shape, exact
+from service.backlog import Backlog
 from service.errors import EngineError, ExpiredError, UnavailableError
+from service.job import Cost, Entry, Job, Shape, exact
 from service.mailbox import Mailbox
 
 logger = logging.getLogger("bertserve.scheduler")

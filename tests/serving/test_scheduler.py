@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from service.backlog import Backlog, Job
+from service.backlog import Backlog
 from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
+from service.job import Job
 from service.scheduler import Scheduler, Stage, Timed
 
 

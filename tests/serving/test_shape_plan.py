@@ -273,7 +273,7 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnnxEngine, "time_runs", note)
         service = build(Settings(models=models, max_batch_tokens=budget, lanes=1))
-    seen = Seen(service.registry.models["tiny"]._engine)  # type: ignore[arg-type]
+    seen = Seen(service.registry.models["tiny"].engines.lane)  # type: ignore[arg-type]
 
     async def send(client: httpx.AsyncClient) -> Any:
         response = await client.post("/classify", json={"inputs": TEXTS})
