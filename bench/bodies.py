@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import mixes
+from bench import endpoints, mixes
 from bench.errors import BenchError
 
 _MOST_BODIES = 512
@@ -21,45 +21,46 @@ class Body:
 
     Attributes:
         content: JSON, as it is sent.
-        texts: Inputs in it.
+        texts: Texts in it, as `endpoints.count` counts them.
     """
 
     content: bytes
     texts: int
 
 
-def bodies(source: str, *, texts: int = 1, seed: int = 0) -> list[Body]:
+def bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0) -> list[Body]:
     """Returns the bodies of a mix or of a file.
 
     Args:
         source: The name of a mix, or the path of a JSON Lines file: each line an object, which is sent as it is, or a string.
+        path: Of the endpoint that they are for.
         texts: Inputs of each request. Objects of a file are whole requests, so there it must be 1.
         seed: Of a built-in mix.
 
     Raises:
-        BenchError: There is no such mix or file, or a line of it is no body.
+        BenchError: There is no such mix or file, a line of it is no body, or the endpoint does not take what the mix has.
     """
     if source in mixes.NAMES:
-        return _group(mixes.inputs(source, seed=seed), texts)
+        return _group(path, mixes.inputs(source, seed=seed), texts)
     lines = _read(Path(source))
     if all(isinstance(line, str) for line in lines):
-        return _group(lines, texts)
+        return _group(path, lines, texts)
     if texts != 1:
         raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; leave the flag out.")
-    return [_body({"inputs": line} if isinstance(line, str) else line) for line in lines]
+    if any(isinstance(line, str) for line in lines) and endpoints.take(path, 1) != 1:
+        raise BenchError(f"`{source}` mixes texts and whole request bodies, which {path} cannot be sent; give one or the other.")
+    return [_body(endpoints.body(path, i, [line]) if isinstance(line, str) else line) for i, line in enumerate(lines)]
 
 
-def _group(inputs: Sequence[Any], texts: int) -> list[Body]:
+def _group(path: str, inputs: Sequence[Any], texts: int) -> list[Body]:
     """Puts `texts` inputs into each body, every input equally often."""
-    if texts == 1:
-        return [_body({"inputs": item}) for item in inputs]
-    count = min(math.lcm(len(inputs), texts) // texts, _MOST_BODIES)
-    return [_body({"inputs": [inputs[(i * texts + k) % len(inputs)] for k in range(texts)]}) for i in range(count)]
+    taken = endpoints.take(path, texts)
+    count = min(math.lcm(len(inputs), taken) // taken, max(len(inputs) // taken, _MOST_BODIES))
+    return [_body(endpoints.body(path, i, [inputs[(i * taken + k) % len(inputs)] for k in range(taken)])) for i in range(count)]
 
 
 def _body(value: dict[str, Any]) -> Body:
-    inputs = value.get("inputs")
-    return Body(json.dumps(value).encode(), len(inputs) if isinstance(inputs, list) else 1)
+    return Body(json.dumps(value).encode(), endpoints.count(value))
 
 
 def _read(path: Path) -> list[Any]:

@@ -76,7 +76,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add_common(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--texts", type=_count, default=1, help="inputs in each request (default: 1)")
+    one.add_argument("--texts", type=_count, default=1, help="texts in each request (default: 1)")
     one.add_argument("--seconds", type=_positive, default=10.0, help="measured seconds of each load or loop (default: 10)")
     one.add_argument("--seed", type=int, default=0, help="of the texts and the arrivals (default: 0)")
     one.add_argument(

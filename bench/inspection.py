@@ -58,7 +58,9 @@ def metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
         series = _SERIES.match(line)
         if series and series[1].startswith(("bertserve_batch_rows", "bertserve_tokens_total")):
             labels: dict[str, str] = dict(_LABEL.findall(series[2]))
-            found[series[1], labels.get("model", ""), labels.get("le", labels.get("kind", ""))] = float(series[3])
+            key = series[1], labels.get("model", ""), labels.get("le", labels.get("kind", ""))
+            # a model that answers several tasks has series for each of them
+            found[key] = found.get(key, 0.0) + float(series[3])
     return found
 
 

@@ -1,4 +1,4 @@
-"""The English that the built-in mixes are made of: sentences with open places, and questions about passages of them.
+"""The English that the built-in mixes are made of: sentences with open places, questions about passages of them, and labels.
 
 All are written for this tool. They are plain, so that a tokenizer makes about one token of a word.
 """
@@ -80,3 +80,6 @@ QUESTIONS = (
     "What do the ships bring twice a year?",
     "What was the first thing that the new mayor changed?",
 )
+
+# candidates for zero-shot classification of these sentences
+LABELS = ("culture", "travel", "technology", "history")

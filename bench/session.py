@@ -162,9 +162,11 @@ def read_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int)
     address = target.parse(url)
     model = inspection.model_info(address, headers)
     mix = mix or mixes.DEFAULTS.get((model or {}).get("task", ""), "short")
-    made = target.make(address, mix, bodies.bodies(mix, texts=texts, seed=seed), headers)
+    made = target.make(address, mix, bodies.bodies(mix, path=address.path, texts=texts, seed=seed), headers)
     inspection.probe(made, headers)
-    return made, {"endpoint": address.path, **{k: v for k, v in model.items() if k not in ("evidence", "figures")}} if model else None
+    # a model's own `endpoint` is that of its task, which may not be the one under load
+    shown = {k: v for k, v in (model or {}).items() if k not in ("endpoint", "evidence", "figures")}
+    return made, {"endpoint": address.path, **shown} if model else None
 
 
 def check_single(targets: Sequence[object], command: str) -> None:

@@ -298,6 +298,31 @@ def test_every_command_against_a_real_service(tmp_path: Path, serve: Serve) -> N
     assert documents["together"]["figures"]["ratio"] > 0
 
 
+def test_heads_are_loaded_by_their_endpoints(tmp_path: Path, serve: Serve) -> None:
+    """Vectors, cosines, ranks and labels of the caller's, from the mixes; what the service ran is what was counted."""
+    models = tmp_path / "models"
+    for name, kind in {
+        "vectors": {"task": "feature-extraction"},
+        "nli": {"labels": ("contradiction", "entailment")},
+        "ranker": {"labels": ("LABEL_0",)},
+    }.items():
+        tiny.bundle(models, name, max_length=64, **kind)
+    # path, texts of a request, and how many of them the model reads
+    loads = [("embed", "vectors", 3, 3), ("similarity", "vectors", 3, 4), ("rerank", "ranker", 3, 3), ("zero-shot", "nli", 1, 4)]
+    with serve(models) as served:
+        for path, name, texts, each in loads:
+            flags_ = ("--target", f"{served.url}/{path}=short", "--seconds", 0.3, "--warmup-s", 0, "--connections", 1, "--quiet")
+            given = ("--texts", texts, "--bundle", models / name, "--json", tmp_path / "a.json", "--slo", "error_rate=0")
+            assert 0 == run("closed", *flags_, *given), path
+            document = report.read(tmp_path / "a.json")
+            (target,) = document["runs"][0]["targets"]
+            assert f"/{path} short" == target["target"]
+            assert target["texts_per_s"] == pytest.approx(each * target["rps"])
+            assert target["batches"]["runs"] * target["batches"]["mean_rows"] == pytest.approx(each * target["requests"], rel=0.5)
+            assert document["figures"]["ratio"] > 0
+            assert document["runs"][0]["limit"]["texts_per_s"] == pytest.approx(document["runs"][0]["limit"]["runs_per_s"])
+
+
 def test_ctrl_c_prints_what_there_is() -> None:
     """The command ends with 130 and its figures."""
     with listening(ok) as server:
