@@ -1,7 +1,9 @@
 """Reranking: how well each of several texts answers a query, by a cross-encoder, which reads both together.
 
 A cross-encoder is a text classification model of one label. Answers are those of Hugging Face's Text Embeddings
-Inference: the sigmoid of the model's one logit whatever its own activation is, or on request the logit.
+Inference: the sigmoid of the model's one logit whatever its own activation is, or on request the logit. Of two labels one
+must say that it is the relevant one: then the score is its probability, and the logit its log odds, so that the sigmoid of
+the one is the other here too. Which of `LABEL_0` and `LABEL_1` ranks nothing says, and the wrong one would rank upside down.
 """
 
 from __future__ import annotations
@@ -18,7 +20,11 @@ from service.tasks.scores import Row, activate, best_first
 from service.tokenization import Tokenizer, estimate_tokens, truncate_longest_first
 
 TASK = "text-ranking"
-NEEDS = "exactly one label, as a cross-encoder has"
+RELEVANT = "relevant"
+NEEDS = (
+    f"exactly one label, as a cross-encoder has, or two of which one begins with `{RELEVANT}` "
+    "(name them in `id2label` of the checkpoint's config.json, and export it again)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +53,15 @@ class Request:
         return len(self.query) + sum(map(len, self.texts))
 
 
+def relevant(labels: Sequence[str]) -> int | None:
+    """Returns the id of the label that texts are ranked by: the only one, or of two the one that begins with "relevant", in any case."""
+    ids = [i for i, label in enumerate(labels) if len(labels) == 1 or label.lower().startswith(RELEVANT)]
+    return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
+
+
 def fits(head: Head) -> bool:
     """Returns whether a text classification model is a cross-encoder."""
-    return len(head.labels) == 1
+    return relevant(head.labels) is not None
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -88,12 +100,18 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) 
     Args:
         request: The request.
         encoded: Not needed.
-        rows: One row per text with the output `logits`, float32 [1].
-        head: Not needed.
+        rows: One row per text with the output `logits`, float32 [1], or [2] where there are two labels.
+        head: The model's labels, and of two whether they share a probability.
     """
     if not rows:
         return []
-    scores = activate(np.stack([row["logits"] for row in rows])[:, 0], "none" if request.raw_scores else "sigmoid")
+    place = relevant(head.labels)
+    assert place is not None, "only models that fit are asked"
+    logits = np.stack([row["logits"] for row in rows])
+    odds = logits[:, place]
+    if len(head.labels) == 2 and head.activation == "softmax":
+        odds = odds - logits[:, 1 - place]
+    scores = activate(odds, "none" if request.raw_scores else "sigmoid")
     return [
         {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in best_first(scores)
     ]

@@ -301,12 +301,9 @@ def test_every_command_against_a_real_service(tmp_path: Path, serve: Serve) -> N
 def test_heads_are_loaded_by_their_endpoints(tmp_path: Path, serve: Serve) -> None:
     """Vectors, cosines, ranks and labels of the caller's, from the mixes; what the service ran is what was counted."""
     models = tmp_path / "models"
-    for name, kind in {
-        "vectors": {"task": "feature-extraction"},
-        "nli": {"labels": ("contradiction", "entailment")},
-        "ranker": {"labels": ("LABEL_0",)},
-    }.items():
-        tiny.bundle(models, name, max_length=64, **kind)
+    tiny.bundle(models, "vectors", max_length=64, task="feature-extraction")
+    tiny.bundle(models, "nli", max_length=64, labels=("contradiction", "entailment"))
+    tiny.bundle(models, "ranker", max_length=64, labels=("LABEL_0",))
     # path, texts of a request, and how many of them the model reads
     loads = [("embed", "vectors", 3, 3), ("similarity", "vectors", 3, 4), ("rerank", "ranker", 3, 3), ("zero-shot", "nli", 1, 4)]
     with serve(models) as served:

@@ -104,7 +104,7 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
     [
         (EMBED, "no model for feature-extraction is loaded; there is tiny (text-classification)."),
         (SIMILARITY, "it takes a feature-extraction model, and there is tiny (text-classification)."),
-        (RERANK, "it takes a text-classification model with exactly one label, as a cross-encoder has, and there is tiny"),
+        (RERANK, "it takes a text-classification model with exactly one label, as a cross-encoder has, or two of which one begins with"),
         (ZERO_SHOT, "it takes a text-classification model with two or more labels of which one begins with `entail`, and there is tiny"),
     ],
 )
@@ -392,6 +392,22 @@ def test_texts_come_best_first(api: Send) -> None:
             [[alone]] = answered(api, "/models/ranker", pair, function_to_apply="none")
             assert pytest.approx(alone["score"], abs=1e-5) == item["score"]
     assert [] == result(api, RERANK, body | {"texts": []})
+
+
+def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path) -> None:
+    """Scores are the probabilities that /classify gives of that label; labels without a name are refused, with what to do."""
+    tiny.bundle(tmp_path, "two", labels=("relevant", "irrelevant"))
+    tiny.bundle(tmp_path, "nameless", labels=("LABEL_0", "LABEL_1"))
+    body = BODIES[RERANK] | {"texts": BODIES[RERANK]["texts"][:2]}
+    with started(tmp_path) as send:
+        response = post(send, body, path=RERANK)
+        pairs = [{"text": body["query"], "text_pair": text} for text in body["texts"]]
+        expected = [by_label(found)["relevant"] for found in answered(send, "/models/two", pairs)]
+        message = wrong(send, "/models/nameless", body)
+
+    assert "two" == response.headers["x-model"]
+    assert {item["index"]: pytest.approx(item["score"], abs=1e-6) for item in response.json()} == dict(enumerate(expected))
+    assert "(name them in `id2label` of the checkpoint's config.json, and export it again), and its labels are `LABEL_0`" in message
 
 
 @pytest.mark.parametrize(

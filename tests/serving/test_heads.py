@@ -16,7 +16,7 @@ import tiny
 from fakes import Head
 from service.bundle import load
 from service.errors import InvalidValueError
-from service.manifest import Embedding
+from service.manifest import Activation, Embedding
 from service.tasks import embed, ner, rerank, similarity, zero_shot
 from service.tasks.encoded import Encoded
 from service.tasks.offsets import rebase
@@ -131,6 +131,46 @@ def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
     assert [{"index": 3, "score": 100.0}, {"index": 1, "score": 2.0}] == raw[:2]
 
 
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=8), st.sampled_from([0, 1]))
+def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], place: int) -> None:
+    """By its probability, wherever it stands; the raw score is its log odds. Independent labels are scored alone."""
+    names = ["not_relevant"]
+    names.insert(place, "Relevant")
+    texts = tuple(f"text {i}" for i in range(len(values)))
+    matrix = np.array(values, dtype=np.float64)
+    shares = np.exp(matrix - matrix.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    cases: dict[Activation, tuple[Any, Any]] = {
+        "softmax": (shares[:, place], matrix[:, place] - matrix[:, 1 - place]),
+        "sigmoid": (1 / (1 + np.exp(-matrix[:, place])), matrix[:, place]),
+    }
+    for activation, (expected, logits_) in cases.items():
+        head = Head(labels=tuple(names), activation=activation)
+        for raw, numbers in ((False, expected), (True, logits_)):
+            found = rerank.decode(rerank.Request("query", texts, raw_scores=raw), NOTHING, logits(*values), head)
+            assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in found} == dict(enumerate(numbers.tolist()))
+            assert all(a["score"] >= b["score"] for a, b in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("labels", "place"),
+    [
+        (("LABEL_0",), 0),
+        (("irrelevant", "relevant"), 1),
+        (("RELEVANT", "other"), 0),
+        (("LABEL_0", "LABEL_1"), None),
+        (("negative", "positive"), None),
+        (("relevant", "relevant_too"), None),
+        (("irrelevant", "relevant", "perfect"), None),
+        ((), None),
+    ],
+)
+def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
+    """One label, or two of which just one says that it is the relevant one."""
+    assert place == rerank.relevant(labels)
+    assert rerank.fits(Head(labels=labels)) is (place is not None)
+
+
 def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
     """Each text stands behind the query, an empty one too."""
     encoded = rerank.encode(rerank.Request("good", ("bad film", "")), tokenizer)
@@ -232,13 +272,14 @@ def test_similarity_is_the_cosine() -> None:
     [
         ("text-classification", ("contradiction", "entailment"), ["zero-shot-classification"]),
         ("text-classification", ("LABEL_0",), ["text-ranking"]),
+        ("text-classification", ("not relevant", "relevant"), ["text-ranking"]),
         ("text-classification", ("negative", "positive"), []),
         ("token-classification", ("entailment", "O"), []),
         ("feature-extraction", (), ["sentence-similarity"]),
     ],
 )
 def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: tuple[str, ...], more: list[str]) -> None:
-    """Labels of inference make zero-shot possible, one label alone reranking, and vectors similarity."""
+    """Labels of inference make zero-shot possible, one label alone or a relevant one reranking, and vectors similarity."""
     assert (task, *more) == tasks_of(load(tiny.bundle(tmp_path, task=task, labels=labels)).manifest)
 
 
