@@ -103,7 +103,9 @@ def _request(task: str, document: Document, defaults: Document, head: Head) -> A
     inputs = _inputs(document)
     if isinstance(inputs, list):
         raise ValueError("`inputs` is a list; give one input a line.")
-    raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters}).encode()
+    # vectors are compared as numbers, however a line asks for them
+    fixed = {"encoding_format": "float"} if task == "feature-extraction" else {}
+    raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters | fixed}).encode()
     (request,) = reading.read(task, raw, reading.Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(head)
     return request
 

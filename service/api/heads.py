@@ -39,7 +39,11 @@ class EmbedOptions(BaseModel):
     truncate: Truncate = None
     truncation_direction: Direction = None
     dimensions: Annotated[int | None, Field(ge=1, description="Keep that many of the first values; normalizing comes after.")] = None
-    encoding_format: Annotated[Literal["float"] | None, Field(description="Vectors are lists of numbers.")] = None
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        BeforeValidator(lower),
+        Field(description="A vector is a list of numbers, or one text: the base64 of its values as float32, little-endian."),
+    ] = None
     pooling: Pool = None
     layers: Annotated[
         Literal["last", "last_four"] | None,
@@ -75,8 +79,21 @@ class EmbedBody(EmbedOptions, Body):
         for name in beside.keys() & within.keys():
             if beside[name] != within[name]:
                 raise InvalidValueError(f"`{name}` stands both beside `inputs` and in `parameters`, and differs; leave one of them out.")
-        options = embed.settled({k: v for k, v in (beside | within).items() if k != "encoding_format"}, head.embedding)
+        options = embed.settled(beside | within, head.embedding)
         return [embed.Request(text, **options) for text in self.items]
+
+    def shape(self, results: list[Any], agent: str = "") -> Any:
+        """Returns the vectors.
+
+        Raises:
+            InvalidValueError: huggingface_hub asks for base64, which it sends but makes numbers of by `float` (2.4 does).
+        """
+        asked = self.encoding_format or (self.parameters and self.parameters.encoding_format)
+        if asked == "base64" and _HUB.search(agent):
+            raise InvalidValueError(
+                "`encoding_format` is `base64`, which huggingface_hub cannot read; leave it out, or ask with another client."
+            )
+        return super().shape(results, agent)
 
 
 class SimilarityParameters(Parameters):
@@ -257,5 +274,5 @@ class ZeroShotLists(BaseModel):
     scores: list[float]
 
 
-Vectors = list[list[float]] | list[list[list[float]]]
+Vectors = list[list[float]] | list[list[list[float]]] | list[str] | list[list[str]]
 Labels = list[LabelScore] | list[list[LabelScore]] | ZeroShotLists | list[ZeroShotLists]

@@ -15,7 +15,7 @@ TURN_BYTES = 16384  # about 0.2 ms
 
 
 async def render(value: Any) -> bytes:
-    """Returns a value as JSON, giving the event loop a turn every so many bytes; a list of plain values is one piece."""
+    """Returns a value as JSON, giving the event loop a turn every so many bytes; a list of numbers is one piece, and so is a text."""
     parts: list[bytes] = []
     written = 0
     for part in _pieces(value):
@@ -28,8 +28,8 @@ async def render(value: Any) -> bytes:
 
 
 def _pieces(value: Any) -> Iterator[bytes]:
-    """Yields the JSON of nested lists, a piece for each innermost one."""
-    if not (isinstance(value, list) and value and isinstance(value[0], list)):
+    """Yields the JSON of nested lists, a piece for each innermost one, or for each text in it."""
+    if not (isinstance(value, list) and value and isinstance(value[0], list | str)):
         yield to_json(value)
         return
     for i, item in enumerate(value):

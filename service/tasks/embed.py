@@ -6,6 +6,7 @@ pipeline, which returns them; padding never does.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -39,6 +40,7 @@ class Request:
         dimensions: How many of the first values to keep, before normalizing; all when None.
         truncate: Whether a text over the model's length is cut (else it is an error).
         truncation_direction: At which end it loses its tokens.
+        encoding_format: A vector as a list of floats, or as the base64 of its float32 values, little-endian.
     """
 
     text: str
@@ -50,6 +52,7 @@ class Request:
     dimensions: int | None = None
     truncate: bool = True
     truncation_direction: Literal["left", "right"] = "right"
+    encoding_format: Literal["float", "base64"] = "float"
 
     @property
     def chars(self) -> int:
@@ -108,8 +111,8 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=[encoding], truncated=len(tokens) > room, values=values)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[Any]:
-    """Returns the vector, a list of floats, or with the pooling `none` a list of them, one for each token.
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[Any] | str:
+    """Returns the vector, a list of floats or a text of base64, or with the pooling `none` a list of these, one for each token.
 
     Args:
         request: The request.
@@ -117,8 +120,16 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) 
         rows: One row with the output of the layers, float32 [length, values], without padding.
         head: Not needed.
     """
-    result: list[Any] = vectors(request, rows[0]).tolist()
+    found = vectors(request, rows[0])
+    if request.encoding_format == "base64":
+        return packed(found) if found.ndim == 1 else [packed(vector) for vector in found]
+    result: list[Any] = found.tolist()
     return result
+
+
+def packed(vector: Floats) -> str:
+    """Returns a vector, float32 [values], as base64: four bytes a value, little-endian, as clients of the OpenAI API read it."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
 
 
 def vectors(request: Request, row: Row) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import Iterator
 from itertools import pairwise
@@ -273,6 +274,19 @@ def test_options_stand_beside_the_inputs_or_in_parameters(api: Send) -> None:
     assert "`normalize` stands both beside `inputs` and in `parameters`" in message
 
 
+@pytest.mark.parametrize("options", [{}, {"normalize": True, "dimensions": 3}, {"pooling": "none"}])
+def test_vectors_come_as_base64(api: Send, options: dict[str, Any]) -> None:
+    """The same values to the last bit, a text in place of each innermost list, at either path and place."""
+    numbers = answered(api, EMBED, ["a good film", ""], **options)
+    beside = result(api, EMBED, {"inputs": ["a good film", ""], "encoding_format": "base64", **options})
+    assert beside == answered(api, "/models/vectors", ["a good film", ""], encoding_format="BASE64", **options)
+    rows = [row if isinstance(row, list) else [row] for row in beside]
+    found = [np.array([np.frombuffer(base64.b64decode(text), dtype="<f4") for text in row]) for row in rows]
+    for vectors, read in zip(numbers, found, strict=True):
+        np.testing.assert_array_equal(np.atleast_2d(np.array(vectors, dtype=np.float32)), read)
+    assert [] == answered(api, EMBED, [], encoding_format="base64")
+
+
 def test_the_last_four_layers_stand_side_by_side(api: Send) -> None:
     """`layers: last_four` gives four times the values, the last layer's at the end."""
     four = answered(api, EMBED, "a good film", layers="last_four")
@@ -302,7 +316,7 @@ def test_a_text_is_cut_at_the_end_that_is_named(api: Send, direction: str) -> No
         ({"normalize": "yes"}, "`parameters.normalize` is wrong"),
         ({"layers": "first"}, "`parameters.layers` is wrong: input should be 'last' or 'last_four'"),
         ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are `query`."),
-        ({"encoding_format": "base64"}, "`parameters.encoding_format` is wrong: input should be 'float'; it is \"base64\"."),
+        ({"encoding_format": "hex"}, "`parameters.encoding_format` is wrong: input should be 'float' or 'base64'; it is \"hex\"."),
         ({"truncation_direction": "up"}, "`parameters.truncation_direction` is wrong"),
         ({"normalise": True}, "`parameters` has no `normalise`; did you mean `normalize`?"),
     ],
@@ -327,15 +341,19 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     assert 3 == len(answered(api, EMBED, ["a good film"] * 3))
 
 
-@pytest.mark.parametrize("value", [[], [[]], [[1.5]], [[[0.25, 1.0], [2.0, 3.0]], [[4.0, 5.0]]], {"a": [1]}, [[1.0] * 9000] * 3])
+@pytest.mark.parametrize(
+    "value", [[], [[]], [[1.5]], [[[0.25, 1.0], [2.0, 3.0]], [[4.0, 5.0]]], {"a": [1]}, [[1.0] * 9000] * 3, ["é", ""], [["a"], ["b", "c"]]]
+)
 def test_large_answers_are_written_as_others(value: Any) -> None:
     """Nested lists come out as they would in one piece, in spite of the turns."""
     assert to_json(value) == asyncio.run(render(value))
 
 
-def test_the_event_loop_has_turns_while_vectors_are_written() -> None:
+@pytest.mark.parametrize("texts", [False, True])
+def test_the_event_loop_has_turns_while_vectors_are_written(texts: bool) -> None:
     """Others run meanwhile: at least once every few vectors."""
-    vectors = np.random.default_rng(0).normal(size=(128, 384)).tolist()
+    values = np.random.default_rng(0).normal(size=(128, 384))
+    vectors: list[Any] = ["x" * 384 * 16] * 128 if texts else values.tolist()
 
     async def count() -> int:
         turns = 0

@@ -68,7 +68,7 @@ def test_the_client_gets_vectors(url: str, base: str, options: dict[str, Any], t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoding_format": "base64"}, "`encoding_format` is wrong: input should be 'float'"),
+        ({"encoding_format": "base64"}, "`encoding_format` is `base64`, which huggingface_hub cannot read"),
         ({"prompt_name": "passage"}, "this model has no prompt `passage`"),
         ({"dimensions": 99}, "this model's vectors have 8"),
     ],

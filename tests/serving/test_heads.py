@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import struct
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -211,6 +214,17 @@ def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dim
     if normalize:
         expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
     np.testing.assert_allclose(expected, embed.decode(request, NOTHING, [ROW], Head()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean"])
+def test_base64_has_the_bytes_of_the_values(pooling: Any) -> None:
+    """Four bytes a value, little-endian; of a text's tokens a text for each."""
+    request = embed.Request("text", pooling=pooling, dimensions=3)
+    numbers: Any = embed.decode(request, NOTHING, [ROW], Head())
+    found: Any = embed.decode(replace(request, encoding_format="base64"), NOTHING, [ROW], Head())
+    vectors, texts = (numbers, found) if pooling == "none" else ([numbers], [found])
+
+    assert vectors == [list(struct.unpack("<3f", base64.b64decode(text, validate=True))) for text in texts]
 
 
 def test_a_vector_of_zeros_stays_one() -> None:
