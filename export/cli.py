@@ -15,12 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from export import verify_cli
-from export.flags import share
+from export import flags, verify_cli
 from export.signals import Stopped, stoppable
-from export.targets import PRECISIONS, choose
+from export.targets import choose
 from service import __version__
-from service.graph import Precision, Provider
 from service.manifest import NAME_PATTERN, Figure, Layers, read_figures
 
 if TYPE_CHECKING:
@@ -134,14 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
-        type=_precisions,
+        type=flags.precisions,
         metavar="LIST",
         help="comma list of fp32, fp16, int8; fp16 is for GPUs, int8 for the CPU; of each provider the last that it has is the default "
         "graph (default: all)",
     )
     parser.add_argument(
         "--provider",
-        type=_providers,
+        type=flags.providers,
         default=("cpu",),
         metavar="LIST",
         help="comma list of cpu, cuda, tensorrt: what to make graphs for (default: cpu)",
@@ -168,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-int8-error",
-        type=share,
+        type=flags.share,
         metavar="SHARE",
         help="how far int8 may move the outputs on the calibration texts, as a share of their standard deviation (default: 0.1); "
         "the matrices that matter most stay in float until it holds",
@@ -180,23 +178,6 @@ def _name(text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, text):
         raise argparse.ArgumentTypeError(f"`{text}` does not match {NAME_PATTERN}")
     return text
-
-
-def _precisions(text: str) -> tuple[Precision, ...]:
-    known: dict[str, Precision] = {name: name for name in get_args(Precision)}
-    return tuple(known[name] for name in _names(text, list(known)))
-
-
-def _providers(text: str) -> tuple[Provider, ...]:
-    known: dict[str, Provider] = {name: name for name in PRECISIONS}
-    return tuple(known[name] for name in _names(text, list(known)))
-
-
-def _names(text: str, known: Sequence[str]) -> list[str]:
-    chosen = text.split(",")
-    if any(name not in known for name in chosen) or len(set(chosen)) != len(chosen):
-        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(known)}")
-    return chosen
 
 
 def _figures(path: str) -> tuple[Figure, ...]:

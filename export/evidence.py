@@ -6,11 +6,11 @@ import dataclasses
 
 import onnx
 
-from export import half, parity, speed
+from export import parity, speed
 from export.checkpoint import Checkpoint
 from export.errors import ParityError
 from export.made import Made
-from export.rows import MAX_ROW_ERROR
+from export.rows import HALF_ROW_ERROR, MAX_ROW_ERROR
 from service.bundle import digest
 from service.engine import OnnxEngine, why_not
 from service.errors import BertServeError
@@ -51,7 +51,7 @@ def measure(
         quantization_error=made.error,
         provider=measured_on,
     )
-    invariant = found.worst_row_error <= (half.MAX_ROW_ERROR if made.precision == "fp16" else MAX_ROW_ERROR)
+    invariant = found.worst_row_error <= (HALF_ROW_ERROR if made.precision == "fp16" else MAX_ROW_ERROR)
     return graph.model_copy(update={"evidence": evidence, "batch_invariant": invariant}), engine
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import get_args
+
+from service.graph import Precision, Provider
 
 
 def share(text: str) -> float:
@@ -18,3 +22,30 @@ def share(text: str) -> float:
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1")
     return value
+
+
+def precisions(text: str) -> tuple[Precision, ...]:
+    """Returns the precisions of a comma list.
+
+    Raises:
+        argparse.ArgumentTypeError: It has another name, or one twice.
+    """
+    known: dict[str, Precision] = {name: name for name in get_args(Precision)}
+    return tuple(known[name] for name in _names(text, list(known)))
+
+
+def providers(text: str) -> tuple[Provider, ...]:
+    """Returns the providers of a comma list.
+
+    Raises:
+        argparse.ArgumentTypeError: It has another name, or one twice.
+    """
+    known: dict[str, Provider] = {name: name for name in get_args(Provider)}
+    return tuple(known[name] for name in _names(text, list(known)))
+
+
+def _names(text: str, known: Sequence[str]) -> list[str]:
+    chosen = text.split(",")
+    if any(name not in known for name in chosen) or len(set(chosen)) != len(chosen):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(known)}")
+    return chosen

@@ -17,9 +17,6 @@ from export.calibration import Feed
 HEADROOM = 4  # times that another text's values may be larger than all that were seen
 LIMIT = float(np.finfo(np.float16).max) / HEADROOM
 PROBE_TEXTS = 96
-# Half precision rounds to ten bits, and which way may hang on the kernel that a batch's shape is given: a difference of this much
-# between a text alone and in a batch is rounding, and no sign that texts see each other.
-MAX_ROW_ERROR = 2e-2
 
 
 @dataclass(frozen=True)

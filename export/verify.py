@@ -1,4 +1,4 @@
-"""Checks a bundle again: its files, its stored example, its batches, its checkpoint, and the user's own data.
+"""Checks a bundle again, graph by graph: its files, its stored example, its batches, its checkpoint, and the user's own data.
 
 Without a checkpoint it needs no torch, so that it runs where the service does.
 """
@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export import agreement, answers, dataset, samples
+from export import agreement, dataset, samples, subjects
 from export.errors import ExportError, ParityError
-from export.rows import MAX_ROW_ERROR, worst_row_error
+from export.rows import HALF_ROW_ERROR, MAX_ROW_ERROR, worst_row_error
+from export.subjects import Subject
 from service import bundle as bundles
 from service.api import reading
 from service.bundle import Bundle
 from service.cli import CHECK_TOLERANCE, difference
-from service.engine import OnnxEngine
 from service.errors import BertServeError
-from service.graph import GraphSpec, Provider
+from service.graph import Precision, Provider
 from service.model import TASKS
 from service.tokenization import Tokenizer
 
@@ -37,15 +37,17 @@ class VerifySpec:
         bundle: The bundle's folder.
         checkpoint: The checkpoint that it was made from, a folder or a hub id.
         data: JSONL of inputs, see `export/dataset.py`.
-        min_agreement: Least agreement on the data.
-        provider: Of which provider the graphs are checked.
+        min_agreement: Least agreement of each graph on the data.
+        providers: Whose graphs are checked, each on that provider; None stands for all, on what there is.
+        precisions: Of which the graphs are checked; None stands for all.
     """
 
     bundle: Path
     checkpoint: str | None = None
     data: Path | None = None
     min_agreement: float | None = None
-    provider: Provider = "cpu"
+    providers: tuple[Provider, ...] | None = None
+    precisions: tuple[Precision, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -81,66 +83,82 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     # before minutes of work
     lines = [] if spec.data is None else dataset.read(spec.data, manifest.task, manifest)
     yield Check("files", True, f"the digests of tokenizer and {len(manifest.graphs)} graphs are those of the manifest")
-    yield _evidence(bundle)
-    graphs = [graph for graph in manifest.graphs if graph.provider == spec.provider]
     try:
-        default = bundle.graph(spec.provider)
-        subjects = [_Subject(bundle, graph) for graph in graphs]
+        chosen = subjects.choose(bundle, spec.providers, spec.precisions)
     except BertServeError as error:
-        yield Check("engine", False, error.message)
+        yield Check("graphs", False, error.message)
         return
-    served = next(subject for subject in subjects if subject.graph == default)
-    yield _example(served)
-    for subject in subjects:
-        yield _rows(subject)
-    loaded = None if spec.checkpoint is None else _load(spec.checkpoint, bundle)
+    usable = []
+    for graph in chosen:
+        runs_on, lacking = subjects.place(graph, asked=spec.providers is not None)
+        subject = Subject(bundle, graph, runs_on)
+        yield _evidence(subject)
+        reason = subject.unusable()
+        if reason is not None or lacking is not None:
+            yield _engine(subject, reason, lacking)
+        if reason is None:
+            usable.append(subject)
+            yield _example(subject)
+            yield _rows(subject)
+    loaded = None if spec.checkpoint is None or not usable else _load(spec.checkpoint, bundle)
     if loaded is not None:
-        yield from _parity(subjects, loaded)
-    if lines:
-        yield from _data(served, subjects, loaded, lines, spec.min_agreement)
+        yield from _parity(usable, loaded)
+    if lines and usable:
+        yield from _data(usable, loaded, lines, spec.min_agreement)
 
 
-class _Subject:
-    """A graph of the bundle, ready to answer."""
-
-    def __init__(self, bundle: Bundle, graph: GraphSpec) -> None:
-        tokenizer = bundle.manifest.tokenizer
-        self.manifest = bundle.manifest
-        self.graph = graph
-        self.name = f"{graph.provider}/{graph.precision}"
-        self.tokenizer = Tokenizer(bundle.tokenizer_path, tokenizer)
-        self.engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=tokenizer.pad_id, padding_side=tokenizer.padding_side)
-
-    def answer(self, request: Any) -> Any:
-        """Returns the result of a request."""
-        return answers.answer(self.manifest.task, request, self.tokenizer, self.engine, self.manifest)
+def _engine(subject: Subject, reason: str | None, lacking: str | None) -> Check:
+    """Says why a graph cannot run, or that it runs on the CPU, as it did at export where its provider was not there."""
+    name = f"engine {subject.name}"
+    if lacking is None:
+        return Check(name, False, reason or "")
+    said = f"{subject.graph.provider} is not there ({lacking})"
+    if reason is None:
+        return Check(name, None, f"checked on the CPU, for {said}")
+    return Check(name, None, f"not checked: {said}, and the CPU cannot run it ({reason})")
 
 
-def _evidence(bundle: Bundle) -> Check:
-    """Judges the manifest's figures by its own claims."""
-    without = [graph.file for graph in bundle.manifest.graphs if not graph.evidence.samples]
-    if without:
-        return Check("evidence", False, f"the manifest has none for {', '.join(without)}; export the bundle again")
-    figures = {f"{graph.provider}/{graph.precision}": graph.evidence.model_dump(mode="json") for graph in bundle.manifest.graphs}
-    worst = [f"{name} {entry['worst_abs_error']:.1e}, {entry['label_agreement']:.1%}" for name, entry in figures.items()]
-    return Check("evidence", True, f"at export, worst logit error and agreement: {'; '.join(worst)}", figures)
+def _evidence(subject: Subject) -> Check:
+    """Judges the manifest's figures of a graph by its own claims."""
+    name, graph = f"evidence {subject.name}", subject.graph
+    evidence = graph.evidence
+    if not evidence.samples:
+        return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
+    spans = "" if evidence.span_agreement is None else f", F1 of {evidence.spans} spans {evidence.span_agreement:.4f}"
+    moved = f", quantizing moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else ""
+    return Check(
+        name,
+        True,
+        f"at export on {evidence.provider}: worst logit error {evidence.worst_abs_error:.1e}, answers agree on "
+        f"{evidence.label_agreement:.1%} of {evidence.samples} samples{spans}{moved}",
+        evidence.model_dump(mode="json"),
+    )
 
 
-def _example(subject: _Subject) -> Check:
-    """Asks for the stored example."""
-    manifest, tolerance = subject.manifest, CHECK_TOLERANCE[subject.graph.precision]
+def _example(subject: Subject) -> Check:
+    """Asks for the stored example, whose result is that of one of the default graphs; others may differ as their precisions do."""
+    manifest, graph = subject.bundle.manifest, subject.graph
+    defaults = sorted((other for other in manifest.graphs if other.default), key=lambda other: other.provider != "cpu")
+    stored = defaults[0].precision
+    tolerance = max(CHECK_TOLERANCE[graph.precision], CHECK_TOLERANCE[stored])
+    name = f"example {subject.name}"
     try:
         body = reading.read(manifest.task, json.dumps(manifest.example.request).encode(), reading.Limits(max_inputs=1, max_chars=10**6))
         result = body.shape([subject.answer(request) for request in body.requests(manifest)])
     except BertServeError as error:
-        return Check("example", False, error.message)
+        return Check(name, False, error.message)
     reason = difference(manifest.example.result, result, tolerance)
-    return Check("example", reason is None, reason or f"{subject.name} gives the stored result, scores within {tolerance}")
+    if reason is None:
+        return Check(name, True, f"the stored result, scores within {tolerance}")
+    if graph.precision != stored:
+        return Check(name, None, f"not the stored result, which is that of {stored}: {reason}")
+    return Check(name, False, reason)
 
 
-def _rows(subject: _Subject) -> Check:
+def _rows(subject: Subject) -> Check:
     """Compares texts in a batch with the same texts alone, and with what the manifest says of that."""
-    name, manifest = f"batches {subject.name}", subject.manifest
+    name, manifest = f"batches {subject.name}", subject.bundle.manifest
+    bound = HALF_ROW_ERROR if subject.graph.precision == "fp16" else MAX_ROW_ERROR
     mask = manifest.tokenizer.mask
     task = TASKS[manifest.task]
     try:
@@ -152,7 +170,7 @@ def _rows(subject: _Subject) -> Check:
     claim = "batch-invariant" if subject.graph.batch_invariant else "not batch-invariant"
     return Check(
         name,
-        error <= MAX_ROW_ERROR or not subject.graph.batch_invariant,
+        error <= bound or not subject.graph.batch_invariant,
         f"a row in a batch differs from the row alone by {error:.1e} at most; the manifest says {claim}",
         {"worst_row_error": error, "batch_invariant": subject.graph.batch_invariant},
     )
@@ -166,11 +184,11 @@ def _load(source: str, bundle: Bundle) -> Checkpoint:
     return checkpoint.load(source, task=bundle.manifest.task, layers="last" if embedding is None else embedding.layers)
 
 
-def _parity(subjects: list[_Subject], loaded: Checkpoint) -> Iterator[Check]:
+def _parity(usable: list[Subject], loaded: Checkpoint) -> Iterator[Check]:
     """Compares each graph with the checkpoint in PyTorch, as the export did."""
     from export import parity
 
-    manifest = subjects[0].manifest
+    manifest = usable[0].bundle.manifest
     yield Check(
         "checkpoint",
         manifest.source.weights_sha256 == loaded.weights_sha256,
@@ -179,7 +197,7 @@ def _parity(subjects: list[_Subject], loaded: Checkpoint) -> Iterator[Check]:
     )
     requests = samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None)
     reference = parity.Reference(loaded, requests)
-    for subject in subjects:
+    for subject in usable:
         name, evidence = f"parity {subject.name}", subject.graph.evidence
         try:
             found = parity.compare(subject.engine, subject.tokenizer, reference, loaded, subject.graph.precision)
@@ -196,38 +214,56 @@ def _parity(subjects: list[_Subject], loaded: Checkpoint) -> Iterator[Check]:
         )
 
 
-def _data(
-    served: _Subject, subjects: list[_Subject], loaded: Checkpoint | None, lines: list[dataset.Line], floor: float | None
-) -> Iterator[Check]:
-    """Measures the default graph on the user's data, against the checkpoint or else the float32 graph, and against the right answers."""
-    manifest = served.manifest
-    fp32 = next((subject for subject in subjects if subject.graph.precision == "fp32" and subject is not served), None)
-    name, reference = ("the fp32 graph", fp32.answer) if fp32 else (None, None)
+def _data(usable: list[Subject], loaded: Checkpoint | None, lines: list[dataset.Line], floor: float | None) -> Iterator[Check]:
+    """Measures each graph on the user's data, against the checkpoint or else the float32 graph, and against the right answers."""
+    bundle = usable[0].bundle
+    manifest = bundle.manifest
+    fp32 = None if loaded is not None else subjects.reference(bundle, usable)
+    known: str | None = None
+    right: agreement.Answer | None = None
     if loaded is not None:
-        name, reference = "the checkpoint", partial(_torch_answer, loaded, served.tokenizer)
-    found = agreement.measure(lines, manifest.task, manifest, served.answer, reference)
-    yield _agreement_check(served.name, found, name, floor)
-    for figure, values in found.scores.items():
-        beside = f" ({name} {values['reference']:.4f})" if "reference" in values else ""
-        yield Check(figure, None, f"{served.name} {values['graph']:.4f}{beside} on {found.labeled} labeled inputs", values)
+        known, right = "the checkpoint", _remembered(partial(_torch_answer, loaded, usable[0].tokenizer))
+    elif fp32 is not None and usable != [fp32]:
+        known, right = "the fp32 graph", _remembered(fp32.answer)
+    for subject in usable:
+        # the reference agrees with itself, which says nothing
+        itself = subject is fp32
+        answer = right if itself and right is not None else subject.answer
+        found = agreement.measure(lines, manifest.task, manifest, answer, None if itself else right)
+        if not itself or right is None:
+            yield _agreement_check(subject.name, found, known, floor)
+        for figure, values in found.scores.items():
+            beside = f" ({known} {values['reference']:.4f})" if "reference" in values else ""
+            yield Check(f"{figure} {subject.name}", None, f"{values['graph']:.4f}{beside} on {found.labeled} labeled inputs", values)
 
 
-def _agreement_check(served: str, found: agreement.Measured, reference: str | None, floor: float | None) -> Check:
+def _remembered(answer: agreement.Answer) -> agreement.Answer:
+    """Returns what answers each request once, however many graphs are compared with it."""
+    results: dict[int, Any] = {}
+
+    def remembered(request: Any) -> Any:
+        if id(request) not in results:  # the data outlives this
+            results[id(request)] = answer(request)
+        return results[id(request)]
+
+    return remembered
+
+
+def _agreement_check(graph: str, found: agreement.Measured, reference: str | None, floor: float | None) -> Check:
+    name = f"agreement {graph}"
     if reference is None:
         hint = "nothing to compare with: the bundle has no other fp32 graph; give --checkpoint"
-        return Check("agreement", None if floor is None else False, hint, {"inputs": found.inputs})
+        return Check(name, None if floor is None else False, hint, {"inputs": found.inputs})
     figures = replace(found, scores={}).__dict__ | {"reference": reference}
     if found.agreement is None:
-        detail = f"values of {served} and {reference} differ by {found.worst_difference:.1e} at most (of vectors, 1 - cosine) on {found.inputs} inputs"
-        return Check(
-            "agreement", None if floor is None else False, detail + ("" if floor is None else "; a value has no agreement"), figures
-        )
-    detail = f"{served} answers as {reference} on {found.agreement:.4f} of {found.inputs} inputs"
+        detail = f"values of {graph} and {reference} differ by {found.worst_difference:.1e} at most (of vectors, 1 - cosine) on {found.inputs} inputs"
+        return Check(name, None if floor is None else False, detail + ("" if floor is None else "; a value has no agreement"), figures)
+    detail = f"answers as {reference} on {found.agreement:.4f} of {found.inputs} inputs"
     if found.span_agreement is not None:
         detail += f", F1 of its spans {found.span_agreement:.4f}"
     if floor is None:
-        return Check("agreement", None, detail, figures)
-    return Check("agreement", found.agreement >= floor, f"{detail}; at least {floor} is asked for", figures)
+        return Check(name, None, detail, figures)
+    return Check(name, found.agreement >= floor, f"{detail}; at least {floor} is asked for", figures)
 
 
 def _torch_answer(loaded: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:

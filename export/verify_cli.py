@@ -11,11 +11,10 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
+from export import flags
 from export.errors import DataError, ExportError
-from export.flags import share
-from service.graph import Provider
 
 if TYPE_CHECKING:
     from export.verify import Check
@@ -38,13 +37,13 @@ def main(argv: Sequence[str]) -> int:
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
     from export.verify import VerifySpec, verify
 
-    spec = VerifySpec(args.bundle, args.checkpoint, args.data, args.min_agreement, args.provider)
+    spec = VerifySpec(args.bundle, args.checkpoint, args.data, args.min_agreement, args.provider, args.precision)
     checks: list[Check] = []
     try:
         for check in verify(spec):
             checks.append(check)
             if not args.json:
-                print(f"{MARKS[check.passed]:<8}{check.name:<20}{check.detail}", flush=True)
+                print(f"{MARKS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
     except DataError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return 2
@@ -72,9 +71,21 @@ def _parser() -> argparse.ArgumentParser:
         help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
         "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1 or exact match",
     )
-    parser.add_argument("--min-agreement", type=share, metavar="SHARE", help="least share of the data on which both must answer the same")
     parser.add_argument(
-        "--provider", choices=get_args(Provider), default="cpu", help="of which provider the graphs are checked (default: cpu)"
+        "--min-agreement", type=flags.share, metavar="SHARE", help="least share of the data on which each graph must answer the same"
+    )
+    parser.add_argument(
+        "--provider",
+        type=flags.providers,
+        metavar="LIST",
+        help="comma list of cpu, cuda, tensorrt: check the graphs for these alone, each on its provider, which must be there (default: all "
+        "graphs, those whose provider is not there on the CPU)",
+    )
+    parser.add_argument(
+        "--precision",
+        type=flags.precisions,
+        metavar="LIST",
+        help="comma list of fp32, fp16, int8: check the graphs of these alone (default: all)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

@@ -237,6 +237,7 @@ ALLOWED = {
     "export.pipeline": {"export", "service.engine", "service.tokenization"},
     "export.dataset": {"export.errors", "export.scoring", "service.api", "service.tasks"},
     "export.agreement": {"export.choices", "export.dataset", "export.errors", "export.scoring", "service.tasks"},
+    "export.subjects": {"export.answers", "service.engine", "service.tokenization"},
     "export.verify": {"export", "service.api", "service.cli", "service.engine", "service.model", "service.tokenization"},
     "export.verify_cli": {"export.errors", "export.flags", "export.verify"},
     "export.cli": {"export.errors", "export.flags", "export.pipeline", "export.signals", "export.targets", "export.verify_cli"},

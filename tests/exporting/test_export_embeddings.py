@@ -210,14 +210,18 @@ def test_the_bundle_is_served_and_checked(bundle: Path, capsys: pytest.CaptureFi
 def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-export verify` runs its example and compares vectors with the checkpoint's; there is no right answer to score."""
     data = tmp_path / "data.jsonl"
-    data.write_text('{"text": "a good film"}\n{"inputs": "dull", "parameters": {"pooling": "none"}}\n', encoding="utf-8")
+    data.write_text(
+        '{"text": "a good film"}\n{"inputs": "dull", "parameters": {"pooling": "none", "encoding_format": "base64"}}\n', encoding="utf-8"
+    )
     code = cli.main(["verify", str(bundle), "--checkpoint", str(source), "--data", str(data), "--json"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
 
     assert 0 == code
-    assert checks["example"]["passed"]
-    assert 0 <= checks["agreement"]["figures"]["worst_difference"] < 1e-2
-    assert checks["agreement"]["figures"]["agreement"] is None
+    assert checks["example cpu/int8"]["passed"]
+    for precision, worst in (("int8", 1e-2), ("fp32", 1e-6)):
+        figures = checks[f"agreement cpu/{precision}"]["figures"]
+        assert -1e-9 <= figures["worst_difference"] < worst
+        assert figures["agreement"] is None
 
 
 def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -> None:

@@ -18,17 +18,23 @@ from export import answers, cli, verify_cli
 from export.verify import Check
 from service.api import reading
 from service.bundle import MANIFEST_FILE, Bundle, digest, load
-from service.engine import OnnxEngine
+from service.engine import OnnxEngine, why_not
+from service.graph import GraphSpec
 from service.tokenization import Tokenizer
 
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
 
 
+def on_cpu(bundle: Bundle, graph: GraphSpec) -> OnnxEngine:
+    """Returns an engine that runs a graph on the CPU, whatever it was made for."""
+    spec = bundle.manifest.tokenizer
+    return OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
+
+
 def answer(bundle: Bundle, body: dict[str, Any], precision: Any = "auto") -> Any:
     """Returns what a graph of a bundle answers to a request body."""
-    graph, spec = bundle.graph("cpu", precision), bundle.manifest.tokenizer
-    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    spec, engine = bundle.manifest.tokenizer, on_cpu(bundle, bundle.graph("cpu", precision))
     read = reading.read(bundle.manifest.task, json.dumps(body).encode(), reading.Limits(max_inputs=1, max_chars=1000))
     [request] = read.requests()
     return read.shape([answers.answer(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
@@ -95,7 +101,7 @@ def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> Non
     """Files, evidence, example and batches are checked, for every task."""
     code, checks = verify(sound(tmp_path, task))
 
-    assert (0, ["files", "evidence", "example", "batches cpu/fp32"]) == (code, list(checks))
+    assert (0, ["files", "evidence cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
 
 
 def test_the_report_is_a_line_for_each_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +144,7 @@ def test_a_graph_that_is_no_graph_fails(tmp_path: Path, verify: Verify) -> None:
     edit(path, lambda manifest: manifest["graphs"][0].update(sha256=digest(path / "model.cpu.fp32.onnx")))
     code, checks = verify(path)
 
-    assert (1, ["files", "evidence", "engine"]) == (code, list(checks))
+    assert (1, ["files", "evidence cpu/fp32", "engine cpu/fp32"]) == (code, list(checks))
 
 
 def test_a_bundle_without_evidence_fails(tmp_path: Path, verify: Verify) -> None:
@@ -146,7 +152,7 @@ def test_a_bundle_without_evidence_fails(tmp_path: Path, verify: Verify) -> None
     path = edit(sound(tmp_path), lambda manifest: manifest["graphs"][0]["evidence"].update(samples=0))
     code, checks = verify(path)
 
-    assert (1, False, True) == (code, checks["evidence"]["passed"], checks["example"]["passed"])
+    assert (1, False, True) == (code, checks["evidence cpu/fp32"]["passed"], checks["example cpu/fp32"]["passed"])
 
 
 def test_another_answer_than_the_stored_one_fails(tmp_path: Path, verify: Verify) -> None:
@@ -154,8 +160,8 @@ def test_another_answer_than_the_stored_one_fails(tmp_path: Path, verify: Verify
     path = edit(sound(tmp_path), lambda manifest: manifest["example"]["result"][0][0].update(score=0.123))
     code, checks = verify(path)
 
-    assert (1, False) == (code, checks["example"]["passed"])
-    assert "differs from the stored 0.123" in checks["example"]["detail"]
+    assert (1, False) == (code, checks["example cpu/fp32"]["passed"])
+    assert "differs from the stored 0.123" in checks["example cpu/fp32"]["detail"]
 
 
 def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> None:
@@ -175,17 +181,91 @@ def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> 
     edit(path, lambda manifest: manifest["example"].update(result=answer(load(path), manifest["example"]["request"])))
     code, checks = verify(path)
 
-    assert (1, False, True) == (code, checks["batches cpu/fp32"]["passed"], checks["example"]["passed"])
+    assert (1, False, True) == (code, checks["batches cpu/fp32"]["passed"], checks["example cpu/fp32"]["passed"])
     assert checks["batches cpu/fp32"]["figures"]["worst_row_error"] > 0.01
     assert 0 == verify(edit(path, lambda manifest: manifest["graphs"][0].update(batch_invariant=False)))[0]
 
 
-def test_a_provider_that_the_bundle_has_no_graph_for_fails(tmp_path: Path, verify: Verify) -> None:
+def test_a_graph_that_the_bundle_does_not_have_fails(tmp_path: Path, verify: Verify) -> None:
     """The message says which graphs there are."""
-    code, checks = verify(sound(tmp_path), "--provider", "cuda")
+    for flags, lacks in (
+        (("--provider", "cuda"), "no graph for `cuda`"),
+        (("--precision", "int8"), "no graph for `int8`"),
+        (("--provider", "cpu,tensorrt"), "no graph for `tensorrt`"),
+    ):
+        code, checks = verify(sound(tmp_path / flags[1]), *flags)
 
-    assert 1 == code
-    assert "no graph for provider `cuda`" in checks["engine"]["detail"]
+        assert (1, ["files", "graphs"]) == (code, list(checks))
+        assert f"{lacks}; it has cpu/fp32." in checks["graphs"]["detail"]
+
+
+def with_gpu_graph(path: Path, *, runnable: bool = True) -> Path:
+    """Adds a CUDA graph in fp16 to a bundle of fp32: the same one, or a file that is no graph."""
+    file = path / "model.cuda.fp16.onnx"
+    file.write_bytes((path / "model.cpu.fp32.onnx").read_bytes() if runnable else b"x")
+
+    def add(manifest: dict[str, Any]) -> None:
+        [graph] = manifest["graphs"]
+        other = {"file": file.name, "sha256": digest(file), "provider": "cuda", "precision": "fp16"}
+        manifest["graphs"].append(graph | other | {"evidence": graph["evidence"] | {"worst_abs_error": 0.25}})
+
+    return edit(path, add)
+
+
+def test_every_graph_is_checked_with_its_evidence(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
+    monkeypatch.setattr("export.subjects.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    path = with_gpu_graph(sound(tmp_path))
+    each = [[f"{check} {graph}" for check in ("evidence", "example", "batches")] for graph in ("cpu/fp32", "cuda/fp16")]
+    code, checks = verify(path)
+
+    assert (0, ["files", *each[0], each[1][0], "engine cuda/fp16", *each[1][1:]]) == (code, list(checks))
+    assert (None, "checked on the CPU, for cuda is not there (no driver.)") == (
+        checks["engine cuda/fp16"]["passed"],
+        checks["engine cuda/fp16"]["detail"],
+    )
+    assert "worst logit error 2.5e-01" in checks["evidence cuda/fp16"]["detail"]
+    assert 18 == checks["evidence cuda/fp16"]["figures"]["samples"]
+    assert ["files", *each[0]] == list(verify(path, "--precision", "fp32")[1]) == list(verify(path, "--provider", "cpu")[1])
+    assert "has no graph for cpu in fp16" in verify(path, "--provider", "cpu", "--precision", "fp16")[1]["graphs"]["detail"]
+
+
+@pytest.mark.skipif(why_not("cuda") is None, reason="CUDA is there")
+def test_a_provider_that_was_asked_for_must_be_there(tmp_path: Path, verify: Verify) -> None:
+    """Nothing takes its place: the check fails and says what is missing."""
+    code, checks = verify(with_gpu_graph(sound(tmp_path)), "--provider", "cuda")
+
+    assert (1, ["files", "evidence cuda/fp16", "engine cuda/fp16"]) == (code, list(checks))
+    assert "CUDAExecutionProvider" in checks["engine cuda/fp16"]["detail"]
+
+
+def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its provider nor the CPU: that says nothing against the bundle; against a graph for the CPU it does."""
+    monkeypatch.setattr("export.subjects.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    code, checks = verify(with_gpu_graph(sound(tmp_path), runnable=False))
+
+    assert (0, None) == (code, checks["engine cuda/fp16"]["passed"])
+    assert "not checked: cuda is not there (no driver.), and the CPU cannot run it (" in checks["engine cuda/fp16"]["detail"]
+    assert "example cuda/fp16" not in checks
+
+
+def test_another_precision_may_answer_the_example_otherwise(tmp_path: Path, verify: Verify) -> None:
+    """The stored result is that of the default graph: from a graph of another precision a difference is said, and is no fault."""
+    _, checks = verify(sound(tmp_path, other_seed=1))
+
+    assert (True, None) == tuple(checks[f"example cpu/{precision}"]["passed"] for precision in ("int8", "fp32"))
+    assert "not the stored result, which is that of int8: " in checks["example cpu/fp32"]["detail"]
+
+
+def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be another answer in fp32 is rounding in fp16, up to the bound that the export has."""
+    path = with_gpu_graph(sound(tmp_path))
+    for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
+        monkeypatch.setattr("export.verify.worst_row_error", lambda engine, encodings, alone, error=error: error)
+        monkeypatch.setattr("export.subjects.why_not", lambda provider: None)
+        monkeypatch.setattr("export.subjects.Subject.engine", property(lambda subject: on_cpu(subject.bundle, subject.graph)))
+        _, checks = verify(path)
+        assert passed == [checks[f"batches {name}"]["passed"] for name in ("cpu/fp32", "cuda/fp16")]
 
 
 # ---- data
@@ -200,8 +280,9 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
     assert 0 < expected < 1  # of all or none nothing could be told
 
     code, checks = verify(path, "--data", data(tmp_path, *({"text": text} for text in TEXTS)))
-    figures = checks["agreement"]["figures"]
-    assert (0, None) == (code, checks["agreement"]["passed"])
+    figures = checks["agreement cpu/int8"]["figures"]
+    assert (0, None) == (code, checks["agreement cpu/int8"]["passed"])
+    assert "agreement cpu/fp32" not in checks  # the graph that others are compared with
     assert (pytest.approx(expected), len(TEXTS), "the fp32 graph") == (figures["agreement"], figures["inputs"], figures["reference"])
 
 
@@ -210,17 +291,19 @@ def test_a_floor_decides(tmp_path: Path, verify: Verify, seed: int, code: int) -
     """--min-agreement passes equal graphs and fails different ones."""
     path = data(tmp_path, *({"text": text} for text in TEXTS))
 
-    assert code == verify(sound(tmp_path, other_seed=seed), "--data", path, "--min-agreement", "0.99")[0]
+    for flags in ((), ("--precision", "int8")):
+        found, checks = verify(sound(tmp_path / str(len(flags)), other_seed=seed), "--data", path, "--min-agreement", "0.99", *flags)
+        assert (code, code == 0) == (found, checks["agreement cpu/int8"]["passed"])
 
 
 def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify) -> None:
     """With one graph and no checkpoint there is no agreement, which is said, and fails a floor."""
     path, lines = sound(tmp_path), data(tmp_path, {"text": "good"})
 
-    assert (0, None) == (verify(path, "--data", lines)[0], verify(path, "--data", lines)[1]["agreement"]["passed"])
+    assert (0, None) == (verify(path, "--data", lines)[0], verify(path, "--data", lines)[1]["agreement cpu/fp32"]["passed"])
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
     assert 1 == code
-    assert "give --checkpoint" in checks["agreement"]["detail"]
+    assert "give --checkpoint" in checks["agreement cpu/fp32"]["detail"]
 
 
 def test_accuracy(tmp_path: Path, verify: Verify) -> None:
@@ -232,8 +315,8 @@ def test_accuracy(tmp_path: Path, verify: Verify) -> None:
     lines = data(tmp_path, *({"inputs": text, "label": label} for text, label in zip(TEXTS, gold, strict=True)))
     _, checks = verify(path, "--data", lines)
 
-    assert {"graph": 0.75} == checks["accuracy"]["figures"]
-    assert "on 4 labeled inputs" in checks["accuracy"]["detail"]
+    assert {"graph": 0.75} == checks["accuracy cpu/fp32"]["figures"]
+    assert "on 4 labeled inputs" in checks["accuracy cpu/fp32"]["detail"]
 
 
 def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> None:
@@ -245,7 +328,7 @@ def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> Non
     gold = [*sets[:-1], [label for label in tiny.LABELS if label not in sets[-1]]]
     code, checks = verify(path, "--data", data(tmp_path, *({"text": t, "label": g} for t, g in zip(TEXTS, gold, strict=True))))
 
-    assert (0, pytest.approx(5 / 6)) == (code, checks["accuracy"]["figures"]["graph"])
+    assert (0, pytest.approx(5 / 6)) == (code, checks["accuracy cpu/fp32"]["figures"]["graph"])
 
 
 def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) -> None:
@@ -257,8 +340,8 @@ def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) ->
     lines = data(tmp_path, *({"text": text, "label": value + 0.5} for text, value in zip(TEXTS, values, strict=True)))
     _, checks = verify(path, "--data", lines)
 
-    assert pytest.approx(1.0) == checks["Pearson correlation"]["figures"]["graph"]
-    assert pytest.approx(0.5, abs=1e-5) == checks["mean absolute error"]["figures"]["graph"]
+    assert pytest.approx(1.0) == checks["Pearson correlation cpu/fp32"]["figures"]["graph"]
+    assert pytest.approx(0.5, abs=1e-5) == checks["mean absolute error cpu/fp32"]["figures"]["graph"]
 
 
 def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
@@ -274,8 +357,9 @@ def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
     _, checks = verify(path, "--data", data(tmp_path, {"text": text, "entities": entities}, {"tokens": words, "tags": tags}))
 
     expected = 2 * (len(found) - 1) / (2 * len(found) + len(entities))
-    assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1"]["figures"]
-    assert (1.0, 1.0) == tuple(checks["agreement"]["figures"][name] for name in ("agreement", "span_agreement"))
+    assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1 cpu/int8"]["figures"]
+    assert {"graph": pytest.approx(expected)} == checks["entity F1 cpu/fp32"]["figures"]
+    assert (1.0, 1.0) == tuple(checks["agreement cpu/int8"]["figures"][name] for name in ("agreement", "span_agreement"))
 
 
 def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
@@ -287,19 +371,19 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
     right = ([f"The {got}!"], {"text": ["no", got], "answer_start": [0, 0]}, [{"text": got, "answer_start": 0}], ["zq"])
     _, checks = verify(path, "--data", data(tmp_path, *(line | {"answers": answers_} for answers_ in right)))
 
-    assert (0.75, 0.75) == tuple(checks[name]["figures"]["graph"] for name in ("exact match", "F1"))
+    assert (0.75, 0.75) == tuple(checks[f"{name} cpu/fp32"]["figures"]["graph"] for name in ("exact match", "F1"))
 
 
 def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the data has such a question every line may be answered with nothing."""
     asked = []
-    monkeypatch.setattr("export.verify._Subject.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
-    monkeypatch.setattr("export.verify._example", lambda subject: Check("example", True, ""))
+    monkeypatch.setattr("export.subjects.Subject.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
+    monkeypatch.setattr("export.verify._example", lambda subject: Check("example cpu/fp32", True, ""))
     line = {"question": "good ?", "context": "a film"}
     _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
 
     assert [True, True] == [request.handle_impossible_answer for request in asked]
-    assert 0.5 == checks["exact match"]["figures"]["graph"]
+    assert 0.5 == checks["exact match cpu/fp32"]["figures"]["graph"]
 
 
 def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
@@ -312,7 +396,7 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
     )
     _, checks = verify(path, "--data", lines)
 
-    assert pytest.approx(2 / 3) == checks["top-1"]["figures"]["graph"]
+    assert pytest.approx(2 / 3) == checks["top-1 cpu/fp32"]["figures"]["graph"]
 
 
 # ---- usage
@@ -362,7 +446,9 @@ def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.
     assert "" == captured.out
 
 
-@pytest.mark.parametrize("flags", [(), ("B", "--min-agreement", "0.5"), ("B", "--min-agreement", "2"), ("B", "--gold"), ("B", "C")])
+@pytest.mark.parametrize(
+    "flags", [(), ("B", "--min-agreement", "0.5"), ("B", "--min-agreement", "2"), ("B", "--gold"), ("B", "C"), ("B", "--precision", "fp8")]
+)
 def test_a_wrong_flag_is_a_usage_error(flags: tuple[str, ...]) -> None:
     """Exit code 2 by argparse."""
     with pytest.raises(SystemExit) as exit_:
@@ -375,7 +461,7 @@ def test_a_line_separator_in_a_text_does_not_end_the_line(tmp_path: Path, verify
     """Only a newline does."""
     _, checks = verify(sound(tmp_path), "--data", data(tmp_path, '{"text": "a\u2028b"}\n\n{"text": "c"}\n'))
 
-    assert 2 == checks["agreement"]["figures"]["inputs"]
+    assert 2 == checks["agreement cpu/fp32"]["figures"]["inputs"]
 
 
 def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,16 +504,19 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     lines = data(tmp_path, *({"text": text, "label": 0} for text in [*TEXTS, "the film was not very good , " * 40]))
     code, checks = verify(target, "--checkpoint", source, "--data", lines)
 
-    order = ["files", "evidence", "example", "batches cpu/fp32", "batches cpu/int8", "checkpoint"]
-    assert (0, [*order, "parity cpu/fp32", "parity cpu/int8", "agreement", "accuracy"]) == (code, list(checks))
+    graphs = ("cpu/fp32", "cpu/int8")
+    order = ["files", *(f"{check} {graph}" for graph in graphs for check in ("evidence", "example", "batches")), "checkpoint"]
+    order += [f"parity {graph}" for graph in graphs] + [f"{check} {graph}" for graph in graphs for check in ("agreement", "accuracy")]
+    assert (0, order) == (code, list(checks))
     stored = {graph.precision: graph.evidence for graph in load(target).manifest.graphs}
     for precision, evidence in stored.items():
         figures = checks[f"parity cpu/{precision}"]["figures"]
         assert pytest.approx(evidence.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
         assert [entry.up_to for entry in evidence.lengths] == [entry["up_to"] for entry in figures["lengths"]]
-    assert "the checkpoint" == checks["agreement"]["figures"]["reference"]
-    assert checks["agreement"]["figures"]["agreement"] >= 6 / 7
-    assert {"graph", "reference"} == set(checks["accuracy"]["figures"])
+    assert "the checkpoint" == checks["agreement cpu/int8"]["figures"]["reference"]
+    assert checks["agreement cpu/int8"]["figures"]["agreement"] >= 6 / 7
+    assert 1.0 == checks["agreement cpu/fp32"]["figures"]["agreement"]
+    assert {"graph", "reference"} == set(checks["accuracy cpu/fp32"]["figures"])
 
 
 @pytest.mark.torch
