@@ -161,6 +161,7 @@ ALLOWED = {
     "export.shapes": set(),
     "export.tensorrt": {"export.errors"},
     "export.cuda": {"export.checkpoint"},
+    "export.flops": set(),
     "export.half": {"export.calibration"},
     "export.made": set(),
     "export.progress": set(),
@@ -223,7 +224,6 @@ ALLOWED = {
     "export.evidence": {
         "export.checkpoint",
         "export.errors",
-        "export.half",
         "export.made",
         "export.parity",
         "export.rows",

@@ -1,0 +1,93 @@
+"""The arithmetic of a text: counted while the model runs, against formulas of its layers and against longer runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from export import checkpoint, flops
+from export.checkpoint import Checkpoint
+from families import CASES, FAMILIES, LENGTH, SIZES
+from service.graph import InputSpec
+
+pytestmark = pytest.mark.torch
+
+HIDDEN, LAYERS, INNER = (SIZES[name] for name in ("hidden_size", "num_hidden_layers", "intermediate_size"))
+# of one layer: four matrices around attention and two of the block behind it; scores and what they weigh
+LINEAR, QUADRATIC = 2 * (4 * HIDDEN**2 + 2 * HIDDEN * INNER), 4 * HIDDEN
+
+
+def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, float]:
+    """Returns a family's random checkpoint with the two terms of its arithmetic."""
+    loaded = checkpoint.load(str(FAMILIES[family].save(path / "model", task)), task=task)
+    found = flops.measure(loaded.model, loaded.inputs, max_length=loaded.max_length, pad_id=loaded.pad_id)
+    return loaded, found.linear, found.quadratic
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "linear", "quadratic"),
+    [
+        # a layer on [CLS] and the labels behind it do not grow with the text
+        ("BERT", "text-classification", LAYERS * LINEAR, LAYERS * QUADRATIC),
+        ("BERT", "token-classification", LAYERS * LINEAR + 2 * HIDDEN * 5, LAYERS * QUADRATIC),
+        ("BERT", "question-answering", LAYERS * LINEAR + 2 * HIDDEN * 2, LAYERS * QUADRATIC),
+        # nor does the vocabulary, which is for masks alone
+        ("BERT", "fill-mask", LAYERS * LINEAR, LAYERS * QUADRATIC),
+        # one layer, three times, behind a factorized embedding
+        ("ALBERT", "text-classification", 3 * LINEAR + 2 * 16 * HIDDEN, 3 * QUADRATIC),
+        # weights that are no linear layers; twice as many relative positions as tokens, projected and scored, of which half is kept
+        ("XLNet", "text-classification", LAYERS * (LINEAR + 2 * 2 * HIDDEN**2), LAYERS * (QUADRATIC + 2 * 2 * HIDDEN)),
+    ],
+)
+def test_the_terms_are_those_of_the_layers(tmp_path: Path, family: str, task: str, linear: float, quadratic: float) -> None:
+    """By the formula, to the last operation."""
+    _, *found = counted(tmp_path, family, task)
+
+    assert [linear, quadratic] == found
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> None:
+    """What a run longer than those that were counted takes, but for a share that is the same at any length."""
+    task = next(task for name, task in CASES if name == family)
+    loaded, linear, quadratic = counted(tmp_path, family, task)
+    short, long = (flops._count(loaded.model, loaded.inputs, length, loaded.pad_id) for length in (24, LENGTH))
+
+    assert long - short == pytest.approx(linear * (LENGTH - 24) + quadratic * (LENGTH**2 - 24**2), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts", "expected"),
+    [
+        ([32, 64, 128], [7 + 5 * n + 3 * n**2 for n in (32, 64, 128)], (5.0, 3.0)),
+        ([1, 2, 3], [10, 20, 30], (10.0, 0.0)),
+        ([1, 2, 4], [10, 20, 30], (20 / 3, 0.0)),  # growing ever less: the slope from end to end
+        ([1, 2, 3], [10, 10, 10], (1.0, 0.0)),  # nothing that was counted: a manifest needs more than nothing
+    ],
+)
+def test_terms_through_three_points(lengths: list[int], counts: list[int], expected: tuple[float, float]) -> None:
+    """The constant is left out, and neither term is below what is possible."""
+    found = flops.terms(lengths, counts)
+
+    assert expected == (pytest.approx(found.linear), pytest.approx(found.quadratic))
+
+
+def test_counting_leaves_a_model_as_it_was(tmp_path: Path) -> None:
+    """A masked language model's head reads all positions again."""
+    loaded, *_ = counted(tmp_path, "BERT", "fill-mask")
+    with torch.no_grad():
+        logits = loaded.model(input_ids=torch.ones(1, 7, dtype=torch.int64))["logits"]
+
+    assert (1, 7, loaded.model.config.vocab_size) == tuple(logits.shape)
+
+
+def test_a_model_of_few_tokens_is_counted_at_these() -> None:
+    """Never longer than it can read."""
+    config = transformers.BertConfig(vocab_size=8, max_position_embeddings=5, attn_implementation="eager", **SIZES)
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    found = flops.measure(model, [InputSpec(name="input_ids", fill="token_ids")], max_length=5, pad_id=0)
+
+    assert (LAYERS * LINEAR, LAYERS * QUADRATIC) == (found.linear, found.quadratic)
