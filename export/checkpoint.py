@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from export import embedding, fast_tokenizer, files, head, quirks, weights
+from export import embedding, fast_tokenizer, files, flops, head, quirks, weights
 from export.embedding import Sentences
 from export.errors import CheckpointError
 from export.files import Files
@@ -60,7 +61,6 @@ class Checkpoint:
         cls_index: Where [CLS] stands in both templates: 0, -1 for the end, or None.
         subword_prefix: What begins a token that continues a word, or None.
         mask: The mask token, for fill-mask.
-        flops: Arithmetic of one run.
         card: The checkpoint's README.md, if it has one.
         embedding: What a text's vector is made of, for feature extraction.
     """
@@ -86,7 +86,6 @@ class Checkpoint:
     cls_index: int | None
     subword_prefix: str | None
     mask: MaskToken | None
-    flops: Flops
     card: str | None
     embedding: Embedding | None = None
 
@@ -94,6 +93,11 @@ class Checkpoint:
         """Returns the manifest's entry of the tokenizer, given the digest of its file."""
         facts = ("max_length", "pad_id", "padding_side", "single", "pair", "cls_index", "subword_prefix", "mask")
         return TokenizerSpec.model_validate({"sha256": sha256} | {fact: getattr(self, fact) for fact in facts})
+
+    @cached_property
+    def flops(self) -> Flops:
+        """Arithmetic of a text, counted when it is first asked for: the model runs."""
+        return flops.measure(self.model, self.inputs, max_length=self.max_length, pad_id=self.pad_id)
 
 
 def load(source: str, *, task: str = "auto", revision: str | None = None, layers: Layers = "last") -> Checkpoint:
@@ -154,7 +158,6 @@ def _described(
         cls_index=_cls_index(source, task, tokenizer, single, pair),
         subword_prefix=fast_tokenizer.subword_prefix(tokenizer),
         mask=fast_tokenizer.mask(source, tokenizer) if task == "fill-mask" else None,
-        flops=_flops(model),
         card=found.card,
         embedding=None if sentences is None else sentences.embedding(model, layers),
     )
@@ -230,9 +233,3 @@ def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
     # transformers writes "no limit" as -1 or as 10^30
     return int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))
-
-
-def _flops(model: PreTrainedModel) -> Flops:
-    """2 FLOP per weight of every linear layer and token; attention adds 4 S H per layer and token (S tokens, H hidden)."""
-    weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
-    return Flops(linear=2.0 * weights, quadratic=4.0 * model.config.num_hidden_layers * model.config.hidden_size)

@@ -144,6 +144,7 @@ ALLOWED = {
         "export.errors",
         "export.fast_tokenizer",
         "export.files",
+        "export.flops",
         "export.head",
         "export.quirks",
         "export.weights",
