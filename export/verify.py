@@ -125,7 +125,7 @@ def _evidence(subject: Subject) -> Check:
     if not evidence.samples:
         return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
     spans = "" if evidence.span_agreement is None else f", F1 of {evidence.spans} spans {evidence.span_agreement:.4f}"
-    moved = f", quantizing moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else ""
+    moved = f", its precision moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else ""
     return Check(
         name,
         True,
