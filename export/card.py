@@ -81,9 +81,9 @@ def _form(graph: GraphSpec) -> str:
     evidence = graph.evidence
     parts = [f"{graph.provider}/{graph.precision}: {graph.form}", f"{evidence.nodes} nodes", f"fused {_counts(evidence.fusions)}"]
     if evidence.quantized:
-        parts.append(
-            f"quantized {_counts(evidence.quantized)}, which moves the outputs by {evidence.quantization_error:.3f} of their spread"
-        )
+        # manifests of before it was measured have 0
+        moved = f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
+        parts.append(f"quantized {_counts(evidence.quantized)}{moved}")
     return "; ".join(parts) + "."
 
 

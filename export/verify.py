@@ -100,7 +100,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
             usable.append(subject)
             yield _example(subject)
             yield _rows(subject)
-    loaded = None if spec.checkpoint is None or not usable else _load(spec.checkpoint, bundle)
+    loaded = None if spec.checkpoint is None or not usable else load_checkpoint(spec.checkpoint, bundle)
     if loaded is not None:
         yield from _parity(usable, loaded)
     if lines and usable:
@@ -125,7 +125,7 @@ def _evidence(subject: Subject) -> Check:
     if not evidence.samples:
         return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
     spans = "" if evidence.span_agreement is None else f", F1 of {evidence.spans} spans {evidence.span_agreement:.4f}"
-    moved = f", its precision moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else ""
+    moved = f", its precision moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
     return Check(
         name,
         True,
@@ -176,7 +176,12 @@ def _rows(subject: Subject) -> Check:
     )
 
 
-def _load(source: str, bundle: Bundle) -> Checkpoint:
+def load_checkpoint(source: str, bundle: Bundle) -> Checkpoint:
+    """Loads a checkpoint for the task and layers of a bundle.
+
+    Raises:
+        CheckpointError: It cannot be loaded.
+    """
     # torch and transformers take seconds to import, and most checks need neither
     from export import checkpoint
 

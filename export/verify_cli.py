@@ -29,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.min_agreement is not None and args.data is None:
         parser.error("--min-agreement is a floor for the agreement on --data; give --data too")
+    if args.update and (args.checkpoint is None or args.provider is not None or args.precision is not None):
+        parser.error("--update measures all graphs against the checkpoint; give --checkpoint, and neither --provider nor --precision")
     missing = [module for module in NEEDED[args.checkpoint is not None] if find_spec(module) is None]
     if missing:
         extra = "export,cpu" if args.checkpoint is not None else "cpu"
@@ -51,9 +53,29 @@ def main(argv: Sequence[str]) -> int:
         print(f"bert-export: {error}", file=sys.stderr)
         return 1
     passed = all(check.passed is not False for check in checks)
+    if passed and args.update:
+        passed = _update(args.bundle, args.checkpoint, checks, silent=args.json)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
     return 0 if passed else 1
+
+
+def _update(path: Path, checkpoint: str, checks: list[Check], *, silent: bool) -> bool:
+    """Writes what is measured now into the manifest, as one more line of the report; returns whether it could be done."""
+    from export.renew import renew
+    from export.verify import Check, load_checkpoint
+    from service import bundle as bundles
+
+    try:
+        bundle = bundles.load(path.resolve())
+        renew(bundle, load_checkpoint(checkpoint, bundle))
+        check = Check("update", True, "evidence and flops of the manifest, and the card, are those measured now")
+    except (ExportError, OSError) as error:
+        check = Check("update", False, f"nothing was written: {error}")
+    checks.append(check)
+    if not silent:
+        print(f"{MARKS[check.passed]:<8}{check.name:<24} {check.detail}")
+    return check.passed is True
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,6 +108,11 @@ def _parser() -> argparse.ArgumentParser:
         type=flags.precisions,
         metavar="LIST",
         help="comma list of fp32, fp16, int8: check the graphs of these alone (default: all)",
+    )
+    parser.add_argument(
+        "--update",
+        action="store_true",
+        help="if all checks pass, measure evidence and speed again, and write them into the manifest and the card; with --checkpoint",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

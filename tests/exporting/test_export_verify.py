@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -447,7 +448,17 @@ def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.parametrize(
-    "flags", [(), ("B", "--min-agreement", "0.5"), ("B", "--min-agreement", "2"), ("B", "--gold"), ("B", "C"), ("B", "--precision", "fp8")]
+    "flags",
+    [
+        (),
+        ("B", "--min-agreement", "0.5"),
+        ("B", "--min-agreement", "2"),
+        ("B", "--gold"),
+        ("B", "C"),
+        ("B", "--precision", "fp8"),
+        ("B", "--update"),
+        ("B", "--update", "--checkpoint", "C", "--precision", "int8"),
+    ],
 )
 def test_a_wrong_flag_is_a_usage_error(flags: tuple[str, ...]) -> None:
     """Exit code 2 by argparse."""
@@ -530,6 +541,44 @@ def test_another_checkpoint_fails(exported: tuple[Path, Path], verify: Verify, t
 
     assert (1, False, False) == (code, checks["checkpoint"]["passed"], checks["parity cpu/fp32"]["passed"])
     assert "fp32 logits are off by" in checks["parity cpu/fp32"]["detail"]
+
+
+@pytest.mark.torch
+def test_an_older_manifest_is_brought_up_to_date(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
+    """What was measured at export is measured again: tables, errors, arithmetic; all else, and every other file, stays."""
+    source, target = exported
+    path = Path(shutil.copytree(target, tmp_path / target.name))
+    new = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+
+    def age(manifest: dict[str, Any]) -> None:
+        manifest["flops"]["linear"] = 1.0
+        for graph in manifest["graphs"]:
+            graph["evidence"] |= {"lengths": [], "speed": None, "label_agreement": 0.6}
+
+    edit(path, age)
+    code, checks = verify(path, "--checkpoint", source, "--update")
+
+    renewed = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    assert (0, True) == (code, checks["update"]["passed"])
+    for manifest in (new, renewed):
+        for graph in manifest["graphs"]:
+            assert [160] == [entry.pop("length") for entry in graph["evidence"]["speed"].pop("timings")][-1:]
+    assert new == renewed
+    assert sorted(file.name for file in target.iterdir()) == sorted(file.name for file in path.iterdir())
+    assert "Median milliseconds of one text" in (path / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.torch
+def test_a_bundle_that_fails_is_not_updated(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
+    """Evidence of a graph that answers otherwise than its checkpoint would be none."""
+    from checkpoints import bert, edit_weights
+
+    other = bert(tmp_path)
+    edit_weights(other, lambda tensors: tensors["classifier.bias"].add_(0.5))
+    before = (exported[1] / MANIFEST_FILE).read_bytes()
+
+    code, checks = verify(exported[1], "--checkpoint", other, "--update")
+    assert (1, False, before) == (code, "update" in checks, (exported[1] / MANIFEST_FILE).read_bytes())
 
 
 @pytest.mark.torch
