@@ -167,8 +167,9 @@ async def _check(settings: Settings) -> int:
     service.scheduler.start()
     failed = 0
     for model in service.registry.models.values():
-        example = model.bundle.manifest.example
-        tolerance = CHECK_TOLERANCE[model.graph.precision]
+        example, graphs = model.bundle.manifest.example, model.bundle.manifest.graphs
+        # the stored result is a default graph's, which may be of another precision than the one asked for
+        tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
         try:
             body = reading.read(model.task, json.dumps(example.request).encode(), service.limits)
             prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=60)

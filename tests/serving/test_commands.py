@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,23 @@ def test_check_passes_what_answers_as_stored(models: Path, tmp_path: Path, capsy
     stored[0][0]["score"] += 9e-5
     tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
     assert main(["check", "--models", str(tmp_path / "checked")]) == 0
+    assert capsys.readouterr().out == "a: text-classification, cpu/fp32: ok\n"
+
+
+def test_check_asks_no_more_of_a_graph_than_of_the_one_that_answered(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stored result is the default graph's: an fp32 graph is not wrong where it differs from int8 as int8 may."""
+    stored = results(models, REQUEST["inputs"], top_k=2)
+    stored[0][0]["score"] += 0.01
+    path = tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
+    shutil.copy(path / "model.cpu.fp32.onnx", path / "model.cpu.int8.onnx")
+    manifest = json.loads((path / "manifest.json").read_text())
+    [graph] = manifest["graphs"]
+    manifest["graphs"] = [graph | {"default": False}, graph | {"file": "model.cpu.int8.onnx", "precision": "int8"}]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    assert main(["check", "--models", str(tmp_path / "checked"), "--precision", "fp32"]) == 0
     assert capsys.readouterr().out == "a: text-classification, cpu/fp32: ok\n"
 
 
