@@ -44,7 +44,7 @@ class Engine:
             "bundle": loaded.manifest.name,
             "digest": loaded.version,
             "graph": self.bare.graph.name,
-            "graph_sha256": bundle.digest(self.bare.graph),
+            "graph_sha256": spec.identity if own else bundle.digest(self.bare.graph),
             "onnxruntime": VERSION,
             "precision": spec.precision if own else None,
             "threads": self.threads,

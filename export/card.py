@@ -13,7 +13,7 @@ def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> s
 
     Args:
         manifest: The finished manifest.
-        sizes: Bytes of each graph file.
+        sizes: Bytes of each graph, by its file; weights beside it count.
         card: The checkpoint's own card, if it has one.
     """
     sections = [
@@ -167,7 +167,7 @@ def _origin(manifest: Manifest) -> list[str]:
         "",
         f"- {', '.join(facts)}",
         f"- exported with {', '.join(versions)}" + (f"; ONNX opset {', '.join(map(str, sorted(opsets, key=str)))}" if opsets else ""),
-        *(f"- `{graph.file}` sha256 `{graph.sha256}`" for graph in manifest.graphs),
+        *(f"- `{file.file}` sha256 `{file.sha256}`" for graph in manifest.graphs for file in graph.files),
         "",
         f"`bert-export verify {manifest.name}` checks all of this again, on your own data too.",
     ]

@@ -97,7 +97,7 @@ def _print_evidence(target: Path, manifest: Manifest) -> None:
         evidence = graph.evidence
         spans = "" if evidence.span_agreement is None else f", {evidence.spans} spans with an F1 of {evidence.span_agreement:.4f}"
         print(
-            f"  {graph.file}  {(target / graph.file).stat().st_size / 2**20:.1f} MiB{'  default' if graph.default else ''}\n"
+            f"  {graph.file}  {sum((target / file.file).stat().st_size for file in graph.files) / 2**20:.1f} MiB{'  default' if graph.default else ''}\n"
             f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, answers agree on {evidence.label_agreement:.1%} of "
             f"{evidence.samples} samples{spans}, row in batch against row alone {evidence.worst_row_error:.1e}"
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export import calibration, lower, narrow, optimize, pack, quantize, trace
+from export import calibration, lower, narrow, optimize, pack, quantize, storage, trace
 from export.checkpoint import Checkpoint
 from export.made import Made
 from export.progress import Progress, stage
@@ -75,7 +74,7 @@ def graphs(
         GraphError: The outputs do not bear int8.
     """
     path = folder / "model.cpu.fp32.onnx"
-    shutil.copyfile(fused.path, path)
+    storage.copy(fused.path, path)
     yield Made(path, "cpu", "fp32", fused.form, checkpoint.inputs, fusions=fused.fusions)
     if "int8" in precisions:
         path = folder / "model.cpu.int8.onnx"

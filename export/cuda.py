@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
+from export import storage
 from export.checkpoint import Checkpoint
 from service.graph import InputSpec
 
@@ -57,7 +58,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Fused:
     fused.remove_unused_constant()
     narrow = _take_int32(fused)
     fused.topological_sort()
-    onnx.save(fused.model, str(target))
+    storage.save(fused.model, target, folder=source.parent)
     left = {value.name for value in fused.model.graph.input}
     inputs = [
         spec.model_copy(update={"dtype": "int32"}) if spec.name in narrow else spec for spec in checkpoint.inputs if spec.name in left
@@ -72,7 +73,8 @@ def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> Any:
     # the fused embedding sums up a mask that is then no longer there
     config = checkpoint.model.config
     heads, hidden = config.num_attention_heads, config.hidden_size
-    return optimize_model(str(source), model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
+    with storage.at_hand(source) as model:
+        return optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
 
 
 def _nodes(model: Any, operator: str) -> list[onnx.NodeProto]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-import onnx
-
-from export import parity, speed
+from export import parity, speed, storage
 from export.checkpoint import Checkpoint
 from export.errors import ParityError
 from export.made import Made
@@ -14,7 +12,7 @@ from export.rows import HALF_ROW_ERROR, MAX_ROW_ERROR
 from service.bundle import digest
 from service.engine import OnnxEngine, why_not
 from service.errors import BertServeError
-from service.graph import Evidence, GraphSpec
+from service.graph import Evidence, GraphFile, GraphSpec
 from service.tokenization import Tokenizer
 
 
@@ -33,6 +31,7 @@ def measure(
     Raises:
         ParityError: It answers differently, or cannot be served.
     """
+    storage.settle(made.path)
     graph = _unmeasured(made, checkpoint, default=default)
     measured_on = made.provider if why_not(made.provider) is None else "cpu"
     try:
@@ -40,7 +39,7 @@ def measure(
         found = parity.compare(engine, tokenizer, reference, checkpoint, made.precision)
     except BertServeError as error:
         raise ParityError(f"the {made.precision} graph cannot be served: {error}") from error
-    model = onnx.load(str(made.path))
+    model = storage.structure(made.path)
     evidence = Evidence(
         **dataclasses.asdict(found) | {"lengths": found.lengths},
         nodes=len(model.graph.node),
@@ -58,9 +57,12 @@ def measure(
 def _unmeasured(made: Made, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
     """Returns the manifest entry of a graph, its evidence still to come."""
     unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
+    own, *data = (GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in storage.files(made.path))
     return GraphSpec(
-        file=made.path.name,
-        sha256=digest(made.path),
+        file=own.file,
+        sha256=own.sha256,
+        size_bytes=own.size_bytes,
+        data=tuple(data),
         provider=made.provider,
         precision=made.precision,
         form=made.form,

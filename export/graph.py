@@ -13,6 +13,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import NodeProto, helper, numpy_helper
 
+from export import storage
+
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 WORTH_SHARING = 1024  # bytes
 
@@ -26,9 +28,8 @@ class Graph:
 
     def __init__(self, path: Path) -> None:
         """Loads a model; `Constant` nodes become initializers, so that all constants are found in one place."""
-        self._model = onnx.load(str(path))
+        self._model, self._constants = storage.read(path)
         graph = self._model.graph
-        self._constants: dict[str, NDArray[Any]] = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
         self.nodes: list[NodeProto] = []
         for node in graph.node:
             if node.op_type == "Constant" and node.attribute[0].name == "value":
@@ -113,17 +114,13 @@ class Graph:
         model = onnx.ModelProto()
         model.CopyFrom(self._model)
         graph = model.graph
-        for repeated, values in (
-            (graph.node, reversed(kept)),
-            (graph.initializer, (numpy_helper.from_array(value, name) for name, value in self._constants.items() if name in needed)),
-        ):
-            del repeated[:]
-            repeated.extend(values)
+        del graph.node[:]
+        graph.node.extend(reversed(kept))
         del graph.value_info[:]
         graph.output.extend(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in also)
         if not any(entry.domain == CONTRIB for entry in model.opset_import):
             model.opset_import.append(helper.make_opsetid(CONTRIB, 1))
-        onnx.save(model, str(path))
+        storage.write(model, {name: value for name, value in self._constants.items() if name in needed}, path)
 
 
 def attribute(node: NodeProto, name: str, default: Any = None) -> Any:

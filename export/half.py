@@ -11,7 +11,7 @@ import onnx
 from onnx import numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 
-from export import calibration
+from export import calibration, storage
 from export.calibration import Feed
 
 HEADROOM = 4  # times that another text's values may be larger than all that were seen
@@ -43,15 +43,15 @@ def halve(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], pa
         padded: Some of them with padding: where a mask is added to the scores, that is when its values are large.
     """
     probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
+    peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
     model = onnx.load(str(source))
     for i, node in enumerate(model.graph.node):  # the converter knows nodes by their names
         node.name = f"{i}/{node.op_type}"
-    peaks = _peaks(model, workspace / "all_outputs.onnx", probe)
     kept = overflowing(model, peaks)
     computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
     converted = OnnxModel(model)
     converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(kept))
-    onnx.save(converted.model, str(target))
+    storage.save(converted.model, target)
     error = calibration.relative_error(calibration.outputs(source, probe), calibration.outputs(target, probe))
     return Halved({"Float16": computing - len(kept)} | ({"KeptFloat": len(kept)} if kept else {}), error)
 
@@ -84,15 +84,14 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     return kept
 
 
-def _peaks(model: onnx.ModelProto, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
-    """Returns the largest magnitude of each float tensor that a node writes."""
+def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
+    """Returns the largest magnitude of each float tensor that a node of a graph writes; `path` is for a graph that gives them all out."""
+    model, constants = storage.read(source)
     given = {value.name for value in model.graph.output}
     names = [name for node in model.graph.node for name in node.output if name and name not in given]
-    open_ = onnx.ModelProto()
-    open_.CopyFrom(model)
     # without a type: ONNX Runtime knows it
-    open_.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    onnx.save(open_, str(path))
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    storage.write(model, constants, path)
     session = calibration.open_session(path)
     names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
     peaks = dict.fromkeys(names, 0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
+from export import storage
 from export.checkpoint import Checkpoint
 
 
@@ -28,16 +29,18 @@ def optimize(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, in
     options.attention_mask_format = AttentionMaskFormat.AttentionMask
     heads, hidden = (getattr(config, name, None) for name in ("num_attention_heads", "hidden_size"))
     known = isinstance(heads, int) and isinstance(hidden, int) and hidden % heads == 0
-    fused = optimize_model(
-        str(source),
-        model_type="bert",
-        num_heads=heads if known else 0,
-        hidden_size=hidden if known else 0,
-        optimization_options=options,
-        opt_level=0,
-    )
+    with storage.at_hand(source) as model:
+        fused = optimize_model(
+            model,
+            model_type="bert",
+            num_heads=heads if known else 0,
+            hidden_size=hidden if known else 0,
+            optimization_options=options,
+            opt_level=0,
+        )
     counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
-    fused.save_model_to_file(str(target))
+    fused.topological_sort()
+    storage.save(fused.model, target, folder=source.parent)
     return counts
 
 

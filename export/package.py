@@ -34,9 +34,8 @@ def package(workspace: Path, target: Path, manifest: Manifest, *, card: str | No
         card: The checkpoint's own card, quoted in the bundle's.
     """
     (workspace / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    (workspace / CARD_FILE).write_text(
-        model_card(manifest, {f.file: (workspace / f.file).stat().st_size for f in manifest.graphs}, card), encoding="utf-8"
-    )
+    sizes = {graph.file: sum((workspace / file.file).stat().st_size for file in graph.files) for graph in manifest.graphs}
+    (workspace / CARD_FILE).write_text(model_card(manifest, sizes, card), encoding="utf-8")
     workspace.chmod(0o755)  # tempfile makes it private; another user may run the service
     with held_off():
         _put_in_place(workspace, target)

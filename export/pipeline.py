@@ -15,7 +15,7 @@ import torch
 import transformers
 
 import service
-from export import accelerate, calibration, checkpoint, cpu, evidence, package, parity, samples, trace
+from export import accelerate, calibration, checkpoint, cpu, evidence, package, parity, samples, storage, trace
 from export import example as examples
 from export.checkpoint import Checkpoint
 from export.errors import CheckpointError, ParityError
@@ -108,6 +108,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     served = Tokenizer(built / TOKENIZER_FILE, tokenizer)
     with stage(progress, "reference", "PyTorch float32"):
         reference = _reference(loaded)
+    loaded.model.to_empty(device="meta")  # it has said all that it is asked; large ones leave room for sessions
     graphs: list[GraphSpec] = []
     example = None
     for provider in sorted(chosen, key=lambda provider: provider != "cpu"):
@@ -143,8 +144,9 @@ def _measured(
         done.append(one)
         graphs.append(graph)
         engine = ran if default else engine
+        del ran  # the next graph needs the memory
     for path in {one.path for one in done} - {one.path for one in done if one.precision in precisions}:
-        path.unlink()
+        storage.remove(path)
     assert engine is not None
     return [graph for graph in graphs if graph.precision in precisions], engine
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-import onnx
-
+from export import storage
 from export.errors import GraphError
 
 FORM = "standard operators, for TensorRT to fuse"
@@ -18,7 +16,9 @@ def standard(source: Path, target: Path) -> None:
     Raises:
         GraphError: It has operators that are not ONNX's own: each would cut the engine in two.
     """
-    foreign = sorted({f"{node.domain}.{node.op_type}" for node in onnx.load(str(source)).graph.node if node.domain not in ("", "ai.onnx")})
+    foreign = sorted(
+        {f"{node.domain}.{node.op_type}" for node in storage.structure(source).graph.node if node.domain not in ("", "ai.onnx")}
+    )
     if foreign:
         raise GraphError(f"the graph has operators that TensorRT does not know: {', '.join(foreign)}.")
-    shutil.copyfile(source, target)
+    storage.copy(source, target)

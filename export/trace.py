@@ -6,14 +6,14 @@ leaves attention unfused (docs/export.md has the comparison).
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 
-from export import embedding, quirks
+from export import embedding, quirks, storage
 from export.checkpoint import Checkpoint
 from export.errors import GraphError
 from service.graph import InputSpec
@@ -96,7 +96,13 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         "per_mask": {0: "masks"},
     }
     module = _Masked(checkpoint) if checkpoint.task == "fill-mask" else _Outputs(checkpoint)
-    with torch.no_grad(), warnings.catch_warnings(), quirks.mended(checkpoint.model, checkpoint.max_length):
+    # of a large model the exporter puts each weight into a file of its own, beside the graph
+    with (
+        tempfile.TemporaryDirectory(dir=path.parent) as folder,
+        torch.no_grad(),
+        warnings.catch_warnings(),
+        quirks.mended(checkpoint.model, checkpoint.max_length),
+    ):
         # the deprecated exporter says so at every call, and warns of every Python branch that it passes
         warnings.simplefilter("ignore")
         try:
@@ -104,7 +110,7 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
                 # the exporter restores the wrapper's mode afterwards, and with it the model's
                 module.eval(),
                 tuple(example[spec.fill] for spec in taken),
-                str(path),
+                str(Path(folder) / path.name),
                 input_names=[spec.name for spec in taken],
                 output_names=[spec.name for spec in given],
                 dynamic_axes={spec.name: axes[spec.fill] for spec in taken} | {spec.name: axes[spec.kind] for spec in given},
@@ -114,7 +120,8 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced: {type(error).__name__}: {reason}") from error
-    graph = onnx.load(str(path)).graph
+        storage.copy(Path(folder) / path.name, path)
+    graph = storage.structure(path).graph
     actual = [value.name for value in graph.input], [value.name for value in graph.output]
     used = tuple(spec for spec in taken if spec.name in actual[0] or spec.fill != "type_ids")
     expected = [spec.name for spec in used], [spec.name for spec in given]

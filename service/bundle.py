@@ -74,8 +74,8 @@ def load(path: Path) -> Bundle:
     if manifest.name != path.name:
         raise BundleError(f"bundle `{path}` calls itself `{manifest.name}`; folder and name must be the same.")
     _verify(path / TOKENIZER_FILE, manifest.tokenizer.sha256)
-    for graph in manifest.graphs:
-        _verify(path / graph.file, graph.sha256)
+    for file in (file for graph in manifest.graphs for file in graph.files):
+        _verify(path / file.file, file.sha256, file.size_bytes)
     return Bundle(path, manifest, hashlib.sha256(raw).hexdigest()[:12])
 
 
@@ -102,8 +102,14 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _verify(path: Path, expected: str) -> None:
+def _verify(path: Path, expected: str, size_bytes: int | None = None) -> None:
     try:
+        size = path.stat().st_size
+        if size_bytes not in (None, size):  # before gigabytes are read
+            raise BundleError(
+                f"bundle file `{path}` has {size} bytes, the manifest says {size_bytes}: it was altered, or not copied whole; copy or export "
+                "the bundle again."
+            )
         actual = digest(path)
     except OSError as error:
         raise BundleError(f"bundle file `{path}` cannot be read ({error.strerror}); copy or export the bundle again.") from error

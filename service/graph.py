@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -113,12 +114,22 @@ class Evidence(Record):
     speed: Speed | None = None
 
 
+class GraphFile(Record):
+    """A file of a graph: its name within the bundle, its digest, and its size, or null where that was not recorded."""
+
+    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
+    sha256: str
+    size_bytes: int | None = None
+
+
 class GraphSpec(Record):
     """One ONNX graph of the bundle.
 
     Attributes:
         file: File name within the bundle.
         sha256: Digest of the file.
+        size_bytes: Its size, or null where that was not recorded.
+        data: Further files, of weights, which the graph knows by name; none where it is one file, as it is up to 2 GiB.
         provider: Execution provider that the graph was made for.
         precision: Number format that it computes in.
         form: How the graph was made, for the reader.
@@ -138,6 +149,18 @@ class GraphSpec(Record):
     outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
     evidence: Evidence
     shapes: ShapePlan | None = None
+    size_bytes: int | None = None
+    data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
+
+    @property
+    def files(self) -> tuple[GraphFile, ...]:
+        """All files of the graph, its own first."""
+        return (GraphFile(file=self.file, sha256=self.sha256, size_bytes=self.size_bytes), *self.data)
+
+    @property
+    def identity(self) -> str:
+        """A digest over all files: of a graph in one file, that file's."""
+        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest() if self.data else self.sha256
 
     @model_validator(mode="after")
     def _plans_what_it_takes(self) -> GraphSpec:

@@ -107,7 +107,7 @@ def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, tensorrt: str, onnx
     ends = "" if graph.shapes is None else "|".join(profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
     shapes = hashlib.sha256(ends.encode()).hexdigest()[:8]
     device = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
-    name = f"{graph.sha256[:16]}-{graph.precision}-{shapes}-{device}-sm{gpu.capability}-trt{tensorrt}-ort{onnxruntime}"
+    name = f"{graph.identity[:16]}-{graph.precision}-{shapes}-{device}-sm{gpu.capability}-trt{tensorrt}-ort{onnxruntime}"
     return root / name
 
 

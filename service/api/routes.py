@@ -134,7 +134,7 @@ def _describe(service: Service, model: Model) -> dict[str, Any]:
         "precision": graph.precision,
         "graph": {
             "file": graph.file,
-            "sha256": graph.sha256[:12],
+            "sha256": graph.identity[:12],
             "form": graph.form,
             "threads": service.machine.get("threads_per_run", 1),
             "idle": None

@@ -15,7 +15,7 @@ from application import call
 from service import bundle, engine, machine, providers, registry
 from service.api.app import build
 from service.errors import ProviderError
-from service.graph import GraphSpec, InputSpec
+from service.graph import GraphFile, GraphSpec, InputSpec
 from service.machine import Gpu
 from service.settings import Settings
 from service.shape_plan import ShapeBucket, ShapePlan
@@ -120,7 +120,7 @@ def test_tensorrt_without_a_plan_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_engine_is_only_found_where_it_fits(tmp_path: Path) -> None:
-    """Another graph, precision, plan, GPU or version is another folder; the same of all is the same."""
+    """Another graph, other weights beside it, another precision, plan, GPU or version is another folder; the same of all is the same."""
     spec = graph(tmp_path)
     narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))
     fewer = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2)) for n in (8, 16, 32)))
@@ -128,6 +128,8 @@ def test_an_engine_is_only_found_where_it_fits(tmp_path: Path) -> None:
     folders = [
         providers.engine_folder(tmp_path, spec, H100, **versions),
         providers.engine_folder(tmp_path, spec.model_copy(update={"sha256": "f" * 64}), H100, **versions),
+        providers.engine_folder(tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="e" * 64),)}), H100, **versions),
+        providers.engine_folder(tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="f" * 64),)}), H100, **versions),
         providers.engine_folder(tmp_path, spec.model_copy(update={"precision": "fp32"}), H100, **versions),
         providers.engine_folder(tmp_path, spec.model_copy(update={"shapes": fewer}), H100, **versions),
         providers.engine_folder(tmp_path, spec, Gpu("NVIDIA H200", "9.0"), **versions),

@@ -1,0 +1,265 @@
+"""Graphs too large for one file: their weights beside them, between stages, in the bundle, and in the service's hands.
+
+The bound is some kilobytes here; `test_real_sizes.py` has a model that is over the real one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+import service.cli
+from checkpoints import bert, few_texts
+from export import cli, storage
+from export.pipeline import ExportSpec, export
+from service import bundle
+from service.engine import OnnxEngine
+from service.errors import BundleError
+from service.tokenization import Encoding
+
+pytestmark = pytest.mark.torch
+
+FP32 = "model.cpu.fp32.onnx"
+BETWEEN = 150_000  # bytes: the tiny checkpoint's graph has more in fp32, and less in int8
+
+
+# ---- one graph
+
+
+def product(size: int = 64) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
+    """Returns a graph of a product, a reshape and a sum, without its constants, and these."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "matrix"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["sum"]),
+        helper.make_node("Reshape", ["sum", "shape"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", size]) for name in ("x", "y")]
+    rng = np.random.default_rng(0)
+    constants: dict[str, NDArray[Any]] = {
+        "bias": rng.normal(size=size).astype(np.float32),
+        "matrix": rng.normal(size=(size, size)).astype(np.float32),
+        "shape": np.array([-1, size]),
+    }
+    made = helper.make_graph(nodes, "product", ends[:1], ends[1:])
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), constants
+
+
+def run(path: Path, size: int = 64) -> NDArray[np.float32]:
+    """Returns what the graph makes of the unit matrix."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    [y] = session.run(None, {"x": np.eye(size, dtype=np.float32)})
+    return np.asarray(y)
+
+
+@pytest.mark.parametrize("most", [0, 10**6])
+def test_a_graph_is_read_as_it_was_written(tmp_path: Path, most: int) -> None:
+    """In one file or in two, nodes and constants are the same, and ONNX Runtime computes with them."""
+    model, constants = product()
+    storage.write(model, constants, tmp_path / "a.onnx", most=most)
+
+    read, values = storage.read(tmp_path / "a.onnx")
+    assert ["a.onnx", "a.onnx.data"][: 1 + (most == 0)] == [path.name for path in storage.files(tmp_path / "a.onnx")]
+    assert (["MatMul", "Add", "Reshape"], 0) == ([node.op_type for node in read.graph.node], len(read.graph.initializer))
+    assert [*constants] == [*values]
+    assert all(np.array_equal(constants[name], values[name]) and constants[name].dtype == values[name].dtype for name in constants)
+    np.testing.assert_allclose(constants["matrix"] + constants["bias"], run(tmp_path / "a.onnx"), atol=1e-6)
+
+
+def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) -> None:
+    """Shape inference reads shapes; a page is what can be mapped alone."""
+    model, constants = product()
+    storage.write(model, constants | {"other": constants["matrix"] + 1}, tmp_path / "a.onnx", most=0)
+
+    places = {
+        tensor.name: {entry.key: entry.value for entry in tensor.external_data}
+        for tensor in storage.structure(tmp_path / "a.onnx").graph.initializer
+    }
+    assert {
+        "bias": {},
+        "matrix": {"location": "a.onnx.data", "offset": "0", "length": "16384"},
+        "shape": {},
+        "other": {"location": "a.onnx.data", "offset": "16384", "length": "16384"},
+    } == places
+    uneven = {name: np.ones(300 * size, dtype=np.uint8) for size, name in enumerate("abcdefgh")}
+    storage.write(product()[0], uneven, tmp_path / "b.onnx", most=0)
+    places = {t.name: {e.key: e.value for e in t.external_data} for t in storage.structure(tmp_path / "b.onnx").graph.initializer}
+    assert ["0", "4096", "8192", "12288"] == [places[name]["offset"] for name in "efgh"]
+
+
+def test_a_replaced_graph_stays_as_it_was_for_who_has_it_mapped(tmp_path: Path) -> None:
+    """A stage may write the file that its constants come from."""
+    path = tmp_path / "a.onnx"
+    model, constants = product()
+    storage.write(model, constants, path, most=0)
+    again, mapped = storage.read(path)
+    storage.write(again, mapped | {"matrix": mapped["matrix"] * 2}, path, most=0)
+
+    assert np.array_equal(constants["matrix"], mapped["matrix"])
+    assert np.array_equal(constants["matrix"] * 2, storage.read(path)[1]["matrix"])
+
+
+def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
+    """PyTorch's exporter writes a file for each weight of a large model."""
+    model, constants = product()
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    (tmp_path / "scattered").mkdir()
+    scattered = tmp_path / "scattered" / "a.onnx"
+    onnx.save(model, str(scattered), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    assert {"a.onnx", *constants} == {path.name for path in scattered.parent.iterdir()}
+
+    storage.copy(scattered, tmp_path / "b.onnx")
+    storage.copy(tmp_path / "b.onnx", tmp_path / "c.onnx")
+    shutil.rmtree(scattered.parent)
+    assert ["b.onnx", "c.onnx"] == sorted(path.name for path in tmp_path.iterdir())
+    np.testing.assert_allclose(constants["matrix"] + constants["bias"], run(tmp_path / "c.onnx"), atol=1e-6)
+
+
+def test_a_finished_graph_takes_the_form_of_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between stages weights are outside from a lower bound on; a bundle has them outside only where they must be."""
+    path = tmp_path / "a.onnx"
+    storage.write(*product(), path, most=0)
+    storage.settle(path)
+    assert ([path], 1) == (storage.files(path), len(list(tmp_path.iterdir())))
+    expected = run(path)
+
+    monkeypatch.setattr(storage, "MAX_BYTES", 1000)
+    storage.settle(path)
+    assert ["a.onnx", "a.onnx.data"] == [file.name for file in storage.files(path)]
+    assert np.array_equal(expected, run(path))
+    storage.remove(path)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a graph by a relative path; the working directory is what it was afterwards."""
+    model, constants = product()
+    storage.write(model, constants, tmp_path / "a.onnx", most=0)
+    monkeypatch.chdir(tmp_path.parent)
+
+    with storage.at_hand(Path(tmp_path.name) / "a.onnx") as hollow:
+        value = next(numpy_helper.to_array(tensor) for tensor in hollow.graph.initializer if tensor.name == "matrix")
+    assert np.array_equal(constants["matrix"], value)
+    assert tmp_path.parent == Path.cwd()
+
+
+# ---- a bundle
+
+
+@pytest.fixture(name="source", scope="module")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The usual tiny checkpoint."""
+    return bert(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(name="large", scope="module")
+def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its bundle for every provider, made as if a file had room for no more than int8 has."""
+    folder = tmp_path_factory.mktemp("large")
+    texts = few_texts(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage, "WORK_BYTES", 4096)
+        patch.setattr(storage, "MAX_BYTES", BETWEEN)
+        providers = ("cpu", "cuda", "tensorrt")
+        path, _ = export(ExportSpec(str(source), folder / "models", providers=providers, calibration=texts), lambda line: None)
+    return path
+
+
+@pytest.fixture(name="damaged")
+def copy_to_damage(large: Path, tmp_path: Path) -> Path:
+    """A copy of that bundle."""
+    return Path(shutil.copytree(large, tmp_path / large.name))
+
+
+def logits(path: Path, provider: Any = "cpu", precision: Any = "fp32") -> NDArray[np.float32]:
+    """Returns what a bundle's graph answers to a few tokens, on the CPU."""
+    loaded = bundle.load(path)
+    graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
+    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
+    ids = np.array([2, 8, 9, 10, 3])
+    return engine.run([Encoding(ids, np.zeros_like(ids))])[0]["logits"]
+
+
+def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
+    """fp32 has, int8 and fp16 have not; nothing of the stages is left."""
+    two = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}
+    one = {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
+    others = {bundle.MANIFEST_FILE, bundle.TOKENIZER_FILE, bundle.CARD_FILE}
+
+    assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
+    assert [large.name] == [path.name for path in large.parent.iterdir()]
+
+
+def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
+    """A graph's own file and what is beside it; what identifies it covers both."""
+    manifest = bundle.load(large).manifest
+    files = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
+
+    assert {path.name: (bundle.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == files
+    fp32, int8 = (next(graph for graph in manifest.graphs if graph.provider == "cpu" and graph.precision == p) for p in ("fp32", "int8"))
+    assert (int8.sha256, ()) == (int8.identity, int8.data)
+    changed = fp32.model_copy(update={"data": (fp32.data[0].model_copy(update={"sha256": "0" * 64}),)})
+    assert 3 == len({fp32.identity, fp32.sha256, changed.identity})
+
+
+@pytest.mark.parametrize(
+    ("provider", "precision"), [("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32")]
+)
+def test_a_large_bundle_answers_as_a_small_one(source: Path, large: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
+    """Where the weights stand changes no bit of an answer."""
+    spec = ExportSpec(str(source), tmp_path, providers=(provider,), precisions=(precision,), calibration=few_texts(tmp_path))
+    small, manifest = export(spec, lambda line: None)
+
+    assert () == manifest.graphs[0].data
+    assert np.array_equal(logits(small, provider, precision), logits(large, provider, precision))
+
+
+def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-export verify` runs every graph; the card has all digests and the whole size."""
+    assert 0 == cli.main(["verify", str(large)])
+    capsys.readouterr()
+    card = (large / bundle.CARD_FILE).read_text(encoding="utf-8")
+
+    assert [] == [file.file for graph in bundle.load(large).manifest.graphs for file in graph.files if file.sha256 not in card]
+    size = sum((large / name).stat().st_size for name in (FP32, f"{FP32}.data"))
+    assert f"| `{FP32}` | cpu | fp32 | {size / 2**20:.1f} |" in card
+
+
+def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights beside the graph count; `bert-serve check` gets the stored result with them."""
+    monkeypatch.setattr(storage, "MAX_BYTES", BETWEEN)
+    assert 0 == cli.main([str(source), "--output", str(tmp_path), "--precision", "fp32"])
+
+    size = sum((tmp_path / source.name / name).stat().st_size for name in (FP32, f"{FP32}.data"))
+    assert f"{FP32}  {size / 2**20:.1f} MiB" in capsys.readouterr().out
+    assert 0 == service.cli.main(["check", "--models", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data.unlink(), r"fp32\.onnx\.data` cannot be read \(No such file"),
+        (
+            lambda data: data.write_bytes(data.read_bytes()[:-1]),
+            r"fp32\.onnx\.data` has \d+ bytes, the manifest says \d+.*not copied whole",
+        ),
+        (lambda data: data.write_bytes(b"\1" + data.read_bytes()[1:]), r"fp32\.onnx\.data` was altered"),
+    ],
+)
+def test_a_bundle_without_its_weights_is_refused(damaged: Path, damage: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Missing, cut off or altered: one clear error, and `bert-export verify` says it too."""
+    damage(damaged / f"{FP32}.data")
+
+    with pytest.raises(BundleError, match=message):
+        bundle.load(damaged)
+    assert 1 == cli.main(["verify", str(damaged)])
+    assert "fp32.onnx.data" in capsys.readouterr().out
