@@ -6,10 +6,12 @@ everyday messages. Texts of one's own domain and language are better: `bert-expo
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnxruntime as ort
@@ -126,24 +128,33 @@ def padded(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int)
 def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Activations]:
     """Runs a graph that gives out these tensors, and returns what was seen of each.
 
+    The samples of a large model are larger than itself, and are mapped from files that are gone with them.
+
     Args:
-        path: The graph; each tensor is one of its outputs, [..., width].
+        path: The graph, in the folder for these files; each tensor is one of its outputs, [..., width].
         tensors: Their names.
         feeds: Its inputs.
     """
     rng = np.random.default_rng(0)
     session = open_session(path)
-    rows: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tensors}
     bounds: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-    for feed in feeds:
-        for name, value in zip(tensors, session.run(list(tensors), feed), strict=True):
-            flat = value.reshape(-1, value.shape[-1])
-            # the first and the last token are special ones, and carry the largest values of all
-            chosen = np.unique(np.r_[0, len(flat) - 1, rng.choice(len(flat), min(len(flat), ROWS_PER_TEXT - 2), replace=False)])
-            rows[name].append(flat[chosen])
-            high, low = bounds.get(name, (flat[0], flat[0]))
-            bounds[name] = (np.maximum(high, flat.max(axis=0)), np.minimum(low, flat.min(axis=0)))
-    return {name: Activations(np.concatenate(rows[name]), *bounds[name]) for name in tensors}
+    with contextlib.ExitStack() as stack:
+        rows = {name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in tensors}
+        for feed in feeds:
+            for name, value in zip(tensors, session.run(list(tensors), feed), strict=True):
+                flat = value.reshape(-1, value.shape[-1])
+                # the first and the last token are special ones, and carry the largest values of all
+                chosen = np.unique(np.r_[0, len(flat) - 1, rng.choice(len(flat), min(len(flat), ROWS_PER_TEXT - 2), replace=False)])
+                rows[name].write(flat[chosen].data)
+                high, low = bounds.get(name, (flat[0], flat[0]))
+                bounds[name] = (np.maximum(high, flat.max(axis=0)), np.minimum(low, flat.min(axis=0)))
+        return {name: Activations(_mapped(rows[name], len(bounds[name][0])), *bounds[name]) for name in tensors}
+
+
+def _mapped(file: IO[bytes], width: int) -> NDArray[np.float32]:
+    """Returns the rows that a file holds, float32 [n, width]; they outlive the file."""
+    file.flush()
+    return np.asarray(np.memmap(file, dtype=np.float32, mode="r")).reshape(-1, width)
 
 
 def outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
