@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from export import balance, calibration, fitting, integers, outliers, products
 from export.calibration import Activations, Feed
@@ -72,11 +73,13 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     seen = _together(_observe(graph, list(found), observed, feeds), products.shared(found))
     # without feedback, which takes longest and changes little of which tensors matter
     fits = fitting.choose(graph, found, seen, feedback=False)
+    peaks = {x: entry.peak for x, entry in seen.items()}
+    del seen  # of a large model the samples take gigabytes of disk
     errors = _errors(source, part, fits, feeds)
     average = sum(errors.values()) / len(errors)
     shared = {x for group in products.shared(found) for x in group}
     balanced = balance.balance(graph, {x: fit.multiplier for x, fit in fits.items() if fit.multiplier is not None and x not in shared})
-    counts = _split(graph, [x for x, error in errors.items() if error > average * SENSITIVE and x not in shared], seen)
+    counts = _split(graph, [x for x, error in errors.items() if error > average * SENSITIVE and x not in shared], peaks)
     graph.save(split)
     # splitting moved channels between tensors
     found = products.find(graph)
@@ -113,7 +116,7 @@ def _gate(
     )
 
 
-def _split(graph: Graph, sensitive: Sequence[str], seen: Mapping[str, Activations]) -> dict[str, int]:
+def _split(graph: Graph, sensitive: Sequence[str], peaks: Mapping[str, NDArray[np.float32]]) -> dict[str, int]:
     """Computes outlying channels of the sensitive tensors in float; returns of how many, by the way in which it was done."""
     blocks = {node.output[0]: node for node in outliers.feed_forwards(graph)}
     found, producers, consumers = products.find(graph), graph.producers(), graph.consumers()
@@ -123,9 +126,9 @@ def _split(graph: Graph, sensitive: Sequence[str], seen: Mapping[str, Activation
     inputs = [x for x in sensitive if x in producers and producers[x].op_type == "LayerNormalization"]
     # units first: a block is not recognizable with its inputs split
     for x in units:
-        outliers.split_units(graph, blocks[x], seen[x].peak)
+        outliers.split_units(graph, blocks[x], peaks[x])
     for x in inputs:
-        outliers.split_inputs(graph, found[x], seen[x].peak)
+        outliers.split_inputs(graph, found[x], peaks[x])
     return {"FloatUnits": len(units), "FloatInputs": len(inputs)}
 
 
