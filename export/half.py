@@ -66,13 +66,12 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
         model: The float32 graph, its nodes named.
         peaks: Float tensor -> its largest magnitude; constants are looked up in the model.
     """
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
     constants |= {
-        node.output[0]: numpy_helper.to_array(node.attribute[0].t)
-        for node in model.graph.node
-        if node.op_type == "Constant" and node.attribute[0].name == "value"
+        node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"
     }
-    sizes = {name: float(np.abs(value).max()) for name, value in constants.items() if value.dtype == np.float32 and value.size} | peaks
+    # one value at a time: together they are the whole model once more
+    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _floats(tensor)} | peaks
     kept = set()
     for node in model.graph.node:
         floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
@@ -82,6 +81,10 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
         if node.op_type != "Constant" and any(not size <= LIMIT for size in (*floats, inside)):
             kept.add(node.name)
     return kept
+
+
+def _floats(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_type == onnx.TensorProto.FLOAT and 0 not in tensor.dims
 
 
 def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
