@@ -42,8 +42,11 @@ def fuse(raw: Path, checkpoint: Checkpoint) -> Fused:
     fused, lowered, narrowed, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "lowered", "narrow", "packed"))
     fusions = optimize.optimize(raw, fused, checkpoint)
     lower.lower(fused, lowered)
+    storage.remove(fused)  # each is as large as the model
     first_only = narrow.narrow(lowered, narrowed)
+    storage.remove(lowered)
     pack.pack(narrowed, packed)
+    storage.remove(narrowed)
     form = f"{TRACED}, {optimize.attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if first_only else "")
     return Fused(packed, form, fusions)
 
