@@ -26,7 +26,7 @@ from export.workspace import workspace
 from service.bundle import TOKENIZER_FILE, digest
 from service.engine import OnnxEngine
 from service.graph import GraphSpec, Precision, Provider
-from service.manifest import NAME_PATTERN, Example, Figure, Layers, Manifest, Source, TokenizerSpec
+from service.manifest import NAME_PATTERN, Example, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
 from service.tokenization import Tokenizer
 
 
@@ -108,6 +108,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     served = Tokenizer(built / TOKENIZER_FILE, tokenizer)
     with stage(progress, "reference", "PyTorch float32"):
         reference = _reference(loaded)
+        arithmetic = loaded.flops
     loaded.model.to_empty(device="meta")  # it has said all that it is asked; large ones leave room for sessions
     graphs: list[GraphSpec] = []
     example = None
@@ -122,7 +123,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
         graphs += measured
         example = example or examples.answered(loaded, served, engine)
     assert example is not None
-    return _manifest(spec, name, loaded, tokenizer, graphs, example)
+    return _manifest(spec, name, loaded, tokenizer, arithmetic, graphs, example)
 
 
 def _measured(
@@ -167,7 +168,13 @@ def _reference(loaded: Checkpoint) -> parity.Reference:
 
 
 def _manifest(
-    spec: ExportSpec, name: str, loaded: Checkpoint, tokenizer: TokenizerSpec, graphs: Sequence[GraphSpec], example: Example
+    spec: ExportSpec,
+    name: str,
+    loaded: Checkpoint,
+    tokenizer: TokenizerSpec,
+    arithmetic: Flops,
+    graphs: Sequence[GraphSpec],
+    example: Example,
 ) -> Manifest:
     return Manifest(
         format="bertserve-bundle",
@@ -178,7 +185,7 @@ def _manifest(
         activation=loaded.activation,
         embedding=loaded.embedding,
         tokenizer=tokenizer,
-        flops=loaded.flops,
+        flops=arithmetic,
         graphs=tuple(graphs),
         example=example,
         figures=tuple(spec.figures),
