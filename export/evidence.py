@@ -31,7 +31,6 @@ def measure(
     Raises:
         ParityError: It answers differently, or cannot be served.
     """
-    storage.settle(made.path)
     graph = _unmeasured(made, checkpoint, default=default)
     measured_on = made.provider if why_not(made.provider) is None else "cpu"
     try:

@@ -141,6 +141,7 @@ def _measured(
     for one in made:
         default = one.precision == precisions[-1]
         with stage(progress, "parity", f"{one.provider}/{one.precision}"):
+            storage.settle(one.path)
             graph, ran = evidence.measure(one, loaded, tokenizer, reference, default=default)
         done.append(one)
         graphs.append(graph)

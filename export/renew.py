@@ -65,7 +65,7 @@ def _measured(folder: Path, graph: GraphSpec, loaded: Checkpoint, tokenizer: Tok
 
 def _write(folder: Path, manifest: Manifest, card: str | None) -> None:
     """Writes both files anew, each whole or not at all, the card first: the manifest is what is verified."""
-    sizes = {graph.file: (folder / graph.file).stat().st_size for graph in manifest.graphs}
+    sizes = {graph.file: sum((folder / file.file).stat().st_size for file in graph.files) for graph in manifest.graphs}
     for name, text in ((CARD_FILE, model_card(manifest, sizes, card)), (MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")):
         aside = folder / f".{name}"
         aside.write_text(text, encoding="utf-8")

@@ -232,6 +232,16 @@ def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFix
     assert f"| `{FP32}` | cpu | fp32 | {size / 2**20:.1f} |" in card
 
 
+def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> None:
+    """`bert-export verify --update` measures again, and writes manifest and card alone."""
+    before = {path.name: bundle.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
+    files = [graph.files for graph in bundle.load(damaged).manifest.graphs]
+    assert 0 == cli.main(["verify", str(damaged), "--checkpoint", str(source), "--update"])
+
+    assert before == {path.name: bundle.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
+    assert files == [graph.files for graph in bundle.load(damaged).manifest.graphs]
+
+
 def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
