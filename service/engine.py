@@ -164,7 +164,7 @@ class OnnxEngine:
         timed = []
         for rows, length in shapes:
             zeros = np.zeros(length, dtype=np.int64)
-            batch = [Encoding(zeros, zeros, masks=(1,))] * rows
+            batch = [Encoding(zeros, zeros, masks=(length - 1,))] * rows
             self.run(batch)
             seconds = []
             for _ in range(repeats):

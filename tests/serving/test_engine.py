@@ -106,6 +106,15 @@ def test_warm_up_runs_are_timed(models: Path) -> None:
     assert all(seconds > 0 for _, _, seconds in timed)
 
 
+@pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
+def test_the_shortest_text_can_be_timed(tmp_path: Path, task: str) -> None:
+    """A warm-up at one token is one that every graph takes, those that look masks up too."""
+    loaded = bundle.load(tiny.bundle(tmp_path, task=task))
+    subject = OnnxEngine(loaded.path / loaded.manifest.graphs[0].file, loaded.manifest.graphs[0], pad_id=0, padding_side="right")
+
+    assert [(1, 1)] == [(rows, length) for rows, length, _ in subject.time_runs([(1, 1)], repeats=1)]
+
+
 @given(st.floats(1e-6, 1e-1), st.floats(1e6, 1e13))
 def test_the_fit_finds_both_numbers(fixed_s: float, rate: float) -> None:
     """Runs that follow the model give back its fixed cost and its rate."""
