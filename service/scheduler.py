@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.backlog import Backlog
+from service.demand import Demand
 from service.errors import EngineError, ExpiredError, UnavailableError
 from service.job import Cost, Entry, Job, Shape, exact
 from service.mailbox import Mailbox
@@ -35,7 +36,7 @@ class Stage:
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
-        run_idle: The same as `run`, for a batch beside which nothing runs or waits: it may take all cores.
+        run_idle: The same as `run` with several threads, for when there are cores for that.
     """
 
     work: Sequence[tuple[int, Any]]
@@ -73,6 +74,7 @@ class Scheduler:
         backlog: Backlog,
         *,
         lanes: int,
+        idle_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         observe: Callable[[int, int], None] = lambda entries, tokens: None,
     ) -> None:
@@ -81,6 +83,8 @@ class Scheduler:
         Args:
             backlog: An empty backlog, used by nobody else.
             lanes: Batches that run at once.
+            idle_threads: Threads of a stage's `run_idle`. It is taken while all that wants to run, now and of late, could have as many on
+                as many cores as there are lanes; a single one always may.
             clock: Monotonic seconds.
             observe: Called with the entries and tokens in the queue whenever they have changed.
         """
@@ -89,7 +93,10 @@ class Scheduler:
         self._clock = clock
         self._observe = observe
         self._condition = threading.Condition()
+        self._idle_threads = idle_threads
         self._idle = 0
+        self._running = 0
+        self._demand = Demand()
         self._stopping = False
         self._stopped = False
         self._dead = False
@@ -188,7 +195,7 @@ class Scheduler:
         """Blocks until there is a batch; None when the scheduler has stopped.
 
         Returns:
-            The batch, and whether nothing runs or waits beside it.
+            The batch, and whether there are cores for more than one thread.
         """
         with self._condition:
             while not self._stopped:
@@ -196,20 +203,21 @@ class Scheduler:
                 self._close_expired(now)
                 if batch := self._backlog.take(now):
                     self._changed()
-                    return batch, self._idle == self._lanes - 1 and not self._backlog.queue_entries
+                    return batch, self._are_cores_idle(now)
                 self._idle += 1
                 self._condition.wait()
                 self._idle -= 1
             return None
 
+    def _are_cores_idle(self, now: float) -> bool:
+        self._demand.note(1 + self._running + self._backlog.queue_entries, now)
+        peak = self._demand.peak(now)
+        return peak == 1 or peak * self._idle_threads <= self._lanes
+
     def _execute(self, batch: list[Entry], *, idle: bool = False) -> None:
         start = self._clock()
         try:
-            stage = batch[0].job.owner.stage  # all work of a key has the same run functions
-            run = stage.run_idle if idle and stage.run_idle is not None else stage.run
-            results = run([entry.payload for entry in batch])
-            if len(results) != len(batch):
-                raise EngineError(f"a batch of {len(batch)} gave {len(results)} results. This is a bug.")
+            results = self._run(batch, idle)
         except Exception as error:  # noqa: BLE001 - the batch boundary: a failing batch must not end the lane
             if len(batch) == 1:
                 self._resolve(batch[0].job, None, error)
@@ -220,6 +228,20 @@ class Scheduler:
         run_s = self._clock() - start
         for entry, result in zip(batch, results, strict=True):
             self._settle(entry, result, run_s)
+
+    def _run(self, batch: list[Entry], idle: bool) -> Sequence[Any]:
+        stage = batch[0].job.owner.stage  # all work of a key has the same run functions
+        run = stage.run_idle if idle and stage.run_idle is not None else stage.run
+        with self._condition:
+            self._running += 1
+        try:
+            results: Sequence[Any] = run([entry.payload for entry in batch])
+        finally:
+            with self._condition:
+                self._running -= 1
+        if len(results) != len(batch):
+            raise EngineError(f"a batch of {len(batch)} gave {len(results)} results. This is a bug.")
+        return results
 
     def _settle(self, entry: Entry, result: Any, run_s: float) -> None:
         """Records a result; finishes the job, or starts its next stage, when it was the last one."""

@@ -86,8 +86,8 @@ def build(settings: Settings, seat: Seat = ALONE) -> Service:
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, seat.workers)
     lanes, max_queue_tokens = seat.share(lanes_total), seat.share(settings.max_queue_tokens)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
-    scheduler = Scheduler(backlog, lanes=lanes, observe=metrics.observe_queue)
     idle_threads = settings.idle_threads or min(lanes, MOST_THREADS)
+    scheduler = Scheduler(backlog, lanes=lanes, idle_threads=idle_threads, observe=metrics.observe_queue)
     options = LoadOptions(
         provider=provider,
         provider_asked=asked,

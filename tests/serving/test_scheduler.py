@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fakes import ManualClock
 from service.backlog import Backlog
 from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
 from service.job import Job
@@ -44,10 +46,11 @@ def batched(rows: int, length: int) -> float:
 class Bench:
     """A scheduler under test with its work."""
 
-    def __init__(self, *, lanes: int = 1, **options: Any) -> None:
+    def __init__(self, *, lanes: int = 1, idle_threads: int = 1, manual: bool = False, **options: Any) -> None:
         self.work = Work()
+        self.clock = ManualClock()
         self.backlog = Backlog(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "lanes": lanes} | options)
-        self.scheduler = Scheduler(self.backlog, lanes=lanes)
+        self.scheduler = Scheduler(self.backlog, lanes=lanes, idle_threads=idle_threads, clock=self.clock if manual else time.monotonic)
 
     def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> Job:
         """Admits a job."""
@@ -399,34 +402,59 @@ def test_a_coroutine_that_never_ran_leaves_nothing() -> None:
     scenario(check)
 
 
-def test_a_run_knows_when_it_is_the_only_one() -> None:
-    """With nothing else running or waiting the stage's other function runs; beside a run, or with work left, it does not."""
+class Idle:
+    """A `run_idle` that echoes and remembers what it ran."""
+
+    def __init__(self) -> None:
+        self.ran: list[Any] = []
+
+    def __call__(self, payloads: Sequence[Any]) -> list[Any]:
+        self.ran += payloads
+        return list(payloads)
+
+
+def test_a_lone_run_may_have_several_threads() -> None:
+    """With nothing else running or waiting, now and of late, the stage's other function runs; beside a run, or with work left, not."""
 
     async def check(bench: Bench) -> None:
-        idle: list[list[Any]] = []
-
-        def run_idle(payloads: Sequence[Any]) -> list[Any]:
-            idle.append(list(payloads))
-            return list(payloads)
-
-        assert ["lone"] == (await bench.submit("lone", run_idle=run_idle)).value
-        assert [["lone"]] == idle
+        idle, clock = Idle(), bench.clock
+        assert ["lone"] == (await bench.submit("lone", run_idle=idle)).value
+        assert list(range(8)) == (await bench.submit(*range(8), key=None, run_idle=idle)).value
+        assert ["lone"] == idle.ran
+        clock.now += 1.0
+        assert ["soon after"] == (await bench.submit("soon after", run_idle=idle)).value
+        clock.now += 2.0
+        assert ["later"] == (await bench.submit("later", run_idle=idle)).value
+        assert ["lone", "later"] == idle.ran
         blocker = await bench.blocked()
-        bench.work.gate.set()
-        await blocker
-        assert ["after"] == (await bench.submit("after", run_idle=run_idle)).value
-        several = (await bench.submit(*range(8), key=None, run_idle=run_idle)).value
-        assert list(range(8)) == several
-        assert [0] not in idle
-        blocker = await bench.blocked()
-        beside = bench.submit("beside", run_idle=run_idle)
+        beside = bench.submit("beside", run_idle=idle)
         await asyncio.to_thread(bench.work.started.acquire)
         bench.work.gate.set()
         await asyncio.gather(blocker, beside)
-        assert ["beside"] in bench.work.batches
-        assert [["lone"], ["after"]] == idle[:2]
+        assert ["lone", "later"] == idle.ran
 
-    scenario(check, lanes=2)
+    scenario(check, lanes=2, idle_threads=2, manual=True)
+
+
+@pytest.mark.parametrize(("lanes", "expected"), [(4, []), (5, []), (6, ["beside"])])
+def test_with_many_lanes_a_few_runs_may_have_several_threads(lanes: int, expected: list[str]) -> None:
+    """Two runs of three threads fit on six cores."""
+
+    async def check(bench: Bench) -> None:
+        idle = Idle()
+        blocker = await bench.blocked()
+        assert ["beside"] == (await bench.submit("beside", run_idle=idle) if expected else await beside(bench, idle)).value
+        bench.work.gate.set()
+        await blocker
+        assert expected == idle.ran
+
+    async def beside(bench: Bench, idle: Idle) -> Timed:
+        task = bench.submit("beside", run_idle=idle)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.work.gate.set()
+        return await task
+
+    scenario(check, lanes=lanes, idle_threads=3)
 
 
 def test_a_failing_idle_run_is_tried_one_by_one() -> None:
@@ -453,8 +481,6 @@ def test_the_next_stage_of_a_lone_job_is_idle_too() -> None:
         second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
         second = replace(second, run_idle=lambda payloads: ran.append("idle") or list(payloads))  # type: ignore[func-returns-value]
         for _ in range(50):
-            while bench.scheduler._idle < 2:  # until the lane that answered the last one waits again
-                await asyncio.sleep(0.001)
             stage = bench.stage("raw", key=None, finish=lambda results: second)
             assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
         assert ["idle"] * 50 == ran
