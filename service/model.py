@@ -241,7 +241,8 @@ class Model:
         values = sum(item.values for item in encoded)
         if values > MAX_VALUES:
             raise TooLargeError(
-                f"the answer would have {values} numbers and {MAX_VALUES} are allowed; send fewer texts at once, or pool their tokens."
+                f"the answer would be as long as {values} numbers and {MAX_VALUES} are allowed; send fewer texts at once, or ask for less of "
+                "each: a smaller `top_k`, pooled tokens."
             )
         work = [_Work(encoding, index) for index, item in enumerate(encoded) for encoding in item.encodings]
         return Stage(

@@ -122,6 +122,7 @@ class Tokenizer:
         self.mask = spec.mask
         self.cls_index = spec.cls_index
         self.subword_prefix = spec.subword_prefix
+        self.vocabulary_size: int = self._tokenizer.get_vocab_size()
         self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:

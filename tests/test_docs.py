@@ -120,3 +120,12 @@ def test_check_passes_on_the_embedded_models() -> None:
 
     assert 0 == result.returncode
     assert ["fill-mask", "ner", "qa", "sentiment"] == [line.split(":")[0] for line in result.stdout.splitlines() if line.endswith(": ok")]
+
+
+def test_the_image_gets_what_it_copies() -> None:
+    """The build context leaves out everything but what `.dockerignore` names: all that the Dockerfile copies must be there."""
+    kept = {line.removeprefix("!") for line in document(".dockerignore").splitlines() if line.startswith("!")}
+    copied = [source for line in document("Dockerfile").splitlines() if line.startswith("COPY ") for source in line.split()[1:-1]]
+
+    assert {"service", "export", "bench", "models", "pyproject.toml"} <= set(copied)
+    assert set(copied) <= kept

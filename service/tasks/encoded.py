@@ -17,7 +17,7 @@ class Encoded:
         encodings: One per window; none where there is nothing to run.
         truncated: Whether text was cut off.
         warnings: What else the caller should know, each `topic; message`.
-        values: Numbers in the result, where there can be very many.
+        values: Length of the result, where it can be very long, as that of so many numbers of 20 bytes.
     """
 
     encodings: list[Encoding]

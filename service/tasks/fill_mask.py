@@ -20,6 +20,8 @@ from service.tokenization import Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
 MAX_MASKS = 64
+# A candidate in the answer is as long, and takes as long, as so many numbers, and one more for each 20 characters of its `sequence`.
+CANDIDATE_VALUES = 32
 # How other models, and hasty fingers, spell a mask.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -84,7 +86,9 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     else:
         starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
         encodings = [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
-    return EncodedText(encodings=encodings, warnings=warnings, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
+    candidates = len(masks) * min(request.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
+    values = candidates * (CANDIDATE_VALUES + len(request.text) // 20)
+    return EncodedText(encodings=encodings, warnings=warnings, values=values, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
 
 
 def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[Any]:

@@ -337,7 +337,7 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     monkeypatch.setattr("service.model.MAX_VALUES", 5 * tiny.HIDDEN)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
-    assert "the answer would have 64 numbers and 40 are allowed" in message
+    assert "the answer would be as long as 64 numbers and 40 are allowed" in message
     assert 3 == len(answered(api, EMBED, ["a good film"] * 3))
 
 

@@ -15,6 +15,7 @@ import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
 from service.api.app import build
 from service.settings import Settings
+from service.tasks import fill_mask
 
 # path -> the tiny bundle that answers there, its task, its parameters, and an input
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
@@ -692,6 +693,18 @@ def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> Non
     message = refused(api, FILL, ["a [MASK] film", text])
     assert message.startswith("inputs[1]: ")
     assert message.endswith("; write `[MASK]` for each word to be filled in.")
+
+
+def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens for one mask are given, for many masks and texts they are too many; few for each are not."""
+    vocabulary = len(answered(api, FILL, "a [MASK] film", top_k=10**9))
+    monkeypatch.setattr("service.model.MAX_VALUES", vocabulary * (fill_mask.CANDIDATE_VALUES + 1))
+    assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=10**9))
+    for inputs in (["a [MASK] film"] * 2, "[MASK] [MASK]"):
+        message = rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")
+        assert "the answer would be as long as" in message
+        assert "a smaller `top_k`" in message
+    assert 2 == len(answered(api, FILL, ["a [MASK] film"] * 2, top_k=3))
 
 
 def test_masks_have_a_limit(api: Send) -> None:
