@@ -121,7 +121,7 @@ def load(source: str, *, task: str = "auto", revision: str | None = None, layers
     if layers != "last" and not embeds:
         raise CheckpointError(f"--layers {layers} is for feature-extraction, and `{source}` is for {built}; leave it out.")
     tokenizer = fast_tokenizer.load(source, found.tokenizer)
-    sentences = embedding.read(found.folder) if embeds else None
+    sentences = embedding.read(found.folder, found.own) if embeds else None
     model = weights.load(found, built, loader, config)
     embedding.give_layers(model, layers)
     return _described(found, built, config, model, tokenizer, sentences, layers)

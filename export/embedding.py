@@ -5,13 +5,13 @@
     sentence_bert_config.json           the length in tokens
     config_sentence_transformers.json   what is put before texts of a kind
 
-A checkpoint without `modules.json` is pooled as Text Embeddings Inference does by default, with the first token's vector, which
-is [CLS], not normalized.
+The file of the length lies with the model, which may have a folder of its own (`export/steps.py`); older ones are called by the
+model, as `sentence_roberta_config.json`. A checkpoint without `modules.json` is pooled as Text Embeddings Inference does by default,
+with the first token's vector, which is [CLS], not normalized.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from export import steps
 from export.errors import CheckpointError
 from service.graph import OutputSpec
 from service.manifest import Embedding, Layers, Pooling
@@ -62,36 +63,33 @@ class Sentences:
         )
 
 
-def read(folder: Path) -> Sentences:
+def read(folder: Path, transformer: Path) -> Sentences:
     """Reads a checkpoint's sentence-transformers files, if it has any.
+
+    Args:
+        folder: The checkpoint's folder.
+        transformer: That of its model, the same or one within it.
 
     Raises:
         CheckpointError: A file is broken, or asks for what the service does not do.
     """
-    steps = _json(folder / "modules.json", [])
     pooling: Pooling = "cls"
     normalize = False
-    for step in steps:
-        kind = str(step.get("type", "")).rpartition(".")[2]
-        if kind == "Pooling":
-            pooling = _pooling(folder / str(step.get("path", "")) / "config.json")
-        elif kind == "Normalize":
+    for step in steps.read(folder):
+        if step.kind == "Pooling":
+            pooling = _pooling(step.folder / "config.json")
+        elif step.kind == "Normalize":
             normalize = True
-        elif kind != "Transformer":
+        elif step.kind != steps.TRANSFORMER:
             raise CheckpointError(
-                f"`{folder / 'modules.json'}` has a step `{kind}`; known are Transformer, Pooling and Normalize. Its vectors cannot be served."
+                f"`{folder / steps.MODULES_FILE}` has a step `{step.kind}`; known are Transformer, Pooling and Normalize. "
+                "Its vectors cannot be served."
             )
-    lengths = _json(folder / "sentence_bert_config.json", {})
-    if lengths.get("do_lower_case"):
-        raise CheckpointError(
-            f"`{folder / 'sentence_bert_config.json'}` sets `do_lower_case`, which is not known; "
-            "let the tokenizer lower the case and save the checkpoint again."
-        )
-    kinds = _json(folder / "config_sentence_transformers.json", {})
+    kinds = steps.document(folder / "config_sentence_transformers.json", {})
     return Sentences(
         pooling=pooling,
         normalize=normalize,
-        max_length=lengths.get("max_seq_length"),
+        max_length=_max_length(transformer),
         prompts=kinds.get("prompts"),
         default_prompt=kinds.get("default_prompt_name"),
     )
@@ -129,9 +127,22 @@ def output(outputs: Any, name: str) -> torch.Tensor:
     return tensor
 
 
+def _max_length(transformer: Path) -> int | None:
+    """Reads the length in tokens; of several files the one that is usual, as sentence-transformers does."""
+    usual = transformer / "sentence_bert_config.json"
+    path = next((path for path in (usual, *sorted(transformer.glob("sentence_*_config.json"))) if path.is_file()), usual)
+    config = steps.document(path, {})
+    if config.get("do_lower_case"):
+        raise CheckpointError(
+            f"`{path}` sets `do_lower_case`, which is not known; let the tokenizer lower the case and save the checkpoint again."
+        )
+    length: int | None = config.get("max_seq_length")
+    return length
+
+
 def _pooling(path: Path) -> Pooling:
     """Reads how a Pooling step pools."""
-    config = _json(path, None)
+    config = steps.document(path, None)
     if config is None:
         raise CheckpointError(f"`{path}` is missing, which modules.json names; copy the checkpoint whole.")
     given = config.get("pooling_mode")
@@ -145,11 +156,3 @@ def _pooling(path: Path) -> Pooling:
     if config.get("include_prompt") is False:
         raise CheckpointError(f"`{path}` leaves the prompt's tokens out of pooling, which is not known; its vectors cannot be served.")
     return _POOLINGS[modes[0]]
-
-
-def _json(path: Path, missing: Any) -> Any:
-    """Returns a JSON file's content, or `missing` where there is no such file."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else missing
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error}.") from error

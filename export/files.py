@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from export import adapter
+from export import adapter, steps
 from export.errors import CheckpointError
 
 
@@ -25,13 +25,15 @@ class Files:
         source: What the user gave.
         revision: Hub revision, if any.
         folder: The source's folder.
-        lora: The adapter that the folder holds, if it does.
-        base: The folder of the model's configuration and weights: the source's, or that of the adapter's model.
+        own: The folder in it of what was trained, model or adapter: the same, or that which sentence-transformers' `modules.json` names.
+        lora: The adapter that was trained, if it is one.
+        base: The folder of the model's configuration and weights: `own`, or that of the adapter's model.
     """
 
     source: str
     revision: str | None
     folder: Path
+    own: Path
     lora: adapter.Adapter | None
     base: Path
 
@@ -48,7 +50,7 @@ class Files:
     @property
     def tokenizer(self) -> Path:
         """The folder of the tokenizer: an adapter may bring its own."""
-        return self.folder if self.lora is None or (self.folder / "tokenizer_config.json").is_file() else self.base
+        return self.own if self.lora is None or (self.own / "tokenizer_config.json").is_file() else self.base
 
     @property
     def card(self) -> str | None:
@@ -60,7 +62,7 @@ class Files:
     def weights_sha256(self) -> str:
         """Digest over the weight files, an adapter's and its model's."""
         hasher = hashlib.sha256()
-        for folder in (self.folder,) if self.lora is None else (self.folder, self.base):
+        for folder in (self.own,) if self.lora is None else (self.own, self.base):
             for path in sorted(folder.glob("*.safetensors")):
                 with path.open("rb") as file:
                     hasher.update(hashlib.file_digest(file, "sha256").digest())
@@ -78,10 +80,11 @@ def find(source: str, revision: str | None) -> Files:
         CheckpointError: It is not there, or its weights are not safetensors.
     """
     folder = _folder(source, revision)
-    lora = adapter.read(folder)
-    base = folder if lora is None else _folder(lora.base, lora.revision)
+    own = steps.transformer(folder)
+    lora = adapter.read(own)
+    base = own if lora is None else steps.transformer(_folder(lora.base, lora.revision))
     _refuse_pickled_parts(source, base)
-    return Files(source, revision, folder, lora, base)
+    return Files(source, revision, folder, own, lora, base)
 
 
 def read(what: str, read: Any, folder: Path, **options: Any) -> Any:
@@ -123,7 +126,7 @@ def _folder(source: str, revision: str | None) -> Path:
     if source.count("/") > 1 or source.startswith((".", "/", "~")):
         raise CheckpointError(f"the folder `{source}` does not exist.")
     try:
-        # no pickles, no Python: what is not fetched cannot be loaded
+        # no pickles, no Python: what is not fetched cannot be loaded; `*` stands for folders too, as those of `modules.json`
         return Path(
             snapshot_download(source, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "README.md"])
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub.utils import filter_repo_objects
 from numpy.typing import NDArray
 from transformers import BertConfig
 
 import service.cli
 import tiny
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
-from export import cli
+from export import cli, files
 from export.errors import ExportError
 from export.pipeline import ExportSpec, export
 from service.api import reading
@@ -295,6 +297,89 @@ def test_broken_files_are_named(tmp_path: Path, file: str, content: str | None, 
     source = sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling")
     (source / file).unlink() if content is None else (source / file).write_text(content)
     with pytest.raises(ExportError, match=message):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+
+
+# ---- a model in a folder of its own, as older files of sentence-transformers have it
+
+
+def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sentence_bert_config.json") -> Path:
+    """Moves a checkpoint's model, tokenizer and length into a folder of their own, and returns the checkpoint's path."""
+    rooted = ("modules.json", "1_Pooling", "config_sentence_transformers.json")
+    kept = [path for path in source.iterdir() if path.name not in rooted]
+    (source / folder).mkdir()
+    for path in kept:
+        path.rename(source / folder / path.name)
+    (source / folder / "sentence_bert_config.json").rename(source / folder / length_file)
+    steps = json.loads((source / "modules.json").read_text(encoding="utf-8"))
+    write(source / "modules.json", [step | {"path": folder} if step["type"].endswith(".Transformer") else step for step in steps])
+    write(source / "config.json", {"__version__": "0.2.5"})  # theirs, which says nothing of a model
+    (source / "README.md").write_text("What it was trained on.", encoding="utf-8")
+    return source
+
+
+@pytest.mark.parametrize("length_file", ["sentence_bert_config.json", "sentence_distilbert_config.json"])
+def test_a_model_in_its_own_folder_is_found(tmp_path: Path, length_file: str) -> None:
+    """Weights, tokenizer, length, pooling, prompts, digest and card are those of the same checkpoint in one folder, and so are its vectors."""
+    flat = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize", max_length=48)
+    digest = export(ExportSpec(str(flat), tmp_path / "flat", precisions=("fp32",)), silent)[1].source.weights_sha256
+    source = moved(flat, length_file=length_file)
+    target, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+
+    assert (digest, 48) == (manifest.source.weights_sha256, manifest.tokenizer.max_length)
+    assert manifest.embedding is not None
+    assert ("mean", True, PROMPTS) == (manifest.embedding.pooling, manifest.embedding.normalize, manifest.embedding.prompts)
+    assert "What it was trained on." in (target / "README.md").read_text(encoding="utf-8")
+    expected = PyTorch(source / "0_Transformer", 48).vectors(TEXTS, "mean")
+    np.testing.assert_allclose(expected, Served(target).answer(embed.TASK, inputs=TEXTS), rtol=0, atol=1e-4)
+
+
+def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the patterns let through, by the hub's own filter, is enough to export it; a pickle beside it is not fetched."""
+    source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
+    (source / "0_Transformer" / "pytorch_model.bin").write_bytes(b"pickle")
+    fetched = tmp_path / "snapshot"
+
+    def download(name: str, *, allow_patterns: list[str], **_: object) -> str:
+        names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+            (fetched / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, fetched / name)
+        return str(fetched)
+
+    monkeypatch.setattr(files, "snapshot_download", download)
+    _, manifest = export(ExportSpec("org/vectors", tmp_path / "models", precisions=("fp32",)), silent)
+
+    assert not list(fetched.rglob("*.bin"))
+    assert manifest.embedding is not None
+    assert (64, "mean", "org/vectors") == (manifest.tokenizer.max_length, manifest.embedding.pooling, manifest.source.checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"path": "0_Transformer", "type": "x.Transformer"}]', r"the folder `.*0_Transformer` is missing, which modules\.json names"),
+        ('[{"path": "../other", "type": "x.Transformer"}]', r"names `\.\./other`, which is outside of the checkpoint"),
+        ('[{"path": "/other", "type": "x.Pooling"}]', r"names `/other`, which is outside of the checkpoint"),
+        ('[{"path": "a", "type": "x.Transformer"}, {"path": "b", "type": "x.Transformer"}]', r"has 2 Transformer steps \(`a`, `b`\)"),
+        ('{"path": ""}', r"modules\.json` is no list of steps"),
+        ('["Transformer"]', r"modules\.json` is no list of steps"),
+    ],
+)
+def test_steps_that_lead_nowhere_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    """A missing, foreign or second folder, and a file that is no list, end the export with their name."""
+    source = encoder(tmp_path, layers=1)
+    (source / "modules.json").write_text(content, encoding="utf-8")
+    with pytest.raises(ExportError, match=message):
+        export(ExportSpec(str(source), tmp_path / "models"), silent)
+    assert not list((tmp_path / "models").glob("*"))
+
+
+def test_a_pickle_in_such_a_folder_is_not_loaded(tmp_path: Path) -> None:
+    """Old checkpoints have `pytorch_model.bin` there; the message says what to do."""
+    source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
+    (source / "0_Transformer" / "model.safetensors").rename(source / "0_Transformer" / "pytorch_model.bin")
+    with pytest.raises(ExportError, match="Pickled weights are never loaded"):
         export(ExportSpec(str(source), tmp_path / "models"), silent)
 
 
