@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from export import embedding, fast_tokenizer, files, flops, head, quirks, weights
+from export import embedding, fast_tokenizer, files, flops, head, quirks, steady, weights
 from export.embedding import Sentences
 from export.errors import CheckpointError
 from export.files import Files
@@ -218,7 +218,8 @@ def _inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
 def _padding_side(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...]) -> quirks.Side:
     """Returns where padding goes; finds out by running the model, which is the first time that it runs."""
     try:
-        return quirks.padding_side(model, tokenizer, [spec.name for spec in inputs])
+        with steady.checked(source, model):
+            return quirks.padding_side(model, tokenizer, [spec.name for spec in inputs])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"{type(model).__name__} of `{source}` does not run on what its tokenizer gives: {type(error).__name__}: {error}; "
@@ -228,8 +229,13 @@ def _padding_side(source: str, model: PreTrainedModel, tokenizer: Any, inputs: t
 
 def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
     """The position table, less the rows that RoBERTa's family keeps for padding, and what the tokenizer admits."""
-    tables = [m for name, m in model.named_modules() if name.endswith("position_embeddings") and isinstance(m, torch.nn.Embedding)]
-    rows = [m.num_embeddings - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables]
+    tables = [
+        m
+        for name, m in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(getattr(m, "weight", None), torch.Tensor)
+    ]
+    # by what a table holds, since some models have a class of their own for it
+    rows = [m.weight.shape[0] - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if hasattr(m, "padding_idx")]
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
     # transformers writes "no limit" as -1 or as 10^30
     return int(min((length for length in lengths if length and 0 < length < 10**9), default=DEFAULT_LENGTH))

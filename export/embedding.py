@@ -96,12 +96,13 @@ def read(folder: Path, transformer: Path) -> Sentences:
 
 
 def drop_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
-    """Takes the layer on [CLS] off an encoder, which no embedding reads; returns the missing weights that are not its own.
+    """Takes the layer on [CLS] out of an encoder, which no embedding reads; returns the missing weights that are not its own.
 
     A checkpoint of another head has none, and what transformers makes up for it would be random.
     """
     if isinstance(getattr(model, "pooler", None), torch.nn.Module):
-        setattr(model, "pooler", None)  # noqa: B010 - its type has no place for None
+        # some models' code calls it without looking, so that there must be one
+        model.pooler = torch.nn.Identity()
     return {name for name in missing if not name.startswith("pooler.")}
 
 

@@ -37,7 +37,9 @@ def measure(
         engine = OnnxEngine(made.path, graph, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=measured_on)
         found = parity.compare(engine, tokenizer, reference, checkpoint, made.precision)
     except BertServeError as error:
-        raise ParityError(f"the {made.precision} graph cannot be served: {error}") from error
+        raise ParityError(
+            f"{type(checkpoint.model).__name__} is not understood: its {made.precision} graph cannot be served. {error}"
+        ) from error
     model = storage.structure(made.path)
     evidence = Evidence(
         **dataclasses.asdict(found) | {"lengths": found.lengths},

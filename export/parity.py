@@ -21,6 +21,7 @@ from export.rows import MAX_ROW_ERROR as MAX_ROW_ERROR  # noqa: PLC0414 - a boun
 from export.rows import worst_row_error
 from export.scoring import Span, same, span_f1, spans
 from service.engine import Engine, Row
+from service.errors import EngineError
 from service.graph import LengthParity, Precision
 from service.model import TASKS
 from service.tasks import answer, classify, embed, fill_mask, ner
@@ -29,6 +30,7 @@ from service.tokenization import Encoding, Tokenizer, default_stride
 # Largest difference of a logit to PyTorch that a precision may show. int8 is judged by task figures, not by logits:
 # its bound only catches a graph that is broken.
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1, "int8": 15.0}
+REASON = 300  # characters of ONNX Runtime's own message
 SHORTEST_RANGE = 16  # tokens; each range of the table by length reaches twice as far as the one before
 
 
@@ -66,7 +68,7 @@ def compare(engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoi
         precision: Decides the bound.
 
     Raises:
-        ParityError: A logit is too far off, or a decoded float32 answer differs; the message holds the worst case.
+        ParityError: A logit is too far off, a decoded float32 answer differs, or the graph fails; the message holds the worst case.
     """
     task = TASKS[checkpoint.task]
     agree, whole, misses = 0, 0, []
@@ -76,7 +78,7 @@ def compare(engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoi
     places: list[tuple[set[Span], set[Span]]] = []
     for request, expected in zip(reference.requests, reference.rows, strict=True):
         encoded = task.encode(request, tokenizer)
-        rows = [engine.run([encoding])[0] for encoding in encoded.encodings]
+        rows = [_run(engine, encoding, request) for encoding in encoded.encodings]
         encodings += encoded.encodings
         alone += rows
         misses.append(_farthest(request, expected, rows))
@@ -149,6 +151,18 @@ class _Miss:
     @property
     def error(self) -> float:
         return abs(self.actual - self.expected)
+
+
+def _run(engine: Engine, encoding: Encoding, request: Any) -> Row:
+    """Returns a row's outputs; a graph that fails where the checkpoint answered is one that was not traced for this length."""
+    try:
+        return engine.run([encoding])[0]
+    except EngineError as error:
+        reason = (str(error.__cause__ or error).splitlines() or [""])[0]
+        raise ParityError(
+            f"the graph fails on {len(encoding)} tokens, which PyTorch answers: {_describe(request)}. What the model's code does with a text's "
+            f"length or values does not show in a traced graph, and is not understood. {reason[:REASON]}"
+        ) from error
 
 
 def _farthest(request: Any, expected: Sequence[Row], rows: Sequence[Row]) -> _Miss:

@@ -69,7 +69,9 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     graph = Graph(source)
     found = products.find(graph)
     if not found:
-        raise GraphError("the graph has no matrix to quantize.")
+        raise GraphError(
+            "the graph has no matrix to quantize: none of its layers multiplies by a constant matrix. Export it with --precision fp32."
+        )
     seen = _together(_observe(graph, list(found), observed, feeds), products.shared(found))
     # without feedback, which takes longest and changes little of which tensors matter
     fits = fitting.choose(graph, found, seen, feedback=False)

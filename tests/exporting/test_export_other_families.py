@@ -1,0 +1,133 @@
+"""Encoders beside the families of the table: most are exported without being known, and the others are refused with what was not understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from checkpoints import bert, edit_json, few_texts
+from export.errors import ExportError
+from export.pipeline import ExportSpec, export
+from families import Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
+from grid import grid, reference, rows
+from service.bundle import load
+from service.tokenization import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+CLASSIFIES = "text-classification"
+ONE_TYPE = {"type_vocab_size": 1}
+UNGROUPED = dict.fromkeys(("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups"), 1)
+BIG_BIRD = Family(transformers.BigBirdConfig, bert_tokenizer, {"block_size": 4, "num_random_blocks": 1})
+XMOD = Family(transformers.XmodConfig, roberta_tokenizer, {**ONE_TYPE, "languages": ["en_XX", "de_DE"]}, offset=2)
+OTHERS: dict[str, tuple[Family, dict[str, Any]]] = {
+    # with the fields without which it is refused, or is something else
+    "BigBird": (BIG_BIRD, {"attention_type": "original_full"}),
+    "ConvBERT": (Family(transformers.ConvBertConfig, bert_tokenizer, {"embedding_size": 16}), {}),
+    "Data2Vec": (Family(transformers.Data2VecTextConfig, roberta_tokenizer, ONE_TYPE, offset=2), {}),
+    "EuroBERT": (Family(transformers.EuroBertConfig, modernbert_tokenizer), {"num_key_value_heads": 4, "head_dim": 8}),
+    "I-BERT": (Family(transformers.IBertConfig, roberta_tokenizer, ONE_TYPE, offset=2), {}),
+    "LUKE": (Family(transformers.LukeConfig, roberta_tokenizer, ONE_TYPE, offset=2), {"entity_vocab_size": 10, "entity_emb_size": 8}),
+    "Megatron-BERT": (Family(transformers.MegatronBertConfig, bert_tokenizer), {}),
+    "Nyströmformer": (Family(transformers.NystromformerConfig, bert_tokenizer), {}),
+    "RemBERT": (Family(transformers.RemBertConfig, bert_tokenizer), {"input_embedding_size": 16, "output_embedding_size": 16}),
+    "RoBERTa-PreLayerNorm": (Family(transformers.RobertaPreLayerNormConfig, roberta_tokenizer, ONE_TYPE, offset=2), {}),
+    "RoFormer": (Family(transformers.RoFormerConfig, bert_tokenizer), {"rotary_value": True}),
+    "SqueezeBERT": (Family(transformers.SqueezeBertConfig, bert_tokenizer, UNGROUPED), {"embedding_size": 32}),
+    "X-MOD": (XMOD, {"default_language": "de_DE"}),
+    "YOSO": (Family(transformers.YosoConfig, bert_tokenizer), {"type_vocab_size": 2}),
+}
+NOT_INVARIANT = {"ConvBERT", "Nyströmformer", "YOSO"}
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def refused(source: Path, folder: Path, **options: Any) -> str:
+    """Returns why a checkpoint is refused, and asserts that nothing was left behind."""
+    with pytest.raises(ExportError) as caught:
+        export(ExportSpec(str(source), folder / "models", **{"precisions": ("fp32",), **options}), silent)
+    assert not list((folder / "models").glob("*"))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_encoder_that_is_not_in_the_table_answers_as_pytorch_does(name: str, tmp_path: Path) -> None:
+    """Over the grid of lengths each text alone, and all in one batch where padding leaves the model's own answers as they are."""
+    family, fields = OTHERS[name]
+    source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
+    path, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    bundle = load(path)
+    encodings = grid(Tokenizer(bundle.tokenizer_path, manifest.tokenizer), CLASSIFIES)
+    expected = reference(source, CLASSIFIES, bundle, encodings)
+    alone, together = rows(bundle, "fp32", encodings)
+
+    assert manifest.graphs[0].batch_invariant == (name not in NOT_INVARIANT)
+    for found in (alone, together) if manifest.graphs[0].batch_invariant else (alone,):
+        np.testing.assert_allclose([row["logits"] for row in expected], [row["logits"] for row in found], rtol=0, atol=1e-4)
+
+
+def test_an_encoder_that_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
+    """SqueezeBERT does so without looking whether there is one; its vectors are those of the whole model."""
+    family, fields = OTHERS["SqueezeBERT"]
+    source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
+    path, manifest = export(ExportSpec(str(source), tmp_path / "models", task="feature-extraction", precisions=("fp32",)), silent)
+    bundle = load(path)
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    encoding = tokenizer.assemble(tokenizer.tokenize(["a film of the first half hour"])[0].ids)
+    with torch.no_grad():
+        model = transformers.AutoModel.from_pretrained(source).eval()
+        expected = model(input_ids=torch.tensor(encoding.ids)[None]).last_hidden_state[0]
+
+    np.testing.assert_allclose(expected, rows(bundle, "fp32", [encoding])[0][0]["last_hidden_state"], rtol=0, atol=1e-4)
+
+
+# ---- refused
+
+
+def test_a_model_that_changes_itself_is_refused(tmp_path: Path) -> None:
+    """Sparse BigBird takes full attention for good after a short text; the message names the setting, with which it is exported."""
+    source = BIG_BIRD.save(tmp_path / "sparse", CLASSIFIES, attention_type="block_sparse")
+    message = refused(source, tmp_path)
+
+    assert "puts a BigBirdSelfAttention in place of the BigBirdBlockSparseAttention `bert.encoder.layer.0.attention.self`" in message
+    assert "set `attention_type` to 'original_full' in place of 'block_sparse' in config.json" in message
+    edit_json(source / "config.json", attention_type="original_full")
+    assert export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)[1].graphs[0].batch_invariant
+
+
+def test_a_model_that_wants_a_language_is_refused(tmp_path: Path) -> None:
+    """X-MOD has an adapter for each, and does not say which is meant."""
+    message = refused(XMOD.save(tmp_path / "languages", CLASSIFIES), tmp_path)
+
+    assert "does not run on what its tokenizer gives: ValueError: Input language unknown" in message
+
+
+def test_a_graph_of_convolutions_has_no_int8(tmp_path: Path) -> None:
+    """What SqueezeBERT computes in place of matrix products is not quantized; the message says what to ask for."""
+    family, fields = OTHERS["SqueezeBERT"]
+    source = family.save(tmp_path / "checkpoint", "token-classification", **fields)
+
+    assert "no matrix to quantize" in (message := refused(source, tmp_path, precisions=None, calibration=few_texts(tmp_path)))
+    assert message.endswith("Export it with --precision fp32.")
+
+
+def test_a_length_that_the_tracer_kept_is_an_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that computes with the length as a number, as Longformer's does, has a graph for one length; that is said with the text that fails."""
+    forward = transformers.BertForSequenceClassification.forward
+
+    def counting(self: Any, input_ids: Any, attention_mask: Any = None, **options: Any) -> Any:
+        return forward(self, input_ids, attention_mask * torch.ones(int(input_ids.shape[1]), dtype=torch.int64), **options)
+
+    source = bert(tmp_path, "counting")
+    monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", counting)
+    message = refused(source, tmp_path)
+
+    assert "the graph fails on 2 tokens, which PyTorch answers: '' (0 characters)" in message
+    assert "is not understood. [ONNXRuntimeError]" in message
