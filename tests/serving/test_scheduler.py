@@ -473,16 +473,21 @@ def test_a_failing_idle_run_is_tried_one_by_one() -> None:
     scenario(check)
 
 
-def test_the_next_stage_of_a_lone_job_is_idle_too() -> None:
-    """The lane that made the next stage runs it: another one, woken for it, would find this one busy."""
+def test_the_next_stage_of_a_lone_job_is_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane that made the next stage is not running then, so that it does not count; it takes the work itself and wakes no other."""
 
     async def check(bench: Bench) -> None:
+        woken: list[int] = []
         ran: list[str] = []
+        notify = bench.scheduler._condition.notify
+        monkeypatch.setattr(bench.scheduler._condition, "notify", lambda n: (woken.append(n), notify(n)))
         second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
         second = replace(second, run_idle=lambda payloads: ran.append("idle") or list(payloads))  # type: ignore[func-returns-value]
         for _ in range(50):
             stage = bench.stage("raw", key=None, finish=lambda results: second)
             assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
         assert ["idle"] * 50 == ran
+        assert {0, 1} == set(woken)
+        assert 50 >= woken.count(1)
 
     scenario(check, lanes=2)
