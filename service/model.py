@@ -259,7 +259,7 @@ class Model:
         real, longest = sum(map(len, works)), max(map(len, works))
         height, width = self.graph.shape(len(works), longest) or (len(works), longest)
         engine = self.engines.alone(height * width) if alone else self.engines.lane
-        start = time.perf_counter()
+        start, start_busy = time.perf_counter(), time.thread_time()
         try:
             rows = engine.run([work.encoding for work in works])
         except BertServeError as error:
@@ -268,7 +268,9 @@ class Model:
             raise
         seconds = time.perf_counter() - start
         if engine is self.engines.lane:
-            self._cost.follow(height, width, seconds)
+            # one thread does all of a lane's run on the CPU; beside another device it waits
+            busy_s = time.thread_time() - start_busy if self.graph.provider == "cpu" else None
+            self._cost.follow(height, width, seconds, busy_s)
         else:
             self._metrics.idle_runs.inc()
         self._metrics.inference_seconds.observe(seconds)

@@ -26,7 +26,7 @@ logger = logging.getLogger("bertserve.registry")
 
 # Rows and lengths of the warm-up runs that the cost model is fitted to: short ones show the fixed cost of a run. Graphs
 # with a shape plan warm up on all of it.
-WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128))
+WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128), (4, 32))
 WARM_UP_REPEATS = 3
 SHOWN_LABELS = 10  # of a model, in a message
 
