@@ -1,7 +1,8 @@
 """What one run measured: counts, rates and percentiles of a target, or of all targets together, and the generator's own cost.
 
 Requests count by when they were due: those due in the measured time have latencies, and their failures are failures.
-Rates count answers by when they came, so that what was sent before the measured time and answered within it is work done in it.
+Rates count an answer for the share of its time, from when it was sent until it came, that lies in the measured time. Counted whole, by
+when they came, the answers of a few long requests that run side by side would come in waves, and a wave is in or out by chance.
 """
 
 from __future__ import annotations
@@ -142,15 +143,16 @@ def measure(
     seconds = max(end - start, 1e-9)
     due = [record for record in records if start <= record.intended < end]
     good = [record for record in due if record.outcome == OK]
-    done = [record for record in records if record.outcome == OK and start <= record.ended < end]
+    done = [(record.item, share) for record in records if record.outcome == OK and (share := _share(record, start, end))]
     outcomes = Counter(str(record.outcome) for record in due)
     spread = latency((record.ended - record.intended) * 1000 for record in good)
     parts = _server_p50(good)
     answered = sum(1 for record in records if record.outcome == OK)
+    answers = sum(share for _, share in done)
     if tokens is not None:
-        tokens_per_s: float | None = sum(tokens[record.item] for record in done) / seconds
+        tokens_per_s: float | None = sum(tokens[item] * share for item, share in done) / seconds
     else:
-        tokens_per_s = batches.real_tokens / answered * len(done) / seconds if batches and answered else None
+        tokens_per_s = batches.real_tokens / answered * answers / seconds if batches and answered else None
     return Measurement(
         target=target,
         seconds=seconds,
@@ -158,14 +160,22 @@ def measure(
         statuses={outcome: count for outcome, count in sorted(outcomes.items()) if outcome.isdigit()},
         errors={outcome: count for outcome, count in sorted(outcomes.items()) if not outcome.isdigit()},
         error_rate=1 - len(good) / len(due) if due else 0.0,
-        rps=len(done) / seconds,
-        texts_per_s=sum(texts[record.item] for record in done) / seconds,
+        rps=answers / seconds,
+        texts_per_s=sum(texts[item] * share for item, share in done) / seconds,
         tokens_per_s=tokens_per_s,
         latency=spread,
         server_p50_ms=parts,
         overhead_ms=spread.p50_ms - parts["inference"] if spread and "inference" in parts else None,
         batches=batches,
     )
+
+
+def _share(record: Record, start: float, end: float) -> float:
+    """Returns how much of a request's time lies between `start` and `end`, 0 to 1."""
+    taken = record.ended - record.sent
+    if taken <= 0:
+        return float(start <= record.ended < end)
+    return max(min(record.ended, end) - max(record.sent, start), 0.0) / taken
 
 
 def _server_p50(records: Sequence[Record]) -> dict[str, float]:

@@ -128,6 +128,20 @@ def test_latency_counts_from_when_a_request_was_due() -> None:
     assert (0.1, 0.4, 3.0) == (found.rps, found.texts_per_s, found.tokens_per_s)
 
 
+def test_rates_do_not_come_in_waves() -> None:
+    """Three requests at a time of 4 s each are 0.75 a second, wherever the measured time begins and ends."""
+    records = [Record(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
+    for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
+        found = measurement.measure("t", records, (start, end), texts=[2], tokens=[8])
+        assert pytest.approx((0.75, 1.5, 6.0)) == (found.rps, found.texts_per_s, found.tokens_per_s)
+
+
+def test_what_is_not_answered_is_no_work() -> None:
+    """Rates leave out failures, and answers that took no time count where they came."""
+    records = [Record(0.5, 0.5, 0.9, 503, 0, b""), Record(1.0, 1.0, 1.0, 200, 0, b""), Record(2.0, 2.0, 2.0, 200, 0, b"")]
+    assert 0.5 == measurement.measure("t", records, (0.0, 2.0), texts=[1]).rps
+
+
 def test_overhead_is_what_the_service_did_not_spend_in_the_graph() -> None:
     """Median latency less the median of `inference` in the server-timing header."""
     records = [Record(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
