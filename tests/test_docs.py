@@ -30,6 +30,17 @@ def document(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+def test_containers_and_make_serve_set_the_same_memory_settings() -> None:
+    """They are settings that this machine's C library knows, and the ones that docs/tuning.md explains."""
+    made = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
+    assert made == re.findall(r"glibc\.malloc\.\S+", document("Dockerfile"))
+    assert f"GLIBC_TUNABLES={made[0]}" in document("docs/tuning.md")
+    if not (loader := Path("/lib64/ld-linux-x86-64.so.2")).exists():
+        pytest.skip("not a machine with glibc for x86-64")
+    known = subprocess.run([loader, "--list-tunables"], capture_output=True, text=True, check=True).stdout
+    assert {setting.partition("=")[0] for setting in made[0].split(":")} <= {line.partition(":")[0] for line in known.splitlines()}
+
+
 def test_every_setting_is_documented_with_its_default() -> None:
     """docs/tuning.md has a row for each flag, and its default where that is a plain value."""
     text = document("docs/tuning.md")
