@@ -46,7 +46,7 @@ class CostModel:
         The relative error is minimized, so that short runs, where the fixed cost shows, weigh as much as long ones.
 
         Args:
-            runs: `(rows, length, seconds)` of at least two runs of different work.
+            runs: `(rows, length, seconds)` of at least one run; without two of different work the proportion stays as it is.
         """
         points = [_sums(rows * self._work(length), seconds, 1 / seconds**2) for rows, length, seconds in runs]
         self._runs = _NOTHING
@@ -79,15 +79,16 @@ class CostModel:
     def _solve(self, sums: _Sums) -> None:
         """Takes the proportion of the two numbers from the line of least squares through the summed points, if they say one.
 
-        The mean run of the warm-up goes on being predicted as long as it was: how long runs take is the slowdown's matter.
+        The mean run of the warm-up is predicted as long as it was, whatever the proportion: how long runs take now is the slowdown's matter.
         """
         weight, work, seconds, work_work, work_seconds = sums
         spread = weight * work_work - work * work
-        if spread <= 1e-9 * work * work:  # one work alone, and rounding
-            return
-        # per unit of work, times the spread; where longer runs took no longer, nearly all is fixed
-        slope = max(weight * work_seconds - work * seconds, LEAST_SLOPE * seconds / work * spread)
-        fixed = max(seconds * spread - work * slope, 0.0) / weight
+        if spread > 1e-9 * work * work:
+            # per unit of work, times the spread; where longer runs took no longer, nearly all is fixed
+            slope = max(weight * work_seconds - work * seconds, LEAST_SLOPE * seconds / work * spread)
+            fixed = max(seconds * spread - work * slope, 0.0) / weight
+        else:  # one work alone, and rounding: the proportion stays
+            fixed, slope = self.fixed_s, 1 / self.rate
         mean_work, mean_s = self._mean
         unit_s = mean_s / (fixed + mean_work * slope)
         self.fixed_s, self.rate = fixed * unit_s, 1 / (slope * unit_s)

@@ -76,3 +76,12 @@ def test_where_longer_runs_take_no_longer_all_is_fixed() -> None:
         length = 10 + 7 * (i % 11)
         cost.follow(1, length, 0.02 - length * 1e-5)
     assert 0.018 < cost.seconds(1, 8) < cost.seconds(1, 80) < 0.022
+
+
+def test_a_warm_up_of_one_shape_is_predicted_as_long_as_it_was() -> None:
+    """A shape plan may have a single shape: it says how long a run takes, and nothing of the proportion."""
+    cost = model()
+    proportion = cost.fixed_s * cost.rate
+    cost.fit([(4, 128, 0.5)])
+    assert pytest.approx(0.5) == cost.seconds(4, 128)
+    assert pytest.approx(proportion) == cost.fixed_s * cost.rate
