@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -228,3 +229,26 @@ def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
 
     with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` may have \(65\)"):
         load([loaded], options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
+
+
+@pytest.mark.parametrize(("provider", "told"), [("cpu", True), ("cuda", False)])
+def test_the_cost_model_is_told_what_a_run_took_of_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, told: bool
+) -> None:
+    """Waits of a lane's run are no work of it, on the CPU; beside another device a thread's own time says nothing."""
+    bench = Bench(tmp_path)
+    bench.model.graph = bench.model.graph.model_copy(update={"provider": provider})
+    quick, learned = bench.engine.run, []
+
+    def slow(encodings: Any) -> Any:
+        time.sleep(0.1)
+        return quick(encodings)
+
+    monkeypatch.setattr(bench.engine, "run", slow)
+    monkeypatch.setattr(CostModel, "follow", lambda _self, *run: learned.append(run))
+    play(bench, lambda: bench.model.predict([Request("good")], timeout_s=10))
+
+    [(_, _, seconds, busy_s)] = learned
+    assert seconds >= 0.1  # it slept so long
+    assert told == (busy_s is not None)
+    assert busy_s is None or busy_s < seconds / 2
