@@ -20,9 +20,10 @@ test: lint types unit ## install what is needed and run everything
 
 dev: .venv-dev/.installed ## install what tests and exports need
 
-lint: dev ## ruff
+lint: dev ## ruff, and who may import whom
 	.venv-dev/bin/ruff check
 	.venv-dev/bin/ruff format --check
+	.venv-dev/bin/lint-imports --no-cache
 
 types: dev ## mypy, strict
 	.venv-dev/bin/mypy

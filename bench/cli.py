@@ -16,10 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import flags, plots, slo
+from bench import flags
 from bench.errors import BenchError, MissingExtraError
 from bench.progress import Progress
-from bench.report import Report, read, write
+from bench.report import plots, slo
+from bench.report.report import Report, read, write
 
 _INTERRUPTED = 130
 
@@ -55,9 +56,9 @@ def _interruptible(stop: threading.Event) -> Iterator[None]:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from bench import page
+    from bench.report import html
 
-    write(page.page([read(file) for file in args.files]), args.html)
+    write(html.page([read(file) for file in args.files]), args.html)
     return 0
 
 
@@ -86,7 +87,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
-    from bench import page, summary
+    from bench.report import html, summary
 
     document: dict[str, Any] = report.document()
     if args.json == Path("-"):
@@ -97,7 +98,7 @@ def _write(report: Report, args: argparse.Namespace) -> None:
         if args.json:
             write(json.dumps(document, indent=1) + "\n", args.json)
     if args.html:
-        write(page.page([document]), args.html)
+        write(html.page([document]), args.html)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from bench import bodies, experiments, inspection, mixes, session
-from bench.client import Plan
+from bench import experiments, inspection, session
+from bench.engine_limit import BareEngine
 from bench.errors import BenchError
-from bench.limits import BareEngine
+from bench.load.client import Plan
 from bench.progress import Progress
-from bench.report import Report
+from bench.report.report import Report
+from bench.report.slo import Condition
 from bench.session import Session
-from bench.slo import Condition
+from bench.workload import bodies, mixes
 
 _LIMIT_SHARE = 0.5  # of --seconds, for a limit that only accompanies a load
 

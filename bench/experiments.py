@@ -10,12 +10,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench import measurement, queueing
+from bench import queueing
 from bench.errors import BenchError
-from bench.measurement import Measurement
-from bench.report import Report, Run
+from bench.report import measurement
+from bench.report.measurement import Measurement
+from bench.report.report import Report, Run
+from bench.report.slo import FIGURES, Condition
 from bench.session import Engine, Session
-from bench.slo import FIGURES, Condition
 
 _RATES = ("rps", "texts_per_s", "tokens_per_s")
 _ABOVE = 1.1  # the sweep looks up to here, of the closed loop's maximum

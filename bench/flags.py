@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import mixes, slo
+from bench.report import slo
+from bench.workload import mixes
 from service import __version__
 
 _URL = "http://127.0.0.1:8000/classify"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.errors import BenchError
-from bench.target import Address, Target
+from bench.load.target import Address, Target
 
 _TIMEOUT_S = 30
 _SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)$")

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import arrivals, bodies, client, inspection, measurement, mixes, target
-from bench.bodies import Body
-from bench.client import Load, Plan
+from bench import inspection
+from bench.engine_limit import VERSION, BareEngine, Limit, Work
 from bench.errors import BenchError
-from bench.limits import VERSION, BareEngine, Limit, Work
+from bench.load import arrivals, client, target
+from bench.load.client import Load, Plan
+from bench.load.target import Target
 from bench.progress import Progress
-from bench.report import Run
-from bench.target import Target
-from service import bundle
+from bench.report import measurement
+from bench.report.report import Run
+from bench.workload import bodies, mixes
+from bench.workload.bodies import Body
+from service.bundle import files
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Engine:
             "bundle": loaded.manifest.name,
             "digest": loaded.version,
             "graph": self.bare.graph.name,
-            "graph_sha256": spec.identity if own else bundle.digest(self.bare.graph),
+            "graph_sha256": spec.identity if own else files.digest(self.bare.graph),
             "onnxruntime": VERSION,
             "precision": spec.precision if own else None,
             "threads": self.threads,

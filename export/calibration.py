@@ -17,10 +17,10 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.checkpoint import Checkpoint
+from export.checkpoint.load import Checkpoint
 from export.errors import CheckpointError
-from service.graph import InputSpec
-from service.tokenization import Encoding, Tokenizer
+from service.bundle.graph_spec import InputSpec
+from service.text.tokenizer import Encoding, Tokenizer
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_TOKENS = 128

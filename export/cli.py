@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from export import flags, verify_cli
+from export.precisions import choose
 from export.signals import Stopped, stoppable
-from export.targets import choose
 from service import __version__
-from service.manifest import NAME_PATTERN, Figure, Layers, read_figures
+from service.bundle.manifest import NAME_PATTERN, Figure, Layers, read_figures
 
 if TYPE_CHECKING:
-    from service.manifest import Manifest
+    from service.bundle.manifest import Manifest
 
 TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
 VERIFY = "verify"  # as the first word; a folder of that name can be exported as ./verify

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import get_args
 
-from service.graph import Precision, Provider
+from service.bundle.graph_spec import Precision, Provider
 
 
 def share(text: str) -> float:

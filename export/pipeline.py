@@ -15,19 +15,24 @@ import torch
 import transformers
 
 import service
-from export import accelerate, calibration, checkpoint, cpu, evidence, package, parity, samples, storage, trace
-from export import example as examples
-from export.checkpoint import Checkpoint
+from export import calibration, trace
+from export.artifact import Artifact
+from export.bundle import example as examples
+from export.bundle import package
+from export.checkpoint.load import Checkpoint, load_checkpoint
+from export.cpu import build as cpu
 from export.errors import CheckpointError, ParityError
-from export.made import Made
+from export.evidence import measure, parity, samples
+from export.gpu import build as gpu
+from export.graph import onnx_files
+from export.precisions import choose
 from export.progress import Progress, stage
-from export.targets import choose
 from export.workspace import workspace
-from service.bundle import TOKENIZER_FILE, digest
-from service.engine import OnnxEngine
-from service.graph import GraphSpec, Precision, Provider
-from service.manifest import NAME_PATTERN, Example, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
-from service.tokenization import Tokenizer
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import TOKENIZER_FILE, digest
+from service.bundle.graph_spec import GraphSpec, Precision, Provider
+from service.bundle.manifest import NAME_PATTERN, Example, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
+from service.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     package.check_free(target, overwrite=spec.overwrite)
     texts = calibration.read(spec.calibration)  # before a checkpoint is loaded for nothing
     with stage(progress, "load", spec.source):
-        loaded = checkpoint.load(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
+        loaded = load_checkpoint(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
     spec.output.mkdir(parents=True, exist_ok=True)
     with workspace(name, spec.output) as scratch:
         built, work = scratch / "bundle", scratch / "work"
@@ -113,12 +118,12 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     graphs: list[GraphSpec] = []
     example = None
     for provider in sorted(chosen, key=lambda provider: provider != "cpu"):
-        made: Iterable[Made]
+        made: Iterable[Artifact]
         if provider == "cpu":
             made = cpu.graphs(fused, chosen[provider], built, loaded, served, texts, spec.max_int8_error, progress)
         else:
             with stage(progress, "optimize", provider):
-                made = accelerate.graphs(provider, chosen[provider], raw, built, loaded, served, texts)
+                made = gpu.graphs(provider, chosen[provider], raw, built, loaded, served, texts)
         measured, engine = _measured(made, chosen[provider], loaded, served, reference, progress)
         graphs += measured
         example = example or examples.answered(loaded, served, engine)
@@ -127,7 +132,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
 
 
 def _measured(
-    made: Iterable[Made],
+    made: Iterable[Artifact],
     precisions: Sequence[Precision],
     loaded: Checkpoint,
     tokenizer: Tokenizer,
@@ -135,20 +140,20 @@ def _measured(
     progress: Progress,
 ) -> tuple[list[GraphSpec], OnnxEngine]:
     """Measures a provider's graphs; returns the manifest's entries of those to keep, and the engine of the default one."""
-    done: list[Made] = []
+    done: list[Artifact] = []
     graphs, engine = [], None
     # fp32 also where it is not kept: without it a fault of the trace could hide in int8's wide bound
     for one in made:
         default = one.precision == precisions[-1]
         with stage(progress, "parity", f"{one.provider}/{one.precision}"):
-            storage.settle(one.path)
-            graph, ran = evidence.measure(one, loaded, tokenizer, reference, default=default)
+            onnx_files.finalize(one.path)
+            graph, ran = measure.measure(one, loaded, tokenizer, reference, default=default)
         done.append(one)
         graphs.append(graph)
         engine = ran if default else engine
         del ran  # the next graph needs the memory
     for path in {one.path for one in done} - {one.path for one in done if one.precision in precisions}:
-        storage.remove(path)
+        onnx_files.remove(path)
     assert engine is not None
     return [graph for graph in graphs if graph.precision in precisions], engine
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from export import embedding, quirks, storage
-from export.checkpoint import Checkpoint
+from export.checkpoint import model_patches, sentence_transformers
+from export.checkpoint.load import Checkpoint
 from export.errors import GraphError
-from service.graph import InputSpec
+from export.graph import onnx_files
+from service.bundle.graph_spec import InputSpec
 
 OPSET = 17
 
@@ -32,7 +33,7 @@ class _Outputs(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = self.model(**dict(zip(self.names, tensors, strict=True)))
-        return tuple(embedding.output(outputs, name) for name in self.outputs)
+        return tuple(sentence_transformers.output(outputs, name) for name in self.outputs)
 
 
 class _Masked(torch.nn.Module):
@@ -101,7 +102,7 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         tempfile.TemporaryDirectory(dir=path.parent) as folder,
         torch.no_grad(),
         warnings.catch_warnings(),
-        quirks.mended(checkpoint.model, checkpoint.max_length),
+        model_patches.mended(checkpoint.model, checkpoint.max_length),
     ):
         # the deprecated exporter says so at every call, and warns of every Python branch that it passes
         warnings.simplefilter("ignore")
@@ -120,8 +121,8 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
             reason = (str(error).splitlines() or [""])[0]
             raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced: {type(error).__name__}: {reason}") from error
-        storage.copy(Path(folder) / path.name, path)
-    graph = storage.structure(path).graph
+        onnx_files.copy(Path(folder) / path.name, path)
+    graph = onnx_files.structure(path).graph
     actual = [value.name for value in graph.input], [value.name for value in graph.output]
     used = tuple(spec for spec in taken if spec.name in actual[0] or spec.fill != "type_ids")
     expected = [spec.name for spec in used], [spec.name for spec in given]

@@ -17,7 +17,7 @@ from export import flags
 from export.errors import DataError, ExportError
 
 if TYPE_CHECKING:
-    from export.verify import Check
+    from export.verify.verify import Check
 
 NEEDED = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
 MARKS = {True: "ok", False: "FAILED", None: "-"}
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"bert-export: {', '.join(missing)} not installed; verifying needs it: pip install 'bertserve[{extra}]'", file=sys.stderr)
         return 3
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
-    from export.verify import VerifySpec, verify
+    from export.verify.verify import VerifySpec, verify
 
     spec = VerifySpec(args.bundle, args.checkpoint, args.data, args.min_agreement, args.provider, args.precision)
     checks: list[Check] = []
@@ -62,13 +62,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _update(path: Path, checkpoint: str, checks: list[Check], *, silent: bool) -> bool:
     """Writes what is measured now into the manifest, as one more line of the report; returns whether it could be done."""
-    from export.renew import renew
-    from export.verify import Check, load_checkpoint
-    from service import bundle as bundles
+    from export.verify.remeasure import remeasure
+    from export.verify.verify import Check, checkpoint_of
+    from service.bundle import files as bundles
 
     try:
-        bundle = bundles.load(path.resolve())
-        renew(bundle, load_checkpoint(checkpoint, bundle))
+        bundle = bundles.load_bundle(path.resolve())
+        remeasure(bundle, checkpoint_of(checkpoint, bundle))
         check = Check("update", True, "evidence and flops of the manifest, and the card, are those measured now")
     except (ExportError, OSError) as error:
         check = Check("update", False, f"nothing was written: {error}")

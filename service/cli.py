@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ipaddress
-import json
 import logging
 import os
 import shutil
@@ -21,15 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from service import __version__
-from service.errors import BertServeError, SettingsError, StartError
-from service.graph import Precision
-from service.seat import ALONE, Seat
+from service.errors import SettingsError, StartError
+from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings, read_settings
 
 logger = logging.getLogger("bertserve")
-
-# Kernels differ from CPU to CPU, int8 ones most: largest difference of a score from the stored one.
-CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         settings = read_settings(args.flags)
-        return _serve(settings) if args.command == "serve" else asyncio.run(_check(settings))
+        return _serve(settings) if args.command == "serve" else _check(settings)
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
@@ -56,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
-    from service.server import bind, configure_logging
+    from service.process.server import bind, configure_logging
 
     configure_logging(settings.log_format)
     api_key = _api_key(settings.api_key_file)
@@ -86,19 +81,26 @@ def _serve(settings: Settings) -> int:
     return 0
 
 
+def _check(settings: Settings) -> int:
+    from service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
+
+    return asyncio.run(check(settings))
+
+
 def _work(
     settings: Settings,
     listener: socket.socket,
     api_key: str | None,
     on_ready: Callable[[tuple[str, list[str]]], None],
     *,
-    seat: Seat = ALONE,
+    seat: WorkerContext = SINGLE_WORKER,
     lifeline: int | None = None,
 ) -> None:
     """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
-    from service.api.app import build, create_app
-    from service.server import Server, configure
-    from service.worker import Worker
+    from service.http.app import create_app
+    from service.process.server import Server, configure
+    from service.process.worker import Worker
+    from service.serving.build import build
 
     service = build(settings, seat)
     models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in service.registry.models.values()]
@@ -124,8 +126,8 @@ def _work(
 
 def _supervise(settings: Settings, listener: socket.socket, api_key: str | None, on_ready: Callable[[tuple[str, list[str]]], None]) -> None:
     """Has several workers serve from one socket."""
-    from service.door import ABSENT, shared_counts
-    from service.supervisor import Supervisor
+    from service.process.listener import ABSENT, shared_counts
+    from service.process.supervisor import Supervisor
 
     with _shared_folder() as name:
         folder = Path(name)
@@ -133,7 +135,7 @@ def _supervise(settings: Settings, listener: socket.socket, api_key: str | None,
         supervisor_id = os.getpid()
 
         def work(index: int, lifeline: int, report: Callable[[Any], None]) -> None:
-            seat = Seat(index, settings.workers, folder, connections)
+            seat = WorkerContext(index, settings.workers, folder, connections)
             _work(settings, listener, api_key, report, seat=seat, lifeline=lifeline)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
@@ -156,45 +158,6 @@ def _shared_folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="bertserve-", dir=memory if os.access(memory, os.W_OK) else None)
     except OSError as error:
         raise StartError(f"--workers needs a folder for metrics, and none can be made ({error.strerror}); set TMPDIR to one.") from error
-
-
-async def _check(settings: Settings) -> int:
-    """Runs the stored example of each model; returns 1 if one answers differently."""
-    from service.api import reading
-    from service.api.app import build
-
-    service = build(settings)
-    service.scheduler.start()
-    failed = 0
-    for model in service.registry.models.values():
-        example, graphs = model.bundle.manifest.example, model.bundle.manifest.graphs
-        # the stored result is a default graph's, which may be of another precision than the one asked for
-        tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
-        try:
-            body = reading.read(model.task, json.dumps(example.request).encode(), service.limits)
-            prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=60)
-            reason = difference(example.result, body.shape(prediction.results), tolerance)
-        except BertServeError as error:
-            reason = error.message
-        failed += reason is not None
-        print(
-            f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
-        )
-    await service.scheduler.stop(0)
-    return 1 if failed else 0
-
-
-def difference(expected: Any, actual: Any, tolerance: float) -> str | None:
-    """Returns why two results are not the same, or None. Numbers may differ by `tolerance`, all else must be equal."""
-    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
-        return next((why for pair in zip(expected, actual, strict=True) if (why := difference(*pair, tolerance))), None)
-    if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
-        return next((f"{key}: {why}" for key in expected if (why := difference(expected[key], actual[key], tolerance))), None)
-    if isinstance(expected, float) and isinstance(actual, float):
-        return (
-            None if abs(expected - actual) <= tolerance else f"{actual:.6f} differs from the stored {expected:.6f} by more than {tolerance}"
-        )
-    return None if expected == actual else f"{actual!r} is not the stored {expected!r}"
 
 
 def _api_key(path: Path | None) -> str | None:

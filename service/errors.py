@@ -1,4 +1,4 @@
-"""Every way in which serving can fail. Knows no HTTP: `service/api/errors.py` maps each class to a status.
+"""Every way in which serving can fail. Knows no HTTP: `service/http/errors.py` maps each class to a status.
 
     BertServeError
     ├── StartError                  the process must not start, or a command must not go on

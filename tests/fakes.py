@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.engine import Row
+from service.backend.onnx_engine import Row
+from service.bundle.manifest import Activation, Embedding
 from service.errors import EngineError
-from service.manifest import Activation, Embedding
-from service.tokenization import Encoding
+from service.text.tokenizer import Encoding
 
 
 class ManualClock:

@@ -15,10 +15,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from conftest import Served
-from service.api import errors
-from service.api.app import build, create_app
-from service.cli import difference
+from service.check import difference
+from service.http import errors
+from service.http.app import create_app
 from service.metrics import Metrics
+from service.serving.build import build
 from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent

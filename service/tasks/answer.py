@@ -16,10 +16,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from service.errors import InvalidValueError
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.offsets import OffsetUnit, rebase
 from service.tasks.scores import Floats, Row, activate
-from service.tokenization import Tokenizer, Tokens, estimate_tokens, windows
+from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens, windows
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
@@ -123,7 +123,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
     return EncodedPassage(encodings=encodings, passage=passage, cuts=cuts, cls_index=tokenizer.cls_index)
 
 
-def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], head: Head) -> dict[str, Any] | list[dict[str, Any]]:
+def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], head: ModelConfig) -> dict[str, Any] | list[dict[str, Any]]:
     """Returns the best answer, or a list of them if `top_k` is over 1.
 
     Args:

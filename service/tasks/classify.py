@@ -12,11 +12,11 @@ from typing import Literal, TypedDict
 
 import numpy as np
 
+from service.bundle.manifest import Activation
 from service.errors import InvalidValueError
-from service.manifest import Activation
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.scores import Row, activate, best_first
-from service.tokenization import Encoding, Tokenizer, default_stride, estimate_tokens, truncate_longest_first, windows
+from service.text.tokenizer import Encoding, Tokenizer, default_stride, estimate_tokens, truncate_longest_first, windows
 
 TASK = "text-classification"
 
@@ -86,7 +86,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=[tokenizer.assemble(a[:keep_a], None if b is None else b[:keep_b])], truncated=True)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[LabelScore]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[LabelScore]:
     """Returns labels and scores, best first; equal scores keep the order of the labels.
 
     Args:

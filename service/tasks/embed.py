@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from service.bundle.manifest import Embedding, Layers, Pooling
 from service.errors import InvalidValueError
-from service.manifest import Embedding, Layers, Pooling
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.scores import Floats, Row
-from service.tokenization import Tokenizer, estimate_tokens
+from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "feature-extraction"
 # Which output of the graph has the vectors of these layers.
@@ -111,7 +111,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=[encoding], truncated=len(tokens) > room, values=values)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[Any] | str:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[Any] | str:
     """Returns the vector, a list of floats or a text of base64, or with the pooling `none` a list of these, one for each token.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.manifest import Activation, Embedding
-from service.tokenization import Encoding
+from service.bundle.manifest import Activation, Embedding
+from service.text.tokenizer import Encoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Encoded:
     values: int = 0
 
 
-class Head(Protocol):
+class ModelConfig(Protocol):
     """What `decode` needs to know of the model; a manifest has it."""
 
     @property

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from service.errors import InvalidValueError
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.scores import Floats, Row, activate
-from service.tokenization import Tokenizer, estimate_tokens
+from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
 MAX_MASKS = 64
@@ -91,7 +91,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     return EncodedText(encodings=encodings, warnings=warnings, values=values, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
 
 
-def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[Any]:
+def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[Any]:
     """Returns the best tokens for the mask, or a list of those for each of several.
 
     Args:

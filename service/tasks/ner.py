@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from service.errors import InvalidValueError
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.offsets import OffsetUnit, rebase
 from service.tasks.schemes import BEGINS, ENDS, Scheme, scheme_of, split
 from service.tasks.scores import Floats, Row, activate
-from service.tokenization import Encoding, Tokenizer, Tokens, default_stride, estimate_tokens, windows
+from service.text.tokenizer import Encoding, Tokenizer, Tokens, default_stride, estimate_tokens, windows
 
 TASK = "token-classification"
 Strategy = Literal["none", "simple", "first", "average", "max"]
@@ -100,7 +100,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     return EncodedText(encodings=encodings, tokens=tokens, cuts=cuts, subword_prefix=tokenizer.subword_prefix, unknown=tokenizer.unknown)
 
 
-def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
     """Returns the entities in order of the text.
 
     Args:
@@ -120,7 +120,7 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: He
     return found
 
 
-def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
     """Returns each token with its best label, as the strategy `none` wants them."""
     scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.ignore_labels)
     pieces = encoded.tokens.pieces
@@ -139,7 +139,7 @@ def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], head: H
     ]
 
 
-def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
     """Returns the entities that tokens, or the words of the strategy, are grouped into."""
     scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.ignore_labels)
     if request.aggregation_strategy == "simple":

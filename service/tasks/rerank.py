@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from service.errors import InvalidValueError
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.scores import Row, activate, best_first
-from service.tokenization import Tokenizer, estimate_tokens, truncate_longest_first
+from service.text.tokenizer import Tokenizer, estimate_tokens, truncate_longest_first
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
@@ -59,7 +59,7 @@ def relevant(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-def fits(head: Head) -> bool:
+def fits(head: ModelConfig) -> bool:
     """Returns whether a text classification model is a cross-encoder."""
     return relevant(head.labels) is not None
 
@@ -94,7 +94,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=encodings, truncated=truncated)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[dict[str, Any]]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
     """Returns `{index, score}` of each text, and `text` on request, best first; equal scores in the order of the texts.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from service.manifest import Activation
+from service.bundle.manifest import Activation
 
 Floats = NDArray[np.float32]
 Row = Mapping[str, Floats]  # one text's graph outputs by name

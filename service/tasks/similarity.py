@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from service.tasks import embed
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.scores import Row
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
 
 TASK = "sentence-similarity"
 
@@ -40,7 +40,7 @@ class Request:
         return [replace(self.like, text=text) for text in texts]
 
 
-def fits(head: Head) -> bool:
+def fits(head: ModelConfig) -> bool:
     """Returns whether a model embeds texts: every one of that task does."""
     return head.embedding is not None
 
@@ -60,7 +60,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=[item.encodings[0] for item in encoded], truncated=any(item.truncated for item in encoded))
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[float]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[float]:
     """Returns the cosine of each sentence with the source, from -1 to 1.
 
     Args:

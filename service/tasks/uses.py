@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from service.manifest import Manifest
+from service.bundle.manifest import Manifest
 from service.tasks import classify, embed, rerank, similarity, zero_shot
-from service.tasks.encoded import Head
+from service.tasks.encoded import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Use:
     """
 
     of: str
-    fits: Callable[[Head], bool]
+    fits: Callable[[ModelConfig], bool]
     needs: str
 
 

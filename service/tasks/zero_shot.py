@@ -14,9 +14,9 @@ import numpy as np
 
 from service.errors import InvalidValueError
 from service.tasks.classify import LabelScore
-from service.tasks.encoded import Encoded, Head
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.scores import Row, activate
-from service.tokenization import Tokenizer, estimate_tokens
+from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."
@@ -55,7 +55,7 @@ def entailment(labels: Sequence[str]) -> int | None:
     return ids[0] if ids and len(labels) > 1 else None
 
 
-def fits(head: Head) -> bool:
+def fits(head: ModelConfig) -> bool:
     """Returns whether a text classification model is one of natural language inference."""
     return entailment(head.labels) is not None
 
@@ -86,7 +86,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=encodings, truncated=truncated)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: Head) -> list[LabelScore]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[LabelScore]:
     """Returns the labels with their scores, best first; of equal ones the later label first, as in the pipeline.
 
     Args:

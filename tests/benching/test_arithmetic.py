@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 import tiny
-from bench import arrivals, bodies, inspection, measurement, mixes, queueing, sentences, slo, target
+from bench import inspection, queueing
+from bench.engine_limit import BareEngine
 from bench.errors import BenchError
-from bench.limits import BareEngine
-from bench.stream import Record
+from bench.load import arrivals, target
+from bench.load.stream import Record
+from bench.report import measurement, slo
+from bench.workload import bodies, mixes, sentences
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -17,10 +17,13 @@ import onnx
 import pytest
 
 import tiny
-from bench import bodies, cli, flags, page, plots, report, slo
-from bench.arrivals import poisson
+from bench import cli, flags
+from bench.engine_limit import BareEngine
 from bench.errors import BenchError, MissingExtraError
-from bench.limits import BareEngine
+from bench.load.arrivals import poisson
+from bench.report import html as html_report
+from bench.report import plots, report, slo
+from bench.workload import bodies
 from conftest import Served
 from listening import BUSY, OK, listening, ok
 from test_load import unused_port
@@ -68,7 +71,7 @@ def test_a_report_survives_json() -> None:
 
 def test_an_empty_report_has_a_page() -> None:
     """Plots of nothing say so."""
-    assert 4 == page.page([report.Report("closed", {}).document()]).count("nothing was measured")
+    assert 4 == html_report.page([report.Report("closed", {}).document()]).count("nothing was measured")
 
 
 def test_a_missed_target_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

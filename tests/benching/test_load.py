@@ -10,12 +10,13 @@ from collections import Counter
 
 import pytest
 
-from bench import client, measurement, target
-from bench.bodies import Body
-from bench.client import Load, Plan
 from bench.errors import BenchError
+from bench.load import client, target
+from bench.load.client import Load, Plan
+from bench.load.stream import Record
 from bench.progress import Progress
-from bench.stream import Record
+from bench.report import measurement
+from bench.workload.bodies import Body
 from listening import BUSY, OK, listening, ok
 
 PLAN = Plan(seconds=0.4, warmup_s=0.0, timeout_s=2.0)

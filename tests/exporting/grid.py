@@ -15,11 +15,11 @@ from export import calibration
 from export.calibration import BUILT_IN
 from export.pipeline import ExportSpec, export
 from families import FAMILIES, HEADS
-from service.bundle import Bundle, load
-from service.engine import OnnxEngine, Row
-from service.graph import Precision
-from service.manifest import Manifest
-from service.tokenization import Encoding, Tokenizer
+from service.backend.onnx_engine import OnnxEngine, Row
+from service.bundle.files import Bundle, load_bundle
+from service.bundle.graph_spec import Precision
+from service.bundle.manifest import Manifest
+from service.text.tokenizer import Encoding, Tokenizer
 
 # tokens of text; what the special tokens leave of the whole length comes last
 COUNTS = (0, 1, 2, 5, 13, 31, 64)
@@ -65,7 +65,7 @@ def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
     source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
     spec = ExportSpec(str(source), folder / "models", name="bundle", calibration=few_texts(folder), max_int8_error=1.0)
     path, manifest = export(spec, lambda line: None)
-    bundle = load(path)
+    bundle = load_bundle(path)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     encodings = grid(tokenizer, task)
     expected = reference(source, task, bundle, encodings)

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 import tiny
 from checkpoints import bert
-from export import calibration, checkpoint, lower, narrow, optimize, pack, trace
+from export import calibration, trace
 from export.calibration import Feed
-from export.checkpoint import Checkpoint
-from service.bundle import TOKENIZER_FILE, digest
-from service.tokenization import Tokenizer
+from export.checkpoint.load import Checkpoint, load_checkpoint
+from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
+from service.bundle.files import TOKENIZER_FILE, digest
+from service.text.tokenizer import Tokenizer
 
 ARCHITECTURES = {
     "text-classification": "BertForSequenceClassification",
@@ -56,11 +57,11 @@ def stage(source: Path, folder: Path) -> Staged:
     """Runs the stages up to quantization on a checkpoint."""
     folder.mkdir()
     raw, fused, lowered, narrowed, packed = (folder / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrowed", "packed"))
-    loaded = checkpoint.load(str(source))
+    loaded = load_checkpoint(str(source))
     trace.trace(loaded, raw)
-    optimize.optimize(raw, fused, loaded)
-    lower.lower(fused, lowered)
-    counts = narrow.narrow(lowered, narrowed), pack.pack(narrowed, packed)
+    ort_fusion.optimize(raw, fused, loaded)
+    unfuse.lower(fused, lowered)
+    counts = cls_only_last_layer.narrow(lowered, narrowed), pack_qkv.pack(narrowed, packed)
     (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec(digest(folder / TOKENIZER_FILE)))
     return Staged(loaded, tokenizer, fused, lowered, narrowed, packed, *counts)

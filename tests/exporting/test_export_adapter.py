@@ -13,13 +13,13 @@ import transformers
 from safetensors.torch import save_file
 
 from checkpoints import edit_json
-from export import checkpoint
+from export.checkpoint.load import load_checkpoint
 from export.errors import CheckpointError
 from export.pipeline import ExportSpec, export
 from families import FAMILIES
-from service.bundle import load
-from service.engine import OnnxEngine
-from service.tokenization import Tokenizer
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
+from service.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -73,7 +73,7 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
     source = adapter(tmp_path, use_rslora=rooted)
     path, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
     model = merged(source, scale)
-    bundle = load(path)
+    bundle = load_bundle(path)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     engine = OnnxEngine(path / bundle.graph("cpu").file, bundle.graph("cpu"), pad_id=manifest.tokenizer.pad_id, padding_side="right")
     encoding = tokenizer.assemble(tokenizer.tokenize(["A warm, funny and thoroughly engaging film."])[0].ids)
@@ -93,7 +93,7 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
     tokenizer.save_pretrained(source)
 
-    assert 50 == checkpoint.load(str(source)).max_length
+    assert 50 == load_checkpoint(str(source)).max_length
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
 def test_what_is_not_plain_lora_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     """Each setting that would be merged wrongly is named."""
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.load(str(adapter(tmp_path, **config)))
+        load_checkpoint(str(adapter(tmp_path, **config)))
 
     assert message in str(caught.value)
 
@@ -130,7 +130,7 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tenso
     save_file(transformers_tensors(source) | {f"base_model.model.{name}": tensor}, source / "adapter_model.safetensors")
 
     with pytest.raises(CheckpointError, match=message):
-        checkpoint.load(str(source))
+        load_checkpoint(str(source))
 
 
 def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:
     (source / "adapter_model.safetensors").rename(source / "adapter_model.bin")
 
     with pytest.raises(CheckpointError, match=r"needs adapter_config.json and adapter_model.safetensors; pickled weights are never loaded"):
-        checkpoint.load(str(source))
+        load_checkpoint(str(source))
 
 
 def test_without_a_task_the_models_own_head_counts(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_without_a_task_the_models_own_head_counts(tmp_path: Path) -> None:
     source = adapter(tmp_path, base_task="text-classification", task_type=None)
     save_file({name: value for name, value in transformers_tensors(source).items() if "lora" in name}, source / "adapter_model.safetensors")
     edit_json(source / "adapter_config.json", lora_alpha=0)
-    alone, with_adapter = checkpoint.load(str(tmp_path / "base")), checkpoint.load(str(source))
+    alone, with_adapter = load_checkpoint(str(tmp_path / "base")), load_checkpoint(str(source))
 
     assert alone.labels == with_adapter.labels
     assert alone.weights_sha256 != with_adapter.weights_sha256

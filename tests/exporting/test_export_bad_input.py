@@ -26,7 +26,7 @@ from checkpoints import edit_json, edit_weights, few_texts
 from export import signals
 from export.workspace import LOCK_FILE
 from outputs import FAST, Run, contents, left_in
-from service.bundle import load
+from service.bundle.files import load_bundle
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)
@@ -195,7 +195,7 @@ def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tm
     assert (2, True) == ((found := run(source, *FAST))[0], "--overwrite" in found[1])
     assert 0 == run(source, *FAST, "--overwrite")[0]
     assert ["tiny-bert"] == left_in(output)
-    assert "tiny-bert" == load(target).manifest.name
+    assert "tiny-bert" == load_bundle(target).manifest.name
     assert ("dangling" not in kind and kind != "file") is elsewhere.exists()
     assert (kind == "link to a folder") is (elsewhere / "inside").exists()
 
@@ -212,10 +212,10 @@ def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
             raise OSError(errno.EBUSY, "Device or resource busy", str(path))
         remove(path, **options)
 
-    monkeypatch.setattr("export.package.shutil.rmtree", busy)
+    monkeypatch.setattr("export.bundle.package.shutil.rmtree", busy)
 
     assert 0 == run(source, *FAST, "--overwrite")[0]
-    assert "tiny-bert" == load(output / "tiny-bert").manifest.source.checkpoint
+    assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
 
 
 # ---- no space
@@ -366,7 +366,7 @@ def test_signals_are_held_off_while_the_bundles_change_places(
 
     assert 0 == run(source, *FAST, "--overwrite")[0]
     assert ["tiny-bert"] == left_in(output)
-    assert "tiny-bert" == load(output / "tiny-bert").manifest.source.checkpoint
+    assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
 
 
 def test_handlers_are_put_back() -> None:

@@ -17,17 +17,17 @@ from numpy.typing import NDArray
 import service.cli
 import tiny
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
-from export import checkpoint
-from export.card import model_card
-from export.cpu import FORM
-from export.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
+from export.bundle.card import model_card
+from export.checkpoint.load import load_checkpoint
+from export.cpu.build import FORM
+from export.evidence.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
 from export.pipeline import ExportSpec, export
-from service.bundle import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load
-from service.engine import OnnxEngine
-from service.graph import GraphSpec, Precision
-from service.manifest import Manifest
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
+from service.bundle.graph_spec import GraphSpec, Precision
+from service.bundle.manifest import Manifest
 from service.tasks import classify
-from service.tokenization import Encoding, Tokenizer
+from service.text.tokenizer import Encoding, Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -38,7 +38,7 @@ class Served:
     """A bundle's graph behind the service's own tokenizer, engine and decoder."""
 
     def __init__(self, path: Path, precision: Precision = "fp32") -> None:
-        bundle = load(path)
+        bundle = load_bundle(path)
         graph = bundle.graph("cpu", precision)
         self.manifest = bundle.manifest
         spec = bundle.manifest.tokenizer
@@ -122,7 +122,7 @@ def test_nothing_but_the_bundle_is_left_in_the_output_folder(exported: Exported)
 
 def test_the_service_verifies_what_was_exported(exported: Exported) -> None:
     """`service.bundle.load` accepts the folder and reads the manifest that the export returned."""
-    assert exported.manifest == load(exported.target).manifest
+    assert exported.manifest == load_bundle(exported.target).manifest
 
 
 def test_another_user_may_read_the_bundle(exported: Exported) -> None:
@@ -310,7 +310,7 @@ def test_every_stage_reports_in_order(tmp_path: Path) -> None:
 )
 def test_the_activation_follows_the_problem_type(tmp_path: Path, labels: tuple[str, ...], problem_type: str | None, expected: str) -> None:
     """Regression has none, multi-label and a single label have sigmoid, the rest softmax; labels keep their order."""
-    loaded = checkpoint.load(str(bert(tmp_path, labels=labels, problem_type=problem_type)))
+    loaded = load_checkpoint(str(bert(tmp_path, labels=labels, problem_type=problem_type)))
 
     assert (expected, labels) == (loaded.activation, loaded.labels)
 
@@ -340,7 +340,7 @@ def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
     """Neither the position table nor the tokenizer's own limit is exceeded."""
     source = bert(tmp_path, positions=positions, model_max_length=model_max_length)
 
-    assert expected == checkpoint.load(str(source)).max_length
+    assert expected == load_checkpoint(str(source)).max_length
 
 
 @pytest.mark.parametrize("positions", [64, 128, 130])
@@ -506,7 +506,7 @@ def test_the_task_can_be_given_where_the_architecture_does_not_say(tmp_path: Pat
     del document["architectures"]
     (source / "config.json").write_text(json.dumps(document))
 
-    assert CLASSIFICATION == type(checkpoint.load(str(source), task="text-classification").model).__name__
+    assert CLASSIFICATION == type(load_checkpoint(str(source), task="text-classification").model).__name__
 
 
 # ---- the card

@@ -9,7 +9,7 @@ import pytest
 
 from export import calibration
 from export.errors import CheckpointError
-from export.graph import Graph
+from export.graph.ir import Graph
 from staged import ARCHITECTURES, Staged, checkpoint_of, run, stage
 
 pytestmark = pytest.mark.torch

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from export.choices import choice
-from export.scoring import same
-from service.manifest import Activation
+from export.evidence.decisions import choice
+from export.evidence.metrics import same
+from service.bundle.manifest import Activation
 
 
 @dataclass(frozen=True)

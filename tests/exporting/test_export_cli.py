@@ -20,10 +20,11 @@ from safetensors.torch import load_file
 
 import tiny
 from checkpoints import bert, edit_json, edit_weights, few_texts
-from export import cli, files
+from export import cli
+from export.checkpoint import source as sources
 from outputs import FAST, Run, contents, left_in
 from service import __version__
-from service.bundle import CARD_FILE, MANIFEST_FILE, load
+from service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)
@@ -76,7 +77,7 @@ def test_the_current_folder_can_be_the_source(source: Path, output: Path, run: R
 def test_a_name_can_be_given(source: Path, output: Path, run: Run) -> None:
     """--name names folder and manifest."""
     assert 0 == run(source, *FAST, "--name", "sentiment")[0]
-    assert "sentiment" == load(output / "sentiment").manifest.name
+    assert "sentiment" == load_bundle(output / "sentiment").manifest.name
 
 
 def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +88,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
         asked.update(options, name=name)
         return str(source)
 
-    monkeypatch.setattr(files, "snapshot_download", download)
+    monkeypatch.setattr(sources, "snapshot_download", download)
 
     assert 0 == run("org/model", *FAST, "--revision", "v1")[0]
     assert {
@@ -95,17 +96,17 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
         "revision": "v1",
         "allow_patterns": ["*.json", "*.safetensors", "*.txt", "*.model", "README.md"],
     } == asked
-    origin = load(output / "model").manifest.source
+    origin = load_bundle(output / "model").manifest.source
     assert ("org/model", "v1") == (origin.checkpoint, origin.revision)
 
 
 def test_the_commit_of_a_download_stands_in_the_manifest(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's cache names a snapshot's folder after it; what was asked for is kept beside it."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setattr(files, "snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit))))
+    monkeypatch.setattr(sources, "snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit))))
 
     assert 0 == run("org/model", *FAST, "--revision", "main")[0]
-    origin = load(output / "model").manifest.source
+    origin = load_bundle(output / "model").manifest.source
     assert ("main", commit) == (origin.revision, origin.commit)
     assert f"commit `{commit}`" in (output / "model" / CARD_FILE).read_text(encoding="utf-8")
 
@@ -116,7 +117,7 @@ def test_figures_stand_in_manifest_and_card(source: Path, output: Path, run: Run
     (tmp_path / "figures.json").write_text(json.dumps(figures))
 
     assert 0 == run(source, *FAST, "--figures", str(tmp_path / "figures.json"))[0]
-    bundle = load(output / "tiny-bert")
+    bundle = load_bundle(output / "tiny-bert")
     assert figures == [figure.model_dump() for figure in bundle.manifest.figures]
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
 
@@ -129,7 +130,7 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
         flags = ("--precision", "int8", "--overwrite", "--calibration", str(tmp_path / "own.txt"))
         assert 0 == cli.main([str(source), "--output", str(output), *flags])
         assert "quantize  int8, calibrated on 20 texts" in capsys.readouterr().err
-        digests.append(load(output / "tiny-bert").manifest.graphs[0].sha256)
+        digests.append(load_bundle(output / "tiny-bert").manifest.graphs[0].sha256)
 
     assert 2 == len(set(digests))
 
@@ -239,7 +240,7 @@ def test_an_existing_bundle_is_replaced_when_asked(source: Path, output: Path, r
     """With --overwrite the new bundle stands in its place, and nothing of the old one or of the work is left."""
     assert 0 == run(source, *FAST, "--overwrite")[0]
     assert ["tiny-bert"] == left_in(output)
-    assert "tiny-bert" == load(output / "tiny-bert").manifest.source.checkpoint
+    assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
 
 
 def test_what_a_killed_export_left_aside_is_cleared(source: Path, output: Path, existing: dict[str, bytes], run: Run) -> None:
@@ -407,7 +408,7 @@ def test_int8_of_a_small_vocabulary_keeps_its_table_in_float(source: Path, outpu
     bert(source.parent, source.name, rows=200)
 
     assert 0 == run(source, "--precision", "int8", "--calibration", str(few_texts(tmp_path)))[0]
-    [graph] = load(output / "tiny-bert").manifest.graphs
+    [graph] = load_bundle(output / "tiny-bert").manifest.graphs
     assert (10, 0) == (graph.evidence.quantized["MatMulIntegerToFloat"], graph.evidence.quantized["PerRowEmbedding"])
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(output / "tiny-bert" / graph.file)).graph.initializer}
     [table] = [value for name, value in tensors.items() if name.endswith("word_embeddings.weight")]

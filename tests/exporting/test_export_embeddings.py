@@ -19,15 +19,16 @@ from transformers import BertConfig
 import service.cli
 import tiny
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
-from export import cli, files
+from export import cli
+from export.checkpoint import source as sources
 from export.errors import ExportError
 from export.pipeline import ExportSpec, export
-from service.api import reading
-from service.bundle import load
-from service.engine import OnnxEngine
-from service.model import TASKS
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
+from service.serving.model import TASKS
 from service.tasks import embed, rerank, similarity, zero_shot
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
+from service.wire import reading
 
 pytestmark = pytest.mark.torch
 
@@ -77,7 +78,7 @@ class Served:
     """A bundle behind the service's own readers, tokenizer, engine and decoders; texts of a request share one padded batch."""
 
     def __init__(self, path: Path, precision: Any = "fp32") -> None:
-        loaded = load(path)
+        loaded = load_bundle(path)
         graph, spec = loaded.graph("cpu", precision), loaded.manifest.tokenizer
         self.manifest = loaded.manifest
         self.tokenizer = Tokenizer(loaded.tokenizer_path, spec)
@@ -190,7 +191,7 @@ def test_similarities_are_cosines_of_pytorchs_vectors(source: Path, bundle: Path
 
 def test_int8_passes_the_gate_and_points_the_same_way(source: Path, bundle: Path) -> None:
     """The error on the calibration texts is within the limit, and the vectors' cosines to PyTorch's are near 1."""
-    [graph] = [graph for graph in load(bundle).manifest.graphs if graph.precision == "int8"]
+    [graph] = [graph for graph in load_bundle(bundle).manifest.graphs if graph.precision == "int8"]
     assert 0 < graph.evidence.quantization_error <= 0.1
     assert graph.evidence.quantized["MatMulIntegerToFloat"] == 16
     found = np.array(Served(bundle, "int8").answer(embed.TASK, inputs=TEXTS))
@@ -347,7 +348,7 @@ def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypa
             shutil.copyfile(source / name, fetched / name)
         return str(fetched)
 
-    monkeypatch.setattr(files, "snapshot_download", download)
+    monkeypatch.setattr(sources, "snapshot_download", download)
     _, manifest = export(ExportSpec("org/vectors", tmp_path / "models", precisions=("fp32",)), silent)
 
     assert not list(fetched.rglob("*.bin"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import service.cli
-from export.parity import MAX_ABS_ERROR
+from export.evidence.parity import MAX_ABS_ERROR
 from families import CASES, FAMILIES, LENGTH
 from family_table import DOCUMENT, ROUNDING, read, rounded_up, write
 from grid import Measured, measure

@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from export import checkpoint, flops
-from export.checkpoint import Checkpoint
+from export.checkpoint import flops
+from export.checkpoint.load import Checkpoint, load_checkpoint
 from families import CASES, FAMILIES, LENGTH, SIZES
-from service.graph import InputSpec
+from service.bundle.graph_spec import InputSpec
 
 pytestmark = pytest.mark.torch
 
@@ -22,7 +22,7 @@ LINEAR, QUADRATIC = 2 * (4 * HIDDEN**2 + 2 * HIDDEN * INNER), 4 * HIDDEN
 
 def counted(path: Path, family: str, task: str) -> tuple[Checkpoint, float, float]:
     """Returns a family's random checkpoint with the two terms of its arithmetic."""
-    loaded = checkpoint.load(str(FAMILIES[family].save(path / "model", task)), task=task)
+    loaded = load_checkpoint(str(FAMILIES[family].save(path / "model", task)), task=task)
     return loaded, loaded.flops.linear, loaded.flops.quadratic
 
 

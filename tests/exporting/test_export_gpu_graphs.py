@@ -15,17 +15,18 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
-from export import calibration, cuda, half, shapes
-from export.cuda import FUSED, PARTLY
-from export.parity import MAX_ABS_ERROR
+from export import calibration
+from export.evidence.parity import MAX_ABS_ERROR
+from export.gpu import cuda, fp16, shape_plan
+from export.gpu.cuda import FUSED, PARTLY
 from export.pipeline import ExportSpec, export
-from export.targets import choose
-from service.bundle import Bundle, load
-from service.engine import OnnxEngine, Row
-from service.graph import GraphSpec
-from service.model import TASKS
+from export.precisions import choose
+from service.backend.onnx_engine import OnnxEngine, Row
+from service.bundle.files import Bundle, load_bundle
+from service.bundle.graph_spec import GraphSpec
+from service.serving.model import TASKS
 from service.tasks import classify
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
 from staged import ARCHITECTURES, checkpoint_of, stage
 
 pytestmark = pytest.mark.torch
@@ -43,7 +44,7 @@ def exported(source: Path, folder: Path, **changes: Any) -> Bundle:
     """Returns the bundle of a checkpoint with graphs for all providers."""
     spec: dict[str, Any] = {"precisions": ("fp32", "fp16"), "providers": ("cpu", "cuda", "tensorrt")} | changes
     target, _ = export(ExportSpec(source=str(source), output=folder, calibration=few_texts(folder.parent), **spec), silent)
-    return load(target)
+    return load_bundle(target)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     assert graphs[0].shapes is None
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
-        assert graph.shapes == shapes.plan(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
+        assert graph.shapes == shape_plan.plan(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
         assert graph.batch_invariant
         assert "cpu" == graph.evidence.provider
     # TensorRT converts itself, so that one file serves both
@@ -233,8 +234,8 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     fused = cuda.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
     feeds = calibration.feeds(TEXTS[:3] * 5, left, made.tokenizer, fused.inputs)
     padded = [calibration.padded(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
-    halved = half.halve(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
-    unpadded = half.halve(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
+    halved = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
+    unpadded = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
 
     assert PARTLY == fused.form
     assert [0, LAYERS] == [fused.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
@@ -299,7 +300,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
     ]
     tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in (("big", -3.4e38), ("gamma", 1.0), ("beta", 0.0))]
     model = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors))
-    limit = half.LIMIT
+    limit = fp16.LIMIT
     peaks = {
         "x": 1.0,
         "a": 0.0,
@@ -313,7 +314,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
         "i": limit,
     }
 
-    assert {"constant", "writer", "reader", "sum", "not_finite"} == half.overflowing(model, peaks)
+    assert {"constant", "writer", "reader", "sum", "not_finite"} == fp16.overflowing(model, peaks)
 
 
 # ---- the plan, and what may be asked for
@@ -323,7 +324,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
 @pytest.mark.parametrize("rectangle", [False, True])
 def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rectangle: bool) -> None:
     """Lengths end with the model's and are multiples of 8 before; no step wastes over a half, but for the first; batches are bounded."""
-    plan = shapes.plan(max_length, masks=True, rectangle=rectangle)
+    plan = shape_plan.plan(max_length, masks=True, rectangle=rectangle)
     lengths = [bucket.length for bucket in plan.buckets]
 
     assert max_length == lengths[-1]
@@ -332,7 +333,7 @@ def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rect
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
     assert plan.masks[-1] >= max_length
     most = max(rows * length for rows, length in plan.shapes)
-    assert most <= (max(shapes.MAX_TOKENS, 8 * max_length) if rectangle else max(shapes.MAX_TOKENS, max_length))
+    assert most <= (max(shape_plan.MAX_TOKENS, 8 * max_length) if rectangle else max(shape_plan.MAX_TOKENS, max_length))
     if rectangle:
         assert 1 == len({bucket.rows for bucket in plan.buckets})
     for tokens in range(1, max_length + 1, 7):

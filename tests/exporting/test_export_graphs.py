@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from checkpoints import SIZES
-from export import outliers
-from export.balance import balance
 from export.calibration import BUILT_IN, Feed, observe, read
+from export.cpu.cls_only_last_layer import narrow
+from export.cpu.pack_qkv import pack
+from export.cpu.unfuse import lower
 from export.errors import GraphError
-from export.graph import CONTRIB, Graph, attribute
-from export.lower import lower
-from export.narrow import narrow
-from export.pack import pack
-from service.bundle import digest
+from export.graph.ir import CONTRIB, Graph, attribute
+from export.int8 import outlier_split
+from export.int8.fold_smoothing import fold_smoothing
+from service.bundle.files import digest
 from staged import ARCHITECTURES, Staged, assert_equal_outputs, checkpoint_of, operators, padded, run, stage
 
 pytestmark = pytest.mark.torch
@@ -514,21 +514,21 @@ def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
 
 def test_every_feed_forward_block_is_found(staged: Staged) -> None:
     """There is one a layer; the activation of a head is none."""
-    assert 2 == len(outliers.feed_forwards(Graph(staged.packed)))
+    assert 2 == len(outlier_split.feed_forwards(Graph(staged.packed)))
 
 
 def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_path: Path) -> None:
     """Outputs stay within 1e-5; the small block has the units of the largest peaks, and the large one the others, in order."""
     graph = Graph(classifier.packed)
-    activation = outliers.feed_forwards(graph)[0]
+    activation = outlier_split.feed_forwards(graph)[0]
     producers = graph.producers()
     first = producers[producers[activation.input[0]].input[0]]
     name, weight = first.input[1], graph.constant(first.input[1])
     assert weight is not None
     peak = np.random.default_rng(0).permutation(weight.shape[1]).astype(np.float32)
-    outliers.split_units(graph, activation, peak)
+    outlier_split.split_units(graph, activation, peak)
     graph.save(tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outliers.UNITS
+    largest = peak >= len(peak) - outlier_split.UNITS
 
     np.testing.assert_array_equal(weight[:, largest], graph_constant(tmp_path / "split.onnx", f"{name}/float"))
     np.testing.assert_array_equal(weight[:, ~largest], graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -543,9 +543,9 @@ def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: S
     name, weight = product.input[1], graph.constant(product.input[1])
     assert weight is not None
     peak = np.random.default_rng(0).permutation(weight.shape[0]).astype(np.float32)
-    outliers.split_inputs(graph, product, peak)
+    outlier_split.split_inputs(graph, product, peak)
     graph.save(tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outliers.CHANNELS
+    largest = peak >= len(peak) - outlier_split.CHANNELS
 
     np.testing.assert_array_equal(weight[largest], graph_constant(tmp_path / "split.onnx", f"{name}/outlying"))
     np.testing.assert_array_equal(np.where(largest[:, None], 0, weight), graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -557,7 +557,7 @@ def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) ->
     """Every block and every product of a norm's output split, by the values seen on texts, is the same function within 1e-5."""
     graph = Graph(staged.packed)
     consumers = graph.consumers()
-    blocks = outliers.feed_forwards(graph)
+    blocks = outlier_split.feed_forwards(graph)
     products = [
         reader
         for node in graph.nodes
@@ -570,9 +570,9 @@ def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) ->
     seen = observe(tmp_path / "observed.onnx", tensors, staged.feeds(read(BUILT_IN)[:10]))
     assert len(products) > 3
     for node in blocks:
-        outliers.split_units(graph, node, seen[node.output[0]].peak)
+        outlier_split.split_units(graph, node, seen[node.output[0]].peak)
     for product in products:
-        outliers.split_inputs(graph, product, seen[product.input[0]].peak)
+        outlier_split.split_inputs(graph, product, seen[product.input[0]].peak)
     graph.save(tmp_path / "split.onnx")
 
     for feed, mask in batches(staged):
@@ -588,7 +588,7 @@ def balanced(staged: Staged, path: Path, factor: float) -> tuple[set[str], set[s
     outputs = {node.output[0] for node in graph.nodes if node.op_type == "MultiHeadAttention"}
     multipliers = {name: np.geomspace(1, factor, HIDDEN, dtype=np.float32) for name in outputs}
     multipliers["unknown"] = np.ones(HIDDEN, dtype=np.float32)
-    done = balance(graph, multipliers)
+    done = fold_smoothing(graph, multipliers)
     graph.save(path)
     return outputs, done
 
@@ -620,7 +620,7 @@ def test_a_factor_of_zero_leaves_the_channel(staged: Staged, tmp_path: Path) -> 
     """A channel that nothing reads has no size to be brought to, and nothing becomes infinite."""
     graph = Graph(staged.packed)
     names = [node.output[0] for node in graph.nodes if node.op_type == "MultiHeadAttention"]
-    balance(graph, {name: np.eye(1, HIDDEN, dtype=np.float32)[0] for name in names})
+    fold_smoothing(graph, {name: np.eye(1, HIDDEN, dtype=np.float32)[0] for name in names})
     graph.save(tmp_path / "balanced.onnx")
     for feed, mask in batches(staged):
         assert_equal_outputs(staged.packed, tmp_path / "balanced.onnx", feed, mask)

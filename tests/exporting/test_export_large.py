@@ -18,12 +18,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import service.cli
 from checkpoints import bert, few_texts
-from export import cli, storage
+from export import cli
+from export.graph import onnx_files
 from export.pipeline import ExportSpec, export
-from service import bundle
-from service.engine import OnnxEngine
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle import files as bundles
 from service.errors import BundleError
-from service.tokenization import Encoding
+from service.text.tokenizer import Encoding
 
 pytestmark = pytest.mark.torch
 
@@ -63,10 +64,10 @@ def run(path: Path, size: int = 64) -> NDArray[np.float32]:
 def test_a_graph_is_read_as_it_was_written(tmp_path: Path, most: int) -> None:
     """In one file or in two, nodes and constants are the same, and ONNX Runtime computes with them."""
     model, constants = product()
-    storage.write(model, constants, tmp_path / "a.onnx", most=most)
+    onnx_files.write(model, constants, tmp_path / "a.onnx", most=most)
 
-    read, values = storage.read(tmp_path / "a.onnx")
-    assert ["a.onnx", "a.onnx.data"][: 1 + (most == 0)] == [path.name for path in storage.files(tmp_path / "a.onnx")]
+    read, values = onnx_files.read(tmp_path / "a.onnx")
+    assert ["a.onnx", "a.onnx.data"][: 1 + (most == 0)] == [path.name for path in onnx_files.files(tmp_path / "a.onnx")]
     assert (["MatMul", "Add", "Reshape"], 0) == ([node.op_type for node in read.graph.node], len(read.graph.initializer))
     assert [*constants] == [*values]
     assert all(np.array_equal(constants[name], values[name]) and constants[name].dtype == values[name].dtype for name in constants)
@@ -76,11 +77,11 @@ def test_a_graph_is_read_as_it_was_written(tmp_path: Path, most: int) -> None:
 def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) -> None:
     """Shape inference reads shapes; a page is what can be mapped alone."""
     model, constants = product()
-    storage.write(model, constants | {"other": constants["matrix"] + 1}, tmp_path / "a.onnx", most=0)
+    onnx_files.write(model, constants | {"other": constants["matrix"] + 1}, tmp_path / "a.onnx", most=0)
 
     places = {
         tensor.name: {entry.key: entry.value for entry in tensor.external_data}
-        for tensor in storage.structure(tmp_path / "a.onnx").graph.initializer
+        for tensor in onnx_files.structure(tmp_path / "a.onnx").graph.initializer
     }
     assert {
         "bias": {},
@@ -89,8 +90,8 @@ def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) ->
         "other": {"location": "a.onnx.data", "offset": "16384", "length": "16384"},
     } == places
     uneven = {name: np.ones(300 * size, dtype=np.uint8) for size, name in enumerate("abcdefgh")}
-    storage.write(product()[0], uneven, tmp_path / "b.onnx", most=0)
-    places = {t.name: {e.key: e.value for e in t.external_data} for t in storage.structure(tmp_path / "b.onnx").graph.initializer}
+    onnx_files.write(product()[0], uneven, tmp_path / "b.onnx", most=0)
+    places = {t.name: {e.key: e.value for e in t.external_data} for t in onnx_files.structure(tmp_path / "b.onnx").graph.initializer}
     assert ["0", "4096", "8192", "12288"] == [places[name]["offset"] for name in "efgh"]
 
 
@@ -98,12 +99,12 @@ def test_a_replaced_graph_stays_as_it_was_for_who_has_it_mapped(tmp_path: Path) 
     """A stage may write the file that its constants come from."""
     path = tmp_path / "a.onnx"
     model, constants = product()
-    storage.write(model, constants, path, most=0)
-    again, mapped = storage.read(path)
-    storage.write(again, mapped | {"matrix": mapped["matrix"] * 2}, path, most=0)
+    onnx_files.write(model, constants, path, most=0)
+    again, mapped = onnx_files.read(path)
+    onnx_files.write(again, mapped | {"matrix": mapped["matrix"] * 2}, path, most=0)
 
     assert np.array_equal(constants["matrix"], mapped["matrix"])
-    assert np.array_equal(constants["matrix"] * 2, storage.read(path)[1]["matrix"])
+    assert np.array_equal(constants["matrix"] * 2, onnx_files.read(path)[1]["matrix"])
 
 
 def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
@@ -115,8 +116,8 @@ def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
     onnx.save(model, str(scattered), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
     assert {"a.onnx", *constants} == {path.name for path in scattered.parent.iterdir()}
 
-    storage.copy(scattered, tmp_path / "b.onnx")
-    storage.copy(tmp_path / "b.onnx", tmp_path / "c.onnx")
+    onnx_files.copy(scattered, tmp_path / "b.onnx")
+    onnx_files.copy(tmp_path / "b.onnx", tmp_path / "c.onnx")
     shutil.rmtree(scattered.parent)
     assert ["b.onnx", "c.onnx"] == sorted(path.name for path in tmp_path.iterdir())
     np.testing.assert_allclose(constants["matrix"] + constants["bias"], run(tmp_path / "c.onnx"), atol=1e-6)
@@ -125,26 +126,26 @@ def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
 def test_a_finished_graph_takes_the_form_of_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between stages weights are outside from a lower bound on; a bundle has them outside only where they must be."""
     path = tmp_path / "a.onnx"
-    storage.write(*product(), path, most=0)
-    storage.settle(path)
-    assert ([path], 1) == (storage.files(path), len(list(tmp_path.iterdir())))
+    onnx_files.write(*product(), path, most=0)
+    onnx_files.finalize(path)
+    assert ([path], 1) == (onnx_files.files(path), len(list(tmp_path.iterdir())))
     expected = run(path)
 
-    monkeypatch.setattr(storage, "MAX_BYTES", 1000)
-    storage.settle(path)
-    assert ["a.onnx", "a.onnx.data"] == [file.name for file in storage.files(path)]
+    monkeypatch.setattr(onnx_files, "MAX_BYTES", 1000)
+    onnx_files.finalize(path)
+    assert ["a.onnx", "a.onnx.data"] == [file.name for file in onnx_files.files(path)]
     assert np.array_equal(expected, run(path))
-    storage.remove(path)
+    onnx_files.remove(path)
     assert [] == list(tmp_path.iterdir())
 
 
 def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a graph by a relative path; the working directory is what it was afterwards."""
     model, constants = product()
-    storage.write(model, constants, tmp_path / "a.onnx", most=0)
+    onnx_files.write(model, constants, tmp_path / "a.onnx", most=0)
     monkeypatch.chdir(tmp_path.parent)
 
-    with storage.at_hand(Path(tmp_path.name) / "a.onnx") as hollow:
+    with onnx_files.lazy_weights(Path(tmp_path.name) / "a.onnx") as hollow:
         value = next(numpy_helper.to_array(tensor) for tensor in hollow.graph.initializer if tensor.name == "matrix")
     assert np.array_equal(constants["matrix"], value)
     assert tmp_path.parent == Path.cwd()
@@ -165,8 +166,8 @@ def large_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("large")
     texts = few_texts(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "WORK_BYTES", 4096)
-        patch.setattr(storage, "MAX_BYTES", BETWEEN)
+        patch.setattr(onnx_files, "WORK_BYTES", 4096)
+        patch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
         providers = ("cpu", "cuda", "tensorrt")
         path, _ = export(ExportSpec(str(source), folder / "models", providers=providers, calibration=texts), lambda line: None)
     return path
@@ -180,7 +181,7 @@ def copy_to_damage(large: Path, tmp_path: Path) -> Path:
 
 def logits(path: Path, provider: Any = "cpu", precision: Any = "fp32") -> NDArray[np.float32]:
     """Returns what a bundle's graph answers to a few tokens, on the CPU."""
-    loaded = bundle.load(path)
+    loaded = bundles.load_bundle(path)
     graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
     engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider="cpu")
     ids = np.array([2, 8, 9, 10, 3])
@@ -191,7 +192,7 @@ def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
     """fp32 has, int8 and fp16 have not; nothing of the stages is left."""
     two = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}
     one = {"model.cpu.int8.onnx", "model.cuda.fp16.onnx"}
-    others = {bundle.MANIFEST_FILE, bundle.TOKENIZER_FILE, bundle.CARD_FILE}
+    others = {bundles.MANIFEST_FILE, bundles.TOKENIZER_FILE, bundles.CARD_FILE}
 
     assert two | one | others | {f"{name}.data" for name in two} == {path.name for path in large.iterdir()}
     assert [large.name] == [path.name for path in large.parent.iterdir()]
@@ -199,10 +200,10 @@ def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
 
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     """A graph's own file and what is beside it; what identifies it covers both."""
-    manifest = bundle.load(large).manifest
+    manifest = bundles.load_bundle(large).manifest
     files = {file.file: (file.sha256, file.size_bytes) for graph in manifest.graphs for file in graph.files}
 
-    assert {path.name: (bundle.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == files
+    assert {path.name: (bundles.digest(path), path.stat().st_size) for path in large.iterdir() if path.name.startswith("model.")} == files
     fp32, int8 = (next(graph for graph in manifest.graphs if graph.provider == "cpu" and graph.precision == p) for p in ("fp32", "int8"))
     assert (int8.sha256, ()) == (int8.identity, int8.data)
     changed = fp32.model_copy(update={"data": (fp32.data[0].model_copy(update={"sha256": "0" * 64}),)})
@@ -225,28 +226,28 @@ def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFix
     """`bert-export verify` runs every graph; the card has all digests and the whole size."""
     assert 0 == cli.main(["verify", str(large)])
     capsys.readouterr()
-    card = (large / bundle.CARD_FILE).read_text(encoding="utf-8")
+    card = (large / bundles.CARD_FILE).read_text(encoding="utf-8")
 
-    assert [] == [file.file for graph in bundle.load(large).manifest.graphs for file in graph.files if file.sha256 not in card]
+    assert [] == [file.file for graph in bundles.load_bundle(large).manifest.graphs for file in graph.files if file.sha256 not in card]
     size = sum((large / name).stat().st_size for name in (FP32, f"{FP32}.data"))
     assert f"| `{FP32}` | cpu | fp32 | {size / 2**20:.1f} |" in card
 
 
 def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> None:
     """`bert-export verify --update` measures again, and writes manifest and card alone."""
-    before = {path.name: bundle.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
-    files = [graph.files for graph in bundle.load(damaged).manifest.graphs]
+    before = {path.name: bundles.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
+    files = [graph.files for graph in bundles.load_bundle(damaged).manifest.graphs]
     assert 0 == cli.main(["verify", str(damaged), "--checkpoint", str(source), "--update"])
 
-    assert before == {path.name: bundle.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
-    assert files == [graph.files for graph in bundle.load(damaged).manifest.graphs]
+    assert before == {path.name: bundles.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}
+    assert files == [graph.files for graph in bundles.load_bundle(damaged).manifest.graphs]
 
 
 def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights beside the graph count; `bert-serve check` gets the stored result with them."""
-    monkeypatch.setattr(storage, "MAX_BYTES", BETWEEN)
+    monkeypatch.setattr(onnx_files, "MAX_BYTES", BETWEEN)
     assert 0 == cli.main([str(source), "--output", str(tmp_path), "--precision", "fp32"])
 
     size = sum((tmp_path / source.name / name).stat().st_size for name in (FP32, f"{FP32}.data"))
@@ -270,6 +271,6 @@ def test_a_bundle_without_its_weights_is_refused(damaged: Path, damage: Any, mes
     damage(damaged / f"{FP32}.data")
 
     with pytest.raises(BundleError, match=message):
-        bundle.load(damaged)
+        bundles.load_bundle(damaged)
     assert 1 == cli.main(["verify", str(damaged)])
     assert "fp32.onnx.data" in capsys.readouterr().out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from export import leftovers
+from export.checkpoint import unexpected_weights
 from export.errors import CheckpointError
 
 TAKEN = ["enc.layer.0.dense.weight", "enc.layer.1.dense.weight", "enc.pooler.dense.weight", "cls.predictions.bias", "classifier.weight"]
@@ -27,7 +27,7 @@ MODULES = {
 
 def refuse(*names: str, modules: set[str] = MODULES) -> None:
     """Judges leftovers of a model with the encoder `enc`."""
-    leftovers.refuse("ckpt", names, taken=TAKEN, modules=modules, encoder="enc")
+    unexpected_weights.refuse("ckpt", names, taken=TAKEN, modules=modules, encoder="enc")
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from export.errors import ExportError
 from export.pipeline import ExportSpec, export
 from families import Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
 from grid import grid, reference, rows
-from service.bundle import load
-from service.tokenization import Tokenizer
+from service.bundle.files import load_bundle
+from service.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -63,7 +63,7 @@ def test_an_encoder_that_is_not_in_the_table_answers_as_pytorch_does(name: str, 
     family, fields = OTHERS[name]
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     path, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
-    bundle = load(path)
+    bundle = load_bundle(path)
     encodings = grid(Tokenizer(bundle.tokenizer_path, manifest.tokenizer), CLASSIFIES)
     expected = reference(source, CLASSIFIES, bundle, encodings)
     alone, together = rows(bundle, "fp32", encodings)
@@ -78,7 +78,7 @@ def test_an_encoder_that_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
     family, fields = OTHERS["SqueezeBERT"]
     source = family.save(tmp_path / "checkpoint", CLASSIFIES, **fields)
     path, manifest = export(ExportSpec(str(source), tmp_path / "models", task="feature-extraction", precisions=("fp32",)), silent)
-    bundle = load(path)
+    bundle = load_bundle(path)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     encoding = tokenizer.assemble(tokenizer.tokenize(["a film of the first half hour"])[0].ids)
     with torch.no_grad():

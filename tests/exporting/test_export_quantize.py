@@ -17,10 +17,10 @@ from checkpoints import edit_weights
 from export import calibration
 from export.calibration import Feed
 from export.errors import GraphError
-from export.graph import Graph
-from export.quantize import quantize
-from export.rounding import MAX_INT8, MAX_INT16
-from service.bundle import digest
+from export.graph.ir import Graph
+from export.int8.gptq import MAX_INT8, MAX_INT16
+from export.int8.quantize import quantize
+from service.bundle.files import digest
 from staged import ARCHITECTURES, Staged, checkpoint_of, padded, run, stage
 
 pytestmark = pytest.mark.torch

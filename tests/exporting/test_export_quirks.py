@@ -10,9 +10,10 @@ import torch
 import transformers
 
 from checkpoints import edit_json
-from export import checkpoint, quirks
+from export.checkpoint import load, model_patches
+from export.checkpoint.load import load_checkpoint
 from export.errors import ExportError
-from export.graph import Graph
+from export.graph.ir import Graph
 from export.pipeline import ExportSpec, export
 from families import FAMILIES, LENGTH, SIZES, bert_tokenizer, roberta_tokenizer, save_random
 from grid import measure
@@ -155,8 +156,8 @@ def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
     other = FAMILIES["XLNet"].save(tmp_path / "right", "text-classification")
     edit_json(other / "tokenizer_config.json", padding_side="right")
 
-    assert "right" == checkpoint.load(str(source)).padding_side
-    assert "left" == checkpoint.load(str(other)).padding_side
+    assert "right" == load_checkpoint(str(source)).padding_side
+    assert "left" == load_checkpoint(str(other)).padding_side
 
 
 def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
@@ -164,16 +165,16 @@ def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
     source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 
-    assert checkpoint.DEFAULT_LENGTH == checkpoint.load(str(source)).max_length
+    assert load.DEFAULT_LENGTH == load_checkpoint(str(source)).max_length
 
 
 @pytest.mark.parametrize(("family", "replaced"), [("DeBERTa", 1), ("DeBERTa v3", 1), ("MPNet", 1), ("BERT", 0), ("ModernBERT", 0)])
 def test_code_is_mended_while_it_is_traced_and_no_longer(tmp_path: Path, family: str, replaced: int) -> None:
     """Functions are found by what the model's code has, and are its own again after the block."""
-    model = checkpoint.load(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
-    owners = quirks._owners(model)
+    model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
+    owners = model_patches._owners(model)
     before = [dict(vars(owner)) for owner in owners]
-    with quirks.mended(model, LENGTH) as names:
+    with model_patches.mended(model, LENGTH) as names:
         changed = sum(dict(vars(owner)) != was for owner, was in zip(owners, before, strict=True))
 
     assert replaced == changed == len(names)
@@ -183,12 +184,12 @@ def test_code_is_mended_while_it_is_traced_and_no_longer(tmp_path: Path, family:
 @pytest.mark.parametrize("family", ["DeBERTa v3", "MPNet"])
 def test_a_table_of_buckets_is_the_function(family: str, tmp_path: Path) -> None:
     """Looked up or computed, each distance up to the whole length falls into the same bucket."""
-    model = checkpoint.load(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
-    [(owner, name)] = [(owner, name) for owner in quirks._owners(model) for name in quirks._BUCKETS if name in vars(owner)]
+    model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
+    [(owner, name)] = [(owner, name) for owner in model_patches._owners(model) for name in model_patches._BUCKETS if name in vars(owner)]
     distances = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     options = (32, LENGTH) if name == "make_log_bucket_position" else ()
     expected = getattr(owner, name)(distances, *options)
-    with quirks.mended(model, LENGTH):
+    with model_patches.mended(model, LENGTH):
         actual = getattr(owner, name)(distances, *options)
 
     assert torch.equal(expected, actual)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.rounding import MAX_INT8, MAX_INT16, column_scales, to_nearest, with_feedback
+from export.int8.gptq import MAX_INT8, MAX_INT16, column_scales, to_nearest, with_feedback
 
 pytestmark = pytest.mark.torch
 
@@ -146,7 +146,7 @@ def test_blocks_change_nothing_but_the_speed(monkeypatch: pytest.MonkeyPatch) ->
     weight, inputs, peak = random_weight(7, 96, 48), correlated_inputs(7, 400, 96), np.full(96, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
     whole = with_feedback(weight, scales, inputs, peak)
-    monkeypatch.setattr("export.rounding._BLOCK", 20)
+    monkeypatch.setattr("export.int8.gptq._BLOCK", 20)
     in_blocks = with_feedback(weight, scales, inputs, peak)
 
     assert np.mean(whole != in_blocks) < 0.01
@@ -188,7 +188,7 @@ def test_feedback_saturates_no_pair(rows: int, monkeypatch: pytest.MonkeyPatch) 
     scales = column_scales(weight, peak) * np.float32(0.985)  # without the slack that makes such columns rare
     steps, nearest = with_feedback(weight, scales, inputs, peak), to_nearest(weight, scales)
     with monkeypatch.context() as patch:
-        patch.setattr("export.rounding.MAX_INT16", 2**31)
+        patch.setattr("export.int8.gptq.MAX_INT16", 2**31)
         careless = with_feedback(weight, scales, inputs, peak)
     saturated = np.array(largest_sums(careless, peak)) > MAX_INT16
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from export import scoring
+from export.evidence import metrics
 
 ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
 WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
@@ -27,7 +27,7 @@ WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
 )
 def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) -> None:
     """Lower case, then punctuation, then articles, then white space."""
-    assert normalized == scoring.normalize_answer(text)
+    assert normalized == metrics.normalize_answer(text)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_answers_are_normalized_as_in_squads_script(text: str, normalized: str) 
 )
 def test_exact_match_and_f1_of_answers(answer: str, golds: list[str], exact: float, f1: float) -> None:
     """The best over the right answers; an unanswerable question wants no answer."""
-    assert (exact, f1) == (scoring.exact_match(answer, golds), pytest.approx(scoring.answer_f1(answer, golds)))
+    assert (exact, f1) == (metrics.exact_match(answer, golds), pytest.approx(metrics.answer_f1(answer, golds)))
 
 
 def test_entity_f1_is_strict_and_over_all_texts() -> None:
@@ -54,13 +54,13 @@ def test_entity_f1_is_strict_and_over_all_texts() -> None:
     expected = [{(0, 3, "PER"), (8, 14, "LOC")}, {(0, 5, "ORG")}, set()]
     found = [{(0, 3, "PER"), (8, 13, "LOC")}, {(0, 5, "PER")}, {(1, 2, "LOC")}]
 
-    assert 2 * 1 / (4 + 3) == pytest.approx(scoring.span_f1(expected, found))
+    assert 2 * 1 / (4 + 3) == pytest.approx(metrics.span_f1(expected, found))
 
 
 def test_entity_f1_where_there_is_nothing_to_find() -> None:
     """Finding nothing in nothing is right, finding something in nothing is not."""
-    assert 1.0 == scoring.span_f1([set()], [set()])
-    assert 0.0 == scoring.span_f1([set()], [{(0, 1, "PER")}])
+    assert 1.0 == metrics.span_f1([set()], [set()])
+    assert 0.0 == metrics.span_f1([set()], [{(0, 1, "PER")}])
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,9 @@ def test_entity_f1_where_there_is_nothing_to_find() -> None:
         (["O", "O", "O", "O"], set()),
     ],
 )
-def test_tags_become_entities(tags: list[str], expected: set[scoring.Span]) -> None:
+def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> None:
     """BIO of both kinds, BIOES, BILOU and plain labels."""
-    assert expected == scoring.spans_of_tags(tags, WORDS)
+    assert expected == metrics.spans_of_tags(tags, WORDS)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_tags_become_entities(tags: list[str], expected: set[scoring.Span]) -> N
 )
 def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) -> None:
     """Floats may differ, and nothing else; a result of another form is another result, no error."""
-    assert expected is scoring.same([ADA], actual)
+    assert expected is metrics.same([ADA], actual)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) 
         ([{"label": "positive", "score": 0.5}], set()),
     ],
 )
-def test_spans_of_a_result(result: Any, expected: set[scoring.Span]) -> None:
+def test_spans_of_a_result(result: Any, expected: set[metrics.Span]) -> None:
     """Entities, tokens and answers have places; labels have none."""
-    assert expected == scoring.spans(result)
+    assert expected == metrics.spans(result)
 
 
 @pytest.mark.parametrize(
@@ -123,15 +123,15 @@ def test_spans_of_a_result(result: Any, expected: set[scoring.Span]) -> None:
         ((4, 5, "PER"), [], (4, 5, "PER")),
     ],
 )
-def test_spans_are_widened_to_words(span: scoring.Span, words: list[tuple[int, int]], expected: scoring.Span) -> None:
+def test_spans_are_widened_to_words(span: metrics.Span, words: list[tuple[int, int]], expected: metrics.Span) -> None:
     """To those that they touch, not to neighbors that they only meet."""
-    assert {expected} == scoring.widened([span], words)
+    assert {expected} == metrics.widened([span], words)
 
 
 def test_correlation() -> None:
     """1 for a rising line, -1 for a falling one, 0 where one does not vary."""
     series = [1.0, 2.0, 4.0]
 
-    assert 1.0 == pytest.approx(scoring.pearson(series, [3 * x + 1 for x in series]))
-    assert -1.0 == pytest.approx(scoring.pearson(series, [-x for x in series]))
-    assert 0.0 == scoring.pearson(series, [5.0, 5.0, 5.0])
+    assert 1.0 == pytest.approx(metrics.pearson(series, [3 * x + 1 for x in series]))
+    assert -1.0 == pytest.approx(metrics.pearson(series, [-x for x in series]))
+    assert 0.0 == metrics.pearson(series, [5.0, 5.0, 5.0])

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export import rows, speed
-from service.engine import Row
-from service.tokenization import Encoding
+from export.evidence import batch_invariance, latency
+from service.backend.onnx_engine import Row
+from service.text.tokenizer import Encoding
 
 INTEL = "processor\t: 0\nmodel name\t: Some(R) CPU @ 2.00GHz\nflags\t\t: fpu sse2 fma avx2 avx512f avx512_vnni\n\nprocessor\t: 1\nmodel name\t: Other\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"
@@ -41,7 +41,7 @@ def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, nam
     """The first processor's name and the instruction sets that decide the speed of matrices, no others."""
     path = tmp_path / "cpuinfo"
     path.write_text(text)
-    found = speed.processor(path)
+    found = latency.processor(path)
 
     assert instructions == found[1]
     assert found[0] == name if name else found[0]
@@ -49,7 +49,7 @@ def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, nam
 
 def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
     """Elsewhere than on Linux the kind of the machine stands for it."""
-    name, instructions = speed.processor(tmp_path / "none")
+    name, instructions = latency.processor(tmp_path / "none")
 
     assert ("", ()) != (name, instructions)
     assert () == instructions
@@ -59,15 +59,15 @@ def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
 def test_lengths_are_those_that_the_model_takes(longest: int, lengths: list[int]) -> None:
     """None is beyond the model's own, which is always among them; each is run several times after a first time."""
     engine = Fake()
-    found = speed.measure(engine, max_length=longest, pad_id=1)
+    found = latency.measure(engine, max_length=longest, pad_id=1)
 
     assert lengths == [timing.length for timing in found.timings]
-    assert dict.fromkeys(lengths, speed.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
+    assert dict.fromkeys(lengths, latency.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
 
 
 def test_rows_are_compared_with_themselves_alone() -> None:
     """The worst difference counts, also in the last batch, which may be smaller."""
     encodings = [encoding(length) for length in (3, 5, 4, 9, 2)]
-    for leak, expected in ((0.0, 0.0), (0.5, 0.5 * (rows.BATCH_ROWS - 1))):
+    for leak, expected in ((0.0, 0.0), (0.5, 0.5 * (batch_invariance.BATCH_ROWS - 1))):
         engine = Fake(leak)
-        assert expected == rows.worst_row_error(engine, encodings, [engine.run([one])[0] for one in encodings])
+        assert expected == batch_invariance.worst_row_error(engine, encodings, [engine.run([one])[0] for one in encodings])

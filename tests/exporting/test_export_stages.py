@@ -17,23 +17,24 @@ from onnx import numpy_helper
 
 import tiny
 from checkpoints import POSITIONS, bert, few_texts
-from export import calibration, checkpoint, parity, samples
-from export.checkpoint import Checkpoint
+from export import calibration
+from export.checkpoint.load import Checkpoint, load_checkpoint
+from export.cpu.cls_only_last_layer import narrow
+from export.cpu.ort_fusion import attention_form, optimize
+from export.cpu.pack_qkv import pack
+from export.cpu.unfuse import lower
 from export.errors import GraphError, ParityError
-from export.graph import attribute
-from export.integers import MIN_ROWS
-from export.lower import lower
-from export.narrow import narrow
-from export.optimize import attention_form, optimize
-from export.pack import pack
+from export.evidence import parity, samples
+from export.graph.ir import attribute
+from export.int8.emit_int8 import MIN_ROWS
+from export.int8.quantize import quantize
 from export.pipeline import ExportSpec, export
-from export.quantize import quantize
 from export.trace import OPSET, trace
-from service.bundle import TOKENIZER_FILE, digest
-from service.engine import OnnxEngine, Row
-from service.graph import Precision
-from service.manifest import Manifest, TokenizerSpec
-from service.tokenization import Encoding, Tokenizer
+from service.backend.onnx_engine import OnnxEngine, Row
+from service.bundle.files import TOKENIZER_FILE, digest
+from service.bundle.graph_spec import Precision
+from service.bundle.manifest import Manifest, TokenizerSpec
+from service.text.tokenizer import Encoding, Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -70,7 +71,7 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     """The usual checkpoint after each stage."""
     folder = tmp_path_factory.mktemp("stages")
     source = bert(folder)
-    loaded = checkpoint.load(str(source))
+    loaded = load_checkpoint(str(source))
     raw, fused = folder / "raw.onnx", folder / "fused.onnx"
     trace(loaded, raw)
     fusions = optimize(raw, fused, loaded)
@@ -408,7 +409,7 @@ def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, t
         perturbed(target, target, "classifier.bias", lambda bias: bias.__iadd__(1e-2))
         return counts
 
-    monkeypatch.setattr("export.optimize.optimize", faulty)
+    monkeypatch.setattr("export.cpu.ort_fusion.optimize", faulty)
 
     with pytest.raises(ParityError, match=r"fp32 logits are off by 1\.00e-02"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", precisions=("int8",)), lambda line: None)

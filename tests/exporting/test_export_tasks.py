@@ -17,20 +17,20 @@ from onnx import numpy_helper
 import service.cli
 import tiny
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, few_texts
-from export import outliers
-from export.cpu import FORM
+from export.cpu.build import FORM
 from export.errors import ExportError
-from export.integers import MIN_ROWS
-from export.parity import MAX_ROW_ERROR
+from export.evidence.parity import MAX_ROW_ERROR
+from export.graph.linear import MIN_SIDE
+from export.int8 import outlier_split
+from export.int8.emit_int8 import MIN_ROWS
 from export.pipeline import ExportSpec, export
-from export.products import MIN_SIDE
-from service.bundle import TOKENIZER_FILE, load
-from service.engine import OnnxEngine, Row
-from service.graph import GraphSpec, Precision
-from service.manifest import Manifest
-from service.model import TASKS
+from service.backend.onnx_engine import OnnxEngine, Row
+from service.bundle.files import TOKENIZER_FILE, load_bundle
+from service.bundle.graph_spec import GraphSpec, Precision
+from service.bundle.manifest import Manifest
+from service.serving.model import TASKS
 from service.tasks import answer, fill_mask, ner
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -141,7 +141,7 @@ class Served:
     """A bundle's graph behind the service's own tokenizer, engine and decoder."""
 
     def __init__(self, path: Path, precision: Precision = "fp32") -> None:
-        loaded = load(path)
+        loaded = load_bundle(path)
         graph = loaded.graph("cpu", precision)
         spec = loaded.manifest.tokenizer
         self.manifest = loaded.manifest
@@ -353,7 +353,7 @@ def test_the_manifest_has_what_its_task_needs(exported: Exported) -> None:
         manifest.activation,
     )
     assert (0, "##", mask) == (spec.cls_index, spec.subword_prefix, spec.mask.model_dump() if spec.mask else None)
-    assert manifest == load(exported.target).manifest
+    assert manifest == load_bundle(exported.target).manifest
 
 
 def test_only_the_mask_is_no_special_token_and_only_for_fill_mask(exported: Exported) -> None:
@@ -442,7 +442,7 @@ def test_int8_has_no_float_copy_of_the_vocabulary(exported: Exported) -> None:
     graph = onnx.load(str(exported.target / exported.graph("int8").file)).graph
     floats = [tensor.dims for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT and ROWS in tensor.dims]
 
-    assert [] == [list(dims) for dims in floats if np.prod(dims) > outliers.CHANNELS * ROWS]
+    assert [] == [list(dims) for dims in floats if np.prod(dims) > outlier_split.CHANNELS * ROWS]
 
 
 def test_an_untied_projection_is_exported_too(tmp_path: Path) -> None:
@@ -537,4 +537,4 @@ def test_sizes_admit_quantization() -> None:
     """The tiny checkpoints' matrices and vocabulary are as large as int8 needs, also with outlying units taken out of one."""
     assert ROWS >= MIN_ROWS
     assert SIZES["hidden_size"] >= MIN_SIDE
-    assert SIZES["intermediate_size"] - outliers.UNITS >= MIN_SIDE
+    assert SIZES["intermediate_size"] - outlier_split.UNITS >= MIN_SIDE

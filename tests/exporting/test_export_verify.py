@@ -15,13 +15,14 @@ import onnx
 import pytest
 
 import tiny
-from export import answers, cli, verify_cli
-from export.verify import Check
-from service.api import reading
-from service.bundle import MANIFEST_FILE, Bundle, digest, load
-from service.engine import OnnxEngine, why_not
-from service.graph import GraphSpec
-from service.tokenization import Tokenizer
+from export import cli, verify_cli
+from export.evidence import predict
+from export.verify.verify import Check
+from service.backend.onnx_engine import OnnxEngine, why_not
+from service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
+from service.bundle.graph_spec import GraphSpec
+from service.text.tokenizer import Tokenizer
+from service.wire import reading
 
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
@@ -38,7 +39,7 @@ def answer(bundle: Bundle, body: dict[str, Any], precision: Any = "auto") -> Any
     spec, engine = bundle.manifest.tokenizer, on_cpu(bundle, bundle.graph("cpu", precision))
     read = reading.read(bundle.manifest.task, json.dumps(body).encode(), reading.Limits(max_inputs=1, max_chars=1000))
     [request] = read.requests()
-    return read.shape([answers.answer(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
+    return read.shape([predict.answer(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -69,7 +70,7 @@ def sound(folder: Path, task: str = "text-classification", *, other_seed: int | 
             manifest["graphs"] = [graph | {"file": "model.cpu.int8.onnx", "precision": "int8"}, other]
 
     edit(path, complete)
-    bundle = load(path)
+    bundle = load_bundle(path)
     result = answer(bundle, bundle.manifest.example.request)
     return edit(path, lambda manifest: manifest["example"].update(result=result))
 
@@ -179,7 +180,7 @@ def test_a_false_claim_of_independence_fails(tmp_path: Path, verify: Verify) -> 
     model.graph.node.extend(kept)
     onnx.save(model, str(file))
     edit(path, lambda manifest: manifest["graphs"][0].update(sha256=digest(file)))
-    edit(path, lambda manifest: manifest["example"].update(result=answer(load(path), manifest["example"]["request"])))
+    edit(path, lambda manifest: manifest["example"].update(result=answer(load_bundle(path), manifest["example"]["request"])))
     code, checks = verify(path)
 
     assert (1, False, True) == (code, checks["batches cpu/fp32"]["passed"], checks["example cpu/fp32"]["passed"])
@@ -215,7 +216,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True) -> Path:
 
 def test_every_graph_is_checked_with_its_evidence(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
-    monkeypatch.setattr("export.subjects.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path = with_gpu_graph(sound(tmp_path))
     each = [[f"{check} {graph}" for check in ("evidence", "example", "batches")] for graph in ("cpu/fp32", "cuda/fp16")]
     code, checks = verify(path)
@@ -242,7 +243,7 @@ def test_a_provider_that_was_asked_for_must_be_there(tmp_path: Path, verify: Ver
 
 def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its provider nor the CPU: that says nothing against the bundle; against a graph for the CPU it does."""
-    monkeypatch.setattr("export.subjects.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     code, checks = verify(with_gpu_graph(sound(tmp_path), runnable=False))
 
     assert (0, None) == (code, checks["engine cuda/fp16"]["passed"])
@@ -262,9 +263,9 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
     """What would be another answer in fp32 is rounding in fp16, up to the bound that the export has."""
     path = with_gpu_graph(sound(tmp_path))
     for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
-        monkeypatch.setattr("export.verify.worst_row_error", lambda engine, encodings, alone, error=error: error)
-        monkeypatch.setattr("export.subjects.why_not", lambda provider: None)
-        monkeypatch.setattr("export.subjects.Subject.engine", property(lambda subject: on_cpu(subject.bundle, subject.graph)))
+        monkeypatch.setattr("export.verify.verify.worst_row_error", lambda engine, encodings, alone, error=error: error)
+        monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None)
+        monkeypatch.setattr("export.verify.loaded_graph.Subject.engine", property(lambda subject: on_cpu(subject.bundle, subject.graph)))
         _, checks = verify(path)
         assert passed == [checks[f"batches {name}"]["passed"] for name in ("cpu/fp32", "cuda/fp16")]
 
@@ -275,7 +276,7 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
 def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Verify) -> None:
     """The share of inputs on which both graphs have the same best label; without a floor it is only said."""
     path = sound(tmp_path, other_seed=1)
-    bundle = load(path)
+    bundle = load_bundle(path)
     best = [[answer(bundle, {"inputs": text}, precision)[0][0]["label"] for text in TEXTS] for precision in ("int8", "fp32")]
     expected = sum(a == b for a, b in zip(*best, strict=True)) / len(TEXTS)
     assert 0 < expected < 1  # of all or none nothing could be told
@@ -310,7 +311,7 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
 def test_accuracy(tmp_path: Path, verify: Verify) -> None:
     """Labels by name or id; lines without one count for agreement alone."""
     path = sound(tmp_path)
-    best = [answer(load(path), {"inputs": text})[0][0]["label"] for text in TEXTS]
+    best = [answer(load_bundle(path), {"inputs": text})[0][0]["label"] for text in TEXTS]
     wrong = next(label for label in tiny.LABELS if label != best[2])
     gold: list[Any] = [best[0], tiny.LABELS.index(best[1]), wrong, [best[3]], None, None]
     lines = data(tmp_path, *({"inputs": text, "label": label} for text, label in zip(TEXTS, gold, strict=True)))
@@ -323,8 +324,8 @@ def test_accuracy(tmp_path: Path, verify: Verify) -> None:
 def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> None:
     """Of independent labels those from one half on are chosen, and compared as a set."""
     path = edit(sound(tmp_path), lambda manifest: manifest.update(activation="sigmoid"))
-    edit(path, lambda manifest: manifest["example"].update(result=answer(load(path), manifest["example"]["request"])))
-    sets = [[item["label"] for item in answer(load(path), {"inputs": text})[0] if item["score"] >= 0.5] for text in TEXTS]
+    edit(path, lambda manifest: manifest["example"].update(result=answer(load_bundle(path), manifest["example"]["request"])))
+    sets = [[item["label"] for item in answer(load_bundle(path), {"inputs": text})[0] if item["score"] >= 0.5] for text in TEXTS]
     assert any(len(labels) != 1 for labels in sets)
     gold = [*sets[:-1], [label for label in tiny.LABELS if label not in sets[-1]]]
     code, checks = verify(path, "--data", data(tmp_path, *({"text": t, "label": g} for t, g in zip(TEXTS, gold, strict=True))))
@@ -336,8 +337,8 @@ def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) ->
     """Correlation and error with the right values, and the largest difference to the reference."""
     path = tiny.bundle(tmp_path, "value", labels=("value",), activation="none")
     edit(path, lambda manifest: manifest["graphs"][0]["evidence"].update(samples=18))
-    edit(path, lambda manifest: manifest["example"].update(result=answer(load(path), manifest["example"]["request"])))
-    values = [answer(load(path), {"inputs": text})[0][0]["score"] for text in TEXTS]
+    edit(path, lambda manifest: manifest["example"].update(result=answer(load_bundle(path), manifest["example"]["request"])))
+    values = [answer(load_bundle(path), {"inputs": text})[0][0]["score"] for text in TEXTS]
     lines = data(tmp_path, *({"text": text, "label": value + 0.5} for text, value in zip(TEXTS, values, strict=True)))
     _, checks = verify(path, "--data", lines)
 
@@ -349,7 +350,7 @@ def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
     """Strict, from entities or from tagged words; words are labeled by their first piece where a line does not say."""
     path = sound(tmp_path, "token-classification", other_seed=0)
     text = "good film zq was bad"
-    found = answer(load(path), {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
+    found = answer(load_bundle(path), {"inputs": text, "parameters": {"aggregation_strategy": "first"}})
     assert len(found) >= 2
     entities = [{"start": e["start"], "end": e["end"], "label": e["entity_group"]} for e in found]
     entities[0]["label"] = "WRONG"
@@ -367,7 +368,7 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
     """The answer against any of the right ones, in each form that SQuAD's files have."""
     path = sound(tmp_path, "question-answering")
     question, context = "good ?", "the film was great and the book was fine"
-    got = answer(load(path), {"inputs": {"question": question, "context": context}})["answer"]
+    got = answer(load_bundle(path), {"inputs": {"question": question, "context": context}})["answer"]
     line = {"question": question, "context": context}
     right = ([f"The {got}!"], {"text": ["no", got], "answer_start": [0, 0]}, [{"text": got, "answer_start": 0}], ["zq"])
     _, checks = verify(path, "--data", data(tmp_path, *(line | {"answers": answers_} for answers_ in right)))
@@ -378,8 +379,10 @@ def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:
 def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the data has such a question every line may be answered with nothing."""
     asked = []
-    monkeypatch.setattr("export.subjects.Subject.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0})
-    monkeypatch.setattr("export.verify._example", lambda subject: Check("example cpu/fp32", True, ""))
+    monkeypatch.setattr(
+        "export.verify.loaded_graph.Subject.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0}
+    )
+    monkeypatch.setattr("export.verify.verify._example", lambda subject: Check("example cpu/fp32", True, ""))
     line = {"question": "good ?", "context": "a film"}
     _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
 
@@ -390,8 +393,8 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
 def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
     """The word of each mask, case and space aside."""
     path = sound(tmp_path, "fill-mask")
-    one = answer(load(path), {"inputs": "a [MASK] film"})[0]["token_str"]
-    two = [mask[0]["token_str"] for mask in answer(load(path), {"inputs": "a [MASK] , [MASK] film"})]
+    one = answer(load_bundle(path), {"inputs": "a [MASK] film"})[0]["token_str"]
+    two = [mask[0]["token_str"] for mask in answer(load_bundle(path), {"inputs": "a [MASK] , [MASK] film"})]
     lines = data(
         tmp_path, {"text": "a [MASK] film", "target": one.upper()}, {"text": "a [MASK] , [MASK] film", "target": [two[0], "nothing"]}
     )
@@ -519,7 +522,7 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     order = ["files", *(f"{check} {graph}" for graph in graphs for check in ("evidence", "example", "batches")), "checkpoint"]
     order += [f"parity {graph}" for graph in graphs] + [f"{check} {graph}" for graph in graphs for check in ("agreement", "accuracy")]
     assert (0, order) == (code, list(checks))
-    stored = {graph.precision: graph.evidence for graph in load(target).manifest.graphs}
+    stored = {graph.precision: graph.evidence for graph in load_bundle(target).manifest.graphs}
     for precision, evidence in stored.items():
         figures = checks[f"parity cpu/{precision}"]["figures"]
         assert pytest.approx(evidence.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
@@ -603,4 +606,4 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 
     assert 0 == cli.main(["./verify", "--output", "a", "--precision", "fp32"])
     assert 0 == cli.main(["--output", "b", "--precision", "fp32", "verify"])
-    assert [True, True] == [load(tmp_path / folder / "verify").manifest.name == "verify" for folder in ("a", "b")]
+    assert [True, True] == [load_bundle(tmp_path / folder / "verify").manifest.name == "verify" for folder in ("a", "b")]

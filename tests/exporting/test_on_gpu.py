@@ -14,13 +14,12 @@ from transformers import BertConfig
 import tiny
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, PyTorch, edit_weights, few_texts, naming, save
 from export.pipeline import ExportSpec, export
-from service import bundle
-from service.api.app import build
-from service.api.inference import Service
-from service.engine import OnnxEngine, why_not
+from service.backend.onnx_engine import OnnxEngine, why_not
+from service.bundle import files
+from service.serving.build import AppState, build
 from service.settings import Settings
 from service.tasks import classify
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
 
 CUDA, TENSORRT = (why_not(provider) for provider in ("cuda", "tensorrt"))
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
@@ -65,7 +64,7 @@ def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_the_evidence_is_of_the_gpu(models: Path, provider: Any, precision: Any) -> None:
     """Where the provider is there, the export measures on it."""
-    graph = bundle.load(models / "tiny-bert").graph(provider, precision)
+    graph = files.load_bundle(models / "tiny-bert").graph(provider, precision)
 
     assert provider == graph.evidence.provider
     assert graph.evidence.worst_abs_error <= BOUNDS[precision]
@@ -75,7 +74,7 @@ def test_the_evidence_is_of_the_gpu(models: Path, provider: Any, precision: Any)
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
 def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, precision: Any) -> None:
     """Each text in a batch with others, from short to cut."""
-    loaded = bundle.load(models / "tiny-bert")
+    loaded = files.load_bundle(models / "tiny-bert")
     graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
     tokenizer = Tokenizer(loaded.tokenizer_path, spec)
@@ -90,7 +89,7 @@ def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, 
 def test_the_service_answers_from_the_gpu(models: Path, tmp_path: Path, provider: Any, precision: Any) -> None:
     """Warmed up on its plan, it answers many texts as the CPU does, and `/info` says where."""
 
-    async def answer(service: Service) -> list[dict[str, float]]:
+    async def answer(service: AppState) -> list[dict[str, float]]:
         service.scheduler.start()
         prediction = await service.registry.get("tiny-bert").predict([classify.Request(text) for text in TEXTS], timeout_s=60)
         await service.scheduler.stop(0)

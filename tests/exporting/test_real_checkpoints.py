@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from export.parity import MAX_ABS_ERROR
+from export.evidence.parity import MAX_ABS_ERROR
 from export.pipeline import ExportSpec, export
 
 VARIABLE = "BERTSERVE_CHECKPOINTS"

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from export import calibration
-from export.parity import MAX_ABS_ERROR
+from export.evidence.parity import MAX_ABS_ERROR
 from families import FAMILIES
-from service import bundle
+from service.bundle import files
 
 VARIABLE = "BERTSERVE_SIZES"
 TEXTS = "BERTSERVE_TEXTS"
@@ -50,7 +50,7 @@ sys.exit(code)
 RESIDENT = """
 import sys
 from pathlib import Path
-from service.bundle import load
+from service.bundle.files import load
 from service.engine import OnnxEngine
 from service.tokenization import Tokenizer
 def resident():
@@ -83,7 +83,7 @@ def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, caps
     peak = _python(EXPORT, source, *flags)
     seconds = time.perf_counter() - start
     path = tmp_path / "models" / source.name
-    graph = bundle.load(path).graph("cpu", precision)
+    graph = files.load_bundle(path).graph("cpu", precision)
     resident = _python(RESIDENT, path)
     in_bytes = {file.file: file.size_bytes or 0 for file in graph.files}
     with capsys.disabled():

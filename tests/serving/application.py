@@ -13,19 +13,19 @@ import httpx
 import pytest
 
 from fakes import FakeEngine
-from service import bundle
-from service.api.app import build, create_app
-from service.api.inference import Service
-from service.api.reading import Limits
-from service.backlog import Backlog
-from service.cost import CostModel
-from service.engines import Engines
+from service.backend.cost import CostModel
+from service.backend.engines import Engines
+from service.bundle import files
+from service.http.app import create_app
 from service.metrics import Metrics
-from service.model import Model
-from service.registry import Registry
-from service.scheduler import Scheduler
+from service.scheduling.backlog import Backlog
+from service.scheduling.scheduler import Scheduler
+from service.serving.build import AppState, build
+from service.serving.model import Model
+from service.serving.registry import Registry
 from service.settings import Settings
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
+from service.wire.reading import Limits
 
 T = TypeVar("T")
 Check = Callable[[httpx.AsyncClient], Awaitable[T]]
@@ -33,7 +33,7 @@ Send = Callable[..., httpx.Response]
 LONG = " ".join(["good", "film", "bad"] * 20)  # 60 tokens, twice what a tiny bundle takes
 
 
-def play(service: Service, check: Check[T], **options: Any) -> T:
+def play(service: AppState, check: Check[T], **options: Any) -> T:
     """Runs a check with a client of the started application, within 20 seconds; returns what it returns."""
 
     async def run() -> T:
@@ -133,9 +133,9 @@ def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored:
         assert (pytest.approx(expected, abs=tolerance) if isinstance(expected, float) else expected) == actual
 
 
-def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> Service:
+def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> AppState:
     """Returns a service of one lane with the bundle `tiny` on a fake engine."""
-    loaded = bundle.load(models / "tiny")
+    loaded = files.load_bundle(models / "tiny")
     metrics = Metrics()
     scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, lanes=1), lanes=1, observe=metrics.observe_queue)
     model = Model(
@@ -147,7 +147,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
         scheduler=scheduler,
         metrics=metrics.model(loaded.manifest.task, loaded.manifest.name),
     )
-    return Service(
+    return AppState(
         registry=Registry([model], {}),
         scheduler=scheduler,
         metrics=metrics,
@@ -159,7 +159,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
     )
 
 
-def blocked(service: Service, engine: FakeEngine, check: Check[T]) -> T:
+def blocked(service: AppState, engine: FakeEngine, check: Check[T]) -> T:
     """Runs a check while the only lane is busy with a request that waits at the engine's gate; it must then be answered."""
 
     async def run(client: httpx.AsyncClient) -> T:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service import bundle
-from service.api import reading
-from service.engine import OnnxEngine, Row
-from service.manifest import Manifest
-from service.tokenization import Encoding, Tokenizer
+from service.backend.onnx_engine import OnnxEngine, Row
+from service.bundle import files
+from service.bundle.manifest import Manifest
+from service.text.tokenizer import Encoding, Tokenizer
+from service.wire import reading
 
 ROOT = Path(__file__).parents[2]
 LIMITS = reading.Limits(max_inputs=512, max_chars=200_000)
@@ -32,7 +32,7 @@ class Embedded:
 
 def load(name: str) -> Embedded:
     """Loads an embedded bundle with its default CPU graph."""
-    loaded = bundle.load(ROOT / "models" / name)
+    loaded = files.load_bundle(ROOT / "models" / name)
     spec, graph = loaded.manifest.tokenizer, loaded.graph("cpu")
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
     return Embedded(loaded.manifest, Tokenizer(loaded.tokenizer_path, spec), engine)

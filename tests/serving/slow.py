@@ -9,8 +9,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 import tiny
-from service.bundle import MANIFEST_FILE, digest
-from service.manifest import Manifest
+from service.bundle.files import MANIFEST_FILE, digest
+from service.bundle.manifest import Manifest
 
 SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
 

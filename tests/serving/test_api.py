@@ -14,11 +14,13 @@ from onnx import numpy_helper
 
 import tiny
 from application import classify, rejected, results
-from service.api.app import Application, build, create_app
-from service.api.inference import NAMED, PATHS, inference
-from service.bundle import MANIFEST_FILE, digest
-from service.manifest import Manifest
+from service.bundle.files import MANIFEST_FILE, digest
+from service.bundle.manifest import Manifest
+from service.http.app import Application, create_app
+from service.http.inference import NAMED, inference
+from service.serving.build import build
 from service.settings import Settings
+from service.wire.paths import PATHS
 
 HUGE_NUMBER = b"9" * 5000
 

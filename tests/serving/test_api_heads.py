@@ -18,8 +18,8 @@ from pydantic_core import to_json
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
-from service.api.app import build
-from service.api.rendering import TURN_BYTES, render
+from service.http.rendering import TURN_BYTES, render
+from service.serving.build import build
 from service.settings import Settings
 
 NLI_LABELS = ("contradiction", "neutral", "entailment")
@@ -334,7 +334,7 @@ def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
 
 def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """The vectors of all tokens have a limit; pooled ones do not count for it."""
-    monkeypatch.setattr("service.model.MAX_VALUES", 5 * tiny.HIDDEN)
+    monkeypatch.setattr("service.serving.model.MAX_VALUES", 5 * tiny.HIDDEN)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
     assert "the answer would be as long as 64 numbers and 40 are allowed" in message

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
-from service.api.app import build
+from service.serving.build import build
 from service.settings import Settings
 from service.tasks import fill_mask
 
@@ -698,7 +698,7 @@ def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> Non
 def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens for one mask are given, for many masks and texts they are too many; few for each are not."""
     vocabulary = len(answered(api, FILL, "a [MASK] film", top_k=10**9))
-    monkeypatch.setattr("service.model.MAX_VALUES", vocabulary * (fill_mask.CANDIDATE_VALUES + 1))
+    monkeypatch.setattr("service.serving.model.MAX_VALUES", vocabulary * (fill_mask.CANDIDATE_VALUES + 1))
     assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=10**9))
     for inputs in (["a [MASK] film"] * 2, "[MASK] [MASK]"):
         message = rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.backlog import Backlog
 from service.errors import InvalidValueError, RefusedError, TooLargeError
-from service.job import Entry, Job, Shape, exact
+from service.scheduling.backlog import Backlog
+from service.scheduling.job import Entry, Job, Shape, exact
 
 KEY = "model"
 

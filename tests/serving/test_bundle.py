@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 import tiny
-from service import bundle
+from service.bundle import files
+from service.bundle.record import Record
 from service.errors import BundleError
-from service.record import Record
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_bundle_is_loaded_and_verified(models: Path) -> None:
     """A whole bundle gives its manifest and a version that follows its content."""
-    loaded = bundle.load(models / "tiny")
+    loaded = files.load_bundle(models / "tiny")
 
     assert ("tiny", "text-classification") == (loaded.manifest.name, loaded.manifest.task)
     assert re.fullmatch(r"[0-9a-f]{12}", loaded.version)
@@ -58,18 +58,18 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
     damage(models / "tiny")
 
     with pytest.raises(BundleError, match=message):
-        bundle.load(models / "tiny")
+        files.load_bundle(models / "tiny")
 
 
 def test_a_missing_graph_lists_what_there_is(models: Path) -> None:
     """Asking for a precision that was not exported says which were."""
     with pytest.raises(BundleError, match=r"no graph for provider `cpu` and precision `int8`; it has cpu/fp32"):
-        bundle.load(models / "tiny").graph("cpu", "int8")
+        files.load_bundle(models / "tiny").graph("cpu", "int8")
 
 
 def test_the_default_graph_is_the_one_marked(models: Path) -> None:
     """`auto` takes the provider's default graph."""
-    loaded = bundle.load(models / "tiny")
+    loaded = files.load_bundle(models / "tiny")
 
     assert loaded.manifest.graphs[0] == loaded.graph("cpu") == loaded.graph("cpu", "fp32")
 
@@ -80,7 +80,7 @@ def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "README.md").write_text("")
 
-    assert ["a", "b"] == [path.name for path in bundle.discover(tmp_path)]
+    assert ["a", "b"] == [path.name for path in files.find_bundles(tmp_path)]
 
 
 @pytest.mark.parametrize(("name", "message"), [(None, "holds no bundle"), ("not a name", "names must match")])
@@ -90,7 +90,7 @@ def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str |
         (tmp_path / name).mkdir()
 
     with pytest.raises(BundleError, match=message):
-        bundle.discover(tmp_path)
+        files.find_bundles(tmp_path)
 
 
 def test_the_format_is_specified_field_by_field() -> None:
@@ -103,7 +103,7 @@ def test_the_format_is_specified_field_by_field() -> None:
 
 def test_two_bundles_differ_in_version(tmp_path: Path) -> None:
     """The version follows the content of the bundle."""
-    versions = {bundle.load(tiny.bundle(tmp_path / str(seed), seed=seed)).version for seed in range(2)}
+    versions = {files.load_bundle(tiny.bundle(tmp_path / str(seed), seed=seed)).version for seed in range(2)}
 
     assert 2 == len(versions)
 
@@ -125,7 +125,7 @@ def test_a_manifest_of_before_the_later_fields_is_read(models: Path) -> None:
     manifest["source"].pop("commit")
     (path / "manifest.json").write_text(json.dumps(manifest))
 
-    loaded = bundle.load(path).manifest
+    loaded = files.load_bundle(path).manifest
     read = loaded.graphs[0].evidence
     assert (None, None, 0, None, (), None) == tuple(getattr(read, name) for name in (*LATER, *LATER_TABLES))
     assert loaded.source.commit is None
@@ -136,4 +136,6 @@ def test_a_manifest_with_the_later_fields_is_read(models: Path) -> None:
     path = models / "tiny"
     edit(lambda m: m["graphs"][0]["evidence"].update(LATER | LATER_TABLES))(path)
 
-    assert LATER | LATER_TABLES == bundle.load(path).manifest.graphs[0].evidence.model_dump(mode="json", include=set(LATER | LATER_TABLES))
+    assert LATER | LATER_TABLES == files.load_bundle(path).manifest.graphs[0].evidence.model_dump(
+        mode="json", include=set(LATER | LATER_TABLES)
+    )

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import Head
-from service import bundle
+from service.bundle import files
 from service.errors import InvalidValueError
 from service.tasks import classify
 from service.tasks.encoded import Encoded
 from service.tasks.scores import activate, best_first
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
 
 NOTHING = Encoded(encodings=[])
 FLOATS = st.floats(-1e4, 1e4, width=32)
@@ -26,7 +26,7 @@ WINDOWS = st.integers(1, 6).flatmap(lambda labels: st.lists(st.lists(FLOATS, min
 @pytest.fixture(name="tokenizer")
 def tiny_tokenizer(models: Path) -> Tokenizer:
     """The tokenizer of the tiny bundle: room for 30 tokens of a text, 29 of a pair."""
-    loaded = bundle.load(models / "tiny")
+    loaded = files.load_bundle(models / "tiny")
     return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 

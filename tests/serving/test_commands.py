@@ -12,8 +12,10 @@ import pytest
 
 import tiny
 from application import results
-from service import __version__, server
-from service.cli import difference, main
+from service import __version__
+from service.check import difference
+from service.cli import main
+from service.process import server
 
 REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "parameters": {"top_k": 2}}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.cost import MOST_RATIO, CostModel
-from service.manifest import Flops
+from service.backend.cost import MOST_RATIO, CostModel
+from service.bundle.manifest import Flops
 
 
 def model() -> CostModel:

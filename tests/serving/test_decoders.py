@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 import tiny
 from fakes import Head
-from service import bundle
+from service.bundle import files
 from service.errors import InvalidValueError
 from service.tasks import answer, fill_mask, ner
 from service.tasks.scores import Floats, activate
-from service.tokenization import Encoding, Tokenizer, windows
+from service.text.tokenizer import Encoding, Tokenizer, windows
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Known words, words in pieces, unknown ones, punctuation that joins, white space of many kinds, marks that the tokenizer strips.
@@ -36,7 +36,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 def tokenizer_of(task: str, max_length: int) -> Tokenizer:
     """Returns the tokenizer of a tiny bundle of this length."""
     with tempfile.TemporaryDirectory() as folder:
-        loaded = bundle.load(tiny.bundle(Path(folder), task=task, max_length=max_length))
+        loaded = files.load_bundle(tiny.bundle(Path(folder), task=task, max_length=max_length))
         return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.demand import Demand
+from service.scheduling.concurrency import PeakConcurrency
 
 
 def test_a_peak_lasts_for_a_window_and_at_most_two() -> None:
     """One burst is remembered for a second at least; then it is as if it had not been."""
-    demand = Demand(1.0)
+    demand = PeakConcurrency(1.0)
     demand.note(3, 10.0)
     for now in (10.4, 10.9, 11.3, 11.9):
         demand.note(1, now)
@@ -21,7 +21,7 @@ def test_a_peak_lasts_for_a_window_and_at_most_two() -> None:
 
 def test_what_was_long_ago_counts_no_more() -> None:
     """After a pause the first run is alone."""
-    demand = Demand(1.0)
+    demand = PeakConcurrency(1.0)
     demand.note(8, 10.0)
 
     assert 0 == demand.peak(100.0)
@@ -30,7 +30,7 @@ def test_what_was_long_ago_counts_no_more() -> None:
 @given(st.lists(st.tuples(st.floats(0.0, 0.7), st.integers(1, 9)), min_size=1, max_size=60))
 def test_it_is_the_most_of_one_to_two_windows(steps: list[tuple[float, int]]) -> None:
     """Never less than the most of the last window, never more than that of the last two."""
-    demand, now = Demand(1.0), 0.0
+    demand, now = PeakConcurrency(1.0), 0.0
     seen: list[tuple[float, int]] = []
     for step, runs in steps:
         now += step

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from service import bundle
-from service.cost import CostModel
-from service.engine import OnnxEngine
+from service.backend.cost import CostModel
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle import files
+from service.bundle.graph_spec import OutputSpec
+from service.bundle.manifest import Flops, Manifest
 from service.errors import EngineError, ProviderError
-from service.graph import OutputSpec
-from service.manifest import Flops, Manifest
-from service.tokenization import Encoding
+from service.text.tokenizer import Encoding
 
 
 def engine(path: Path, **changes: Any) -> OnnxEngine:
     """Returns an engine on a tiny bundle's graph."""
-    loaded = bundle.load(path)
+    loaded = files.load_bundle(path)
     graph = loaded.manifest.graphs[0].model_copy(update=changes.pop("graph", {}))
     return OnnxEngine(path / graph.file, graph, **{"pad_id": 0, "padding_side": "right"} | changes)
 
@@ -75,7 +75,7 @@ def test_a_wrong_number_of_rows_is_an_error(models: Path) -> None:
     model = onnx.load(str(file))
     model.graph.node.append(onnx.helper.make_node("ReduceMean", ["logits"], ["pooled"], axes=[0], keepdims=1))
     model.graph.output.append(onnx.helper.make_tensor_value_info("pooled", onnx.TensorProto.FLOAT, [1, 3]))
-    graph = bundle.load(models / "tiny").manifest.graphs[0]
+    graph = files.load_bundle(models / "tiny").manifest.graphs[0]
     onnx.save(model, str(file))
     wrong = graph.model_copy(update={"outputs": (OutputSpec(name="pooled", kind="per_text"),)})
 
@@ -91,7 +91,7 @@ def test_a_missing_provider_is_named(models: Path) -> None:
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
     """What onnxruntime cannot load is an error at start."""
-    graph = bundle.load(tiny.bundle(tmp_path)).manifest.graphs[0]
+    graph = files.load_bundle(tiny.bundle(tmp_path)).manifest.graphs[0]
     (tmp_path / "broken.onnx").write_bytes(b"nonsense")
 
     with pytest.raises(ProviderError, match=r"cannot load .*broken\.onnx"):
@@ -109,7 +109,7 @@ def test_warm_up_runs_are_timed(models: Path) -> None:
 @pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
 def test_the_shortest_text_can_be_timed(tmp_path: Path, task: str) -> None:
     """A warm-up at one token is one that every graph takes, those that look masks up too."""
-    loaded = bundle.load(tiny.bundle(tmp_path, task=task))
+    loaded = files.load_bundle(tiny.bundle(tmp_path, task=task))
     subject = OnnxEngine(loaded.path / loaded.manifest.graphs[0].file, loaded.manifest.graphs[0], pad_id=0, padding_side="right")
 
     assert [(1, 1)] == [(rows, length) for rows, length, _ in subject.time_runs([(1, 1)], repeats=1)]

@@ -12,17 +12,18 @@ import tiny
 from application import call
 from embedded import ROOT
 from fakes import FakeEngine
-from service import bundle, registry
-from service.backlog import Backlog
-from service.cost import CostModel
-from service.engine import OnnxEngine
-from service.engines import Engines, IdleEngine, min_tokens
-from service.manifest import Flops
+from service.backend.cost import CostModel
+from service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle import files
+from service.bundle.manifest import Flops
 from service.metrics import Metrics
-from service.model import Model
-from service.scheduler import Scheduler
+from service.scheduling.backlog import Backlog
+from service.scheduling.scheduler import Scheduler
+from service.serving import loading
+from service.serving.model import Model
 from service.tasks.classify import Request
-from service.tokenization import Encoding, Tokenizer
+from service.text.tokenizer import Encoding, Tokenizer
 
 
 @pytest.mark.parametrize(("nodes", "longest", "expected"), [(200, 512, 80), (200, 80, 80), (200, 79, None), (40, 512, 1), (0, 512, None)])
@@ -30,12 +31,12 @@ def test_texts_that_take_long_enough_for_each_node_are_worth_threads(nodes: int,
     """2 ms a run and 100 us a token: 200 nodes are worth threads from 10 ms on."""
     cost = CostModel(Flops(linear=1e6, quadratic=0.0), fixed_s=2e-3, rate=1e10)
 
-    assert expected == min_tokens(cost, nodes=nodes, longest=longest)
+    assert expected == min_solo_tokens(cost, nodes=nodes, longest=longest)
 
 
 def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
     """Short texts, and texts beside others, run with one thread; what ran is counted, and the cost model learns of lanes' runs only."""
-    loaded = bundle.load(tiny.bundle(tmp_path))
+    loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, lanes, threads = Metrics(), FakeEngine(), FakeEngine()
     scheduler = Scheduler(Backlog(max_batch_tokens=4096, max_queue_tokens=4096), lanes=1)
     cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
@@ -43,7 +44,7 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
         loaded,
         loaded.manifest.graphs[0],
         tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(lanes, IdleEngine(threads, threads=2, min_tokens=10)),
+        engines=Engines(lanes, SoloEngine(threads, threads=2, min_tokens=10)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model("text-classification", "tiny"),
@@ -71,7 +72,7 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask"])
 def test_several_threads_answer_the_same(name: str) -> None:
     """The same row, bit for bit, whatever ran beside it: threads share out rows and columns, never one sum."""
-    loaded = bundle.load(ROOT / "models" / name)
+    loaded = files.load_bundle(ROOT / "models" / name)
     graph, spec = loaded.graph("cpu"), loaded.manifest.tokenizer
     engines = [
         OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, threads=threads)
@@ -92,7 +93,7 @@ def test_several_threads_answer_the_same(name: str) -> None:
 def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """`--idle-threads 1` keeps the memory; more are told in a model's description."""
     tiny.bundle(tmp_path, "tiny")
-    monkeypatch.setattr(registry, "min_tokens", lambda cost, nodes, longest: 16)
+    monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 16)
 
     idle = call(tmp_path, "GET", "/models/tiny", settings={"idle_threads": threads}).json()["graph"]["idle"]
     assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == idle

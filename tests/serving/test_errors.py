@@ -10,9 +10,9 @@ import pytest
 
 from application import call, rejected
 from service import errors
-from service.api.errors import INTERNAL, TABLE, classify, response
-from service.api.schemas import ErrorBody
 from service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
+from service.http.errors import INTERNAL, TABLE, classify, response
+from service.wire.schemas import ErrorBody
 
 
 def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import tiny
-from service.api.app import build
-from service.bundle import MANIFEST_FILE, load
+from service.bundle.evidence_policy import EvidencePolicy
+from service.bundle.files import MANIFEST_FILE, load_bundle
 from service.cli import main
 from service.errors import BundleError
-from service.evidence import Floor
+from service.serving.build import build
 from service.settings import Settings
 
 
@@ -64,9 +64,9 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
 
 def test_the_floor_is_for_the_graph_that_is_served(tmp_path: Path) -> None:
     """Another graph of the bundle may be below it."""
-    [graph] = load(measured(tmp_path, label_agreement=0.5)).manifest.graphs
+    [graph] = load_bundle(measured(tmp_path, label_agreement=0.5)).manifest.graphs
     other = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"label_agreement": 1.0})})
-    floor = Floor(min_agreement=0.99)
+    floor = EvidencePolicy(min_agreement=0.99)
 
     floor.check("measured", other)
     with pytest.raises(BundleError):

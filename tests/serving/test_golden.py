@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from fakes import Head
-from service import bundle
-from service.api import reading
-from service.engine import OnnxEngine
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle import files
 from service.tasks import classify
 from service.tasks.encoded import Encoded
 from service.tasks.scores import activate
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
+from service.wire import reading
 
 ROOT = Path(__file__).parents[2]
 CASES = [json.loads(line) for line in (ROOT / "tests/golden/text_classification.jsonl").read_text(encoding="utf-8").split("\n") if line]
@@ -60,7 +60,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
 
 def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
     """The embedded tokenizer and our index arithmetic give the windows that transformers gives."""
-    loaded = bundle.load(ROOT / "models/sentiment")
+    loaded = files.load_bundle(ROOT / "models/sentiment")
     tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
     for case in CASES:
         counts = [len(classify.encode(request, tokenizer).encodings) for request in requests_of(case)]
@@ -69,7 +69,7 @@ def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
 
 def test_the_embedded_bundle_agrees_with_the_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     """Where float32 is no near tie, the served graph gives the same best label in 98 % of the cases at least."""
-    loaded = bundle.load(ROOT / "models/sentiment")
+    loaded = files.load_bundle(ROOT / "models/sentiment")
     graph = loaded.graph("cpu")
     tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=loaded.manifest.tokenizer.pad_id, padding_side="right")

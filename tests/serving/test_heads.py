@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 import tiny
 from fakes import Head
-from service.bundle import load
+from service.bundle.files import load_bundle
+from service.bundle.manifest import Activation, Embedding
 from service.errors import InvalidValueError
-from service.manifest import Activation, Embedding
 from service.tasks import embed, ner, rerank, similarity, zero_shot
 from service.tasks.encoded import Encoded
 from service.tasks.offsets import rebase
 from service.tasks.schemes import scheme_of, split
 from service.tasks.uses import tasks_of
-from service.tokenization import Tokenizer
+from service.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
@@ -37,7 +37,7 @@ ROOM = 30  # text tokens of a tiny bundle, 29 of a pair
 @pytest.fixture(scope="module", name="tokenizer")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     """The tokenizer of a tiny bundle of 32 tokens."""
-    made = load(tiny.bundle(tmp_path_factory.mktemp("heads"), task="feature-extraction"))
+    made = load_bundle(tiny.bundle(tmp_path_factory.mktemp("heads"), task="feature-extraction"))
     return Tokenizer(made.tokenizer_path, made.manifest.tokenizer)
 
 
@@ -294,7 +294,7 @@ def test_similarity_is_the_cosine() -> None:
 )
 def test_a_bundle_answers_more_than_its_task(tmp_path: Path, task: str, labels: tuple[str, ...], more: list[str]) -> None:
     """Labels of inference make zero-shot possible, one label alone or a relevant one reranking, and vectors similarity."""
-    assert (task, *more) == tasks_of(load(tiny.bundle(tmp_path, task=task, labels=labels)).manifest)
+    assert (task, *more) == tasks_of(load_bundle(tiny.bundle(tmp_path, task=task, labels=labels)).manifest)
 
 
 # ---- schemes of tags

@@ -11,7 +11,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from application import LONG, play
-from service.api.app import build
+from service.serving.build import build
 from service.settings import Settings
 
 LABELED = ("model", "task")

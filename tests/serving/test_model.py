@@ -12,24 +12,25 @@ import pytest
 
 import tiny
 from fakes import FakeEngine
-from service import bundle
-from service.backlog import Backlog
-from service.cost import CostModel
-from service.engines import Engines
+from service.backend.cost import CostModel
+from service.backend.engines import Engines
+from service.bundle import files
 from service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
 from service.metrics import Metrics
-from service.model import Model
-from service.registry import LoadOptions, Registry, choose_provider, load
-from service.scheduler import Scheduler
+from service.scheduling.backlog import Backlog
+from service.scheduling.scheduler import Scheduler
+from service.serving.loading import LoadOptions, choose_provider, load_models
+from service.serving.model import Model
+from service.serving.registry import Registry
 from service.tasks.classify import Request
-from service.tokenization import SHORT_CHARS, Tokenizer
+from service.text.tokenizer import SHORT_CHARS, Tokenizer
 
 
 class Bench:
     """A model on a fake engine."""
 
     def __init__(self, folder: Path, *, batch_variant: bool = False, guilty_token: int | None = None, **changes: Any) -> None:
-        loaded = bundle.load(tiny.bundle(folder, "m", **changes))
+        loaded = files.load_bundle(tiny.bundle(folder, "m", **changes))
         self.metrics = Metrics()
         self.backlog = Backlog(max_batch_tokens=4096, max_queue_tokens=4096)
         self.scheduler = Scheduler(self.backlog, lanes=1, observe=self.metrics.observe_queue)
@@ -187,11 +188,11 @@ def test_an_empty_list_needs_no_lane(tmp_path: Path) -> None:
 
 def registry(folder: Path, *names: str, **defaults: str) -> Registry:
     """Returns a registry of tiny bundles."""
-    bundles = [bundle.load(tiny.bundle(folder, name, seed=i)) for i, name in enumerate(names)]
+    bundles = [files.load_bundle(tiny.bundle(folder, name, seed=i)) for i, name in enumerate(names)]
     options = LoadOptions(provider=choose_provider(bundles, "auto"))
     scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
     return Registry(
-        load(bundles, options=options, scheduler=scheduler, metrics=Metrics()), {k.replace("_", "-"): v for k, v in defaults.items()}
+        load_models(bundles, options=options, scheduler=scheduler, metrics=Metrics()), {k.replace("_", "-"): v for k, v in defaults.items()}
     )
 
 
@@ -224,11 +225,11 @@ def test_a_default_must_be_loaded(tmp_path: Path) -> None:
 
 def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
     """A model whose longest text no batch could hold is a contradiction of settings."""
-    loaded = bundle.load(tiny.bundle(tmp_path, max_length=65))
+    loaded = files.load_bundle(tiny.bundle(tmp_path, max_length=65))
     scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
 
     with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` may have \(65\)"):
-        load([loaded], options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
+        load_models([loaded], options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
 
 
 @pytest.mark.parametrize(("provider", "told"), [("cpu", True), ("cuda", False)])

@@ -13,7 +13,7 @@ import tiny
 from application import call, classify, faked, play, rejected
 from fakes import FakeEngine
 from service import __version__
-from service.api.app import build
+from service.serving.build import build
 from service.settings import Settings
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/metrics")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from service.protocol import Joined
+from service.process.protocol import CoalescingTransport
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
@@ -44,7 +44,7 @@ def written(*steps: bytes | str) -> list[Any]:
 
     async def play() -> list[Any]:
         transport = Transport()
-        joined = Joined(transport, asyncio.get_running_loop())
+        joined = CoalescingTransport(transport, asyncio.get_running_loop())
         for step in steps:
             if step == "close":
                 joined.close()

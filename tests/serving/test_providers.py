@@ -12,13 +12,15 @@ import pytest
 
 import tiny
 from application import call
-from service import bundle, engine, machine, providers, registry
-from service.api.app import build
+from service.backend import hardware, onnx_engine, providers
+from service.backend.hardware import Gpu
+from service.bundle import files
+from service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec
+from service.bundle.shape_plan import ShapeBucket, ShapePlan
 from service.errors import ProviderError
-from service.graph import GraphFile, GraphSpec, InputSpec
-from service.machine import Gpu
+from service.serving import loading
+from service.serving.build import build
 from service.settings import Settings
-from service.shape_plan import ShapeBucket, ShapePlan
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
 H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0")
@@ -27,7 +29,7 @@ BUILT_WITH = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutio
 
 def graph(folder: Path, **changes: Any) -> GraphSpec:
     """Returns the entry of a tiny graph, as one for TensorRT in half precision."""
-    made = bundle.load(tiny.bundle(folder)).manifest.graphs[0]
+    made = files.load_bundle(tiny.bundle(folder)).manifest.graphs[0]
     return made.model_copy(update={"provider": "tensorrt", "precision": "fp16", "shapes": PLAN} | changes)
 
 
@@ -184,7 +186,7 @@ def test_nothing_is_missing_where_all_is_there() -> None:
 
 def test_the_gpu_is_read_from_the_driver() -> None:
     """Its name and compute capability, as the engine cache needs them."""
-    assert machine.first_gpu(loader(driver=Driver())) == H100
+    assert hardware.first_gpu(loader(driver=Driver())) == H100
 
 
 def test_the_version_of_tensorrt_is_its_librarys() -> None:
@@ -202,7 +204,7 @@ def test_the_version_of_tensorrt_is_its_librarys() -> None:
     def none(name: str) -> None:
         raise OSError(name)
 
-    assert ["101401", "unknown"] == [machine.tensorrt_version(load), machine.tensorrt_version(none)]
+    assert ["101401", "unknown"] == [hardware.tensorrt_version(load), hardware.tensorrt_version(none)]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +214,8 @@ def test_the_cpu_is_named_as_the_system_does(tmp_path: Path, info: str, name: st
     """The first `model name`; where there is none, the architecture."""
     (tmp_path / "cpuinfo").write_text(info)
 
-    assert name == machine.cpu_name(tmp_path / "cpuinfo")
-    assert machine.cpu_name(tmp_path / "none")
+    assert name == hardware.cpu_name(tmp_path / "cpuinfo")
+    assert hardware.cpu_name(tmp_path / "none")
 
 
 # ---- starting
@@ -221,7 +223,7 @@ def test_the_cpu_is_named_as_the_system_does(tmp_path: Path, info: str, name: st
 
 def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has sessions never get a GPU, also where the machine running this test has one."""
-    monkeypatch.setattr(registry, "why_not", lambda provider: "there is no NVIDIA driver." if provider != "cpu" else None)
+    monkeypatch.setattr(loading, "why_not", lambda provider: "there is no NVIDIA driver." if provider != "cpu" else None)
 
 
 def test_a_provider_that_cannot_be_had_stops_the_start(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +245,7 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
     without_a_gpu(monkeypatch)
     settings = {"provider": "cuda", "precision": "fp16", "allow_provider_fallback": True}
 
-    with caplog.at_level(logging.WARNING, logger="bertserve.registry"):
+    with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
         page = call(models, "GET", "/info", settings=settings).json()
     assert ["SERVING ON THE CPU: --provider cuda cannot be had"] == [record.getMessage().split(",")[0] for record in caplog.records]
     assert ["cuda", "cpu"] == [page["machine"][name] for name in ("provider_asked", "provider")]
@@ -253,13 +255,13 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
 
 def test_the_cpu_is_always_had() -> None:
     """Sessions on the CPU need nothing."""
-    assert engine.why_not("cpu") is None
-    assert "cpu" == registry.obtain_provider("cpu", allow_fallback=False)
+    assert onnx_engine.why_not("cpu") is None
+    assert "cpu" == loading.obtain_provider("cpu", allow_fallback=False)
 
 
 def test_info_has_graph_and_machine(models: Path) -> None:
     """Which file answers, by which digest, with how many threads, on which CPU."""
-    graph_ = bundle.load(models / "tiny").manifest.graphs[0]
+    graph_ = files.load_bundle(models / "tiny").manifest.graphs[0]
 
     assert call(models, "GET", "/models/tiny").json()["graph"] == {
         "file": "model.cpu.fp32.onnx",
@@ -269,8 +271,8 @@ def test_info_has_graph_and_machine(models: Path) -> None:
         "idle": None,
     }
     assert call(models, "GET", "/info").json()["machine"] == {
-        "cpu": machine.cpu_name(),
-        "onnxruntime": engine.VERSION,
+        "cpu": hardware.cpu_name(),
+        "onnxruntime": onnx_engine.VERSION,
         "provider_asked": "cpu",
         "provider": "cpu",
         "threads_per_run": 1,

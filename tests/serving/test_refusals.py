@@ -16,7 +16,7 @@ import pytest
 import tiny
 from application import LONG, blocked, call, classify, faked, play, rejected
 from fakes import FakeEngine
-from service.api import reading
+from service.wire import reading
 
 SECRET = "hunter2secret"
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import tiny
-from service import bundle
-from service.engine import OnnxEngine
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle import files
 from service.tasks import answer, classify, fill_mask, ner
-from service.tokenization import Encoding, Tokenizer
+from service.text.tokenizer import Encoding, Tokenizer
 
 LONG = "the film was not very good , but the book is great ! " * 4
 REQUESTS: dict[str, tuple[Any, list[Any]]] = {
@@ -49,7 +49,7 @@ class Served:
 
     def __init__(self, folder: Path, task: str, side: Literal["left", "right"]) -> None:
         path = tiny.bundle(folder, task=task)
-        loaded = bundle.load(path)
+        loaded = files.load_bundle(path)
         graph = loaded.manifest.graphs[0]
         self.engine = OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)
         self.manifest = loaded.manifest

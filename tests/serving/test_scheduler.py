@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from fakes import ManualClock
-from service.backlog import Backlog
 from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from service.job import Job
-from service.scheduler import Scheduler, Stage, Timed
+from service.scheduling.backlog import Backlog
+from service.scheduling.job import Job
+from service.scheduling.scheduler import Scheduler, Stage, Timed
 
 
 class Work:

@@ -18,16 +18,16 @@ from pydantic import ValidationError
 
 import tiny
 from application import play
-from service import bundle
-from service.api.app import build
-from service.backlog import Backlog
-from service.bundle import MANIFEST_FILE
-from service.engine import OnnxEngine
-from service.graph import GraphSpec, InputSpec
-from service.manifest import Manifest
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle import files
+from service.bundle.files import MANIFEST_FILE
+from service.bundle.graph_spec import GraphSpec, InputSpec
+from service.bundle.manifest import Manifest
+from service.bundle.shape_plan import ShapeBucket, ShapePlan
+from service.scheduling.backlog import Backlog
+from service.serving.build import build
 from service.settings import Settings
-from service.shape_plan import ShapeBucket, ShapePlan
-from service.tokenization import Encoding
+from service.text.tokenizer import Encoding
 
 PLAN = ShapePlan(
     buckets=(
@@ -67,7 +67,7 @@ def encoding(length: int, masks: tuple[int, ...] = ()) -> Encoding:
 
 def planned(path: Path, plan: ShapePlan | None, side: str = "right") -> OnnxEngine:
     """Returns an engine on a tiny bundle's graph with a shape plan."""
-    graph = bundle.load(path).manifest.graphs[0].model_copy(update={"shapes": plan})
+    graph = files.load_bundle(path).manifest.graphs[0].model_copy(update={"shapes": plan})
     return OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)  # type: ignore[arg-type]
 
 
@@ -129,8 +129,8 @@ def edited(path: Path, **changes: Any) -> Path:
 )
 def test_a_plan_that_does_not_fit_the_model_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     """The longest text must have a shape, and masks are planned where masks are."""
-    with pytest.raises(bundle.BundleError, match=reason):
-        bundle.load(edited(tiny.bundle(tmp_path), **changes))
+    with pytest.raises(files.BundleError, match=reason):
+        files.load_bundle(edited(tiny.bundle(tmp_path), **changes))
 
 
 def test_a_manifest_of_before_plans_loads(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_manifest_of_before_plans_loads(tmp_path: Path) -> None:
     for spec in graph["inputs"]:
         del spec["dtype"]
     (path / MANIFEST_FILE).write_text(json.dumps(fields))
-    [loaded] = bundle.load(path).manifest.graphs
+    [loaded] = files.load_bundle(path).manifest.graphs
 
     assert loaded.shapes is None
     assert {"int64"} == {spec.dtype for spec in loaded.inputs}
@@ -234,7 +234,7 @@ def by_lengths(path: Path) -> GraphSpec:
     onnx.save(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
     template = tiny.bundle(path.parent)
     specs = (InputSpec(name="input_ids", fill="token_ids", dtype="int32"), InputSpec(name="lengths", fill="lengths", dtype="int32"))
-    return bundle.load(template).manifest.graphs[0].model_copy(update={"inputs": specs, "shapes": PLAN})
+    return files.load_bundle(template).manifest.graphs[0].model_copy(update={"inputs": specs, "shapes": PLAN})
 
 
 def test_lengths_stand_for_the_mask(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from service import bundle
+from service.bundle import files
 from service.errors import BundleError
-from service.tokenization import Tokenizer, estimate_tokens, truncate_longest_first, windows
+from service.text.tokenizer import Tokenizer, estimate_tokens, truncate_longest_first, windows
 
 
 @pytest.fixture(name="tokenizer")
 def tiny_tokenizer(models: Path) -> Tokenizer:
     """The tokenizer of the tiny bundle."""
-    loaded = bundle.load(models / "tiny")
+    loaded = files.load_bundle(models / "tiny")
     return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
 
 
@@ -43,7 +43,7 @@ def test_spelled_special_tokens_are_text(tokenizer: Tokenizer) -> None:
 
 def test_settings_of_the_training_do_not_count(models: Path) -> None:
     """Truncation and padding left in a tokenizer file change nothing."""
-    loaded = bundle.load(models / "tiny")
+    loaded = files.load_bundle(models / "tiny")
     made = tiny.tokenizer()
     made.enable_truncation(4)
     made.enable_padding(length=16)
@@ -59,7 +59,7 @@ def test_room_is_what_the_special_tokens_leave(tokenizer: Tokenizer) -> None:
 
 def test_a_broken_file_is_named(models: Path) -> None:
     """What is not a tokenizer is an error of the bundle."""
-    loaded = bundle.load(models / "tiny")
+    loaded = files.load_bundle(models / "tiny")
     loaded.tokenizer_path.write_text("{}")
 
     with pytest.raises(BundleError, match=r"tokenizer\.json` is not a tokenizer"):

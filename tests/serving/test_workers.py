@@ -24,16 +24,16 @@ from fastapi import FastAPI
 
 import slow
 from application import play
-from service.api.app import build
-from service.backlog import Backlog
-from service.door import ABSENT, Door, shared_counts
 from service.errors import SettingsError
-from service.scheduler import Scheduler
-from service.seat import Seat
-from service.server import configure
+from service.process.listener import ABSENT, BalancedListener, shared_counts
+from service.process.server import configure
+from service.process.supervisor import Supervisor
+from service.process.worker import Worker
+from service.scheduling.backlog import Backlog
+from service.scheduling.scheduler import Scheduler
+from service.serving.build import build
+from service.serving.worker_context import WorkerContext
 from service.settings import Settings, read_settings
-from service.supervisor import Supervisor
-from service.worker import Worker
 
 Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--lanes", "2")
@@ -88,7 +88,7 @@ def failed(*flags: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])
 def test_a_total_is_divided_among_the_workers(total: int, workers: int, shares: list[int]) -> None:
     """Shares add up to the total and differ by one at most."""
-    assert shares == [Seat(index, workers).share(total) for index in range(workers)]
+    assert shares == [WorkerContext(index, workers).share(total) for index in range(workers)]
 
 
 def test_info_has_totals_and_the_workers_share(models: Path) -> None:
@@ -98,7 +98,7 @@ def test_info_has_totals_and_the_workers_share(models: Path) -> None:
         return (await client.get("/info")).json()
 
     settings = Settings(models=models, workers=2, lanes=3, max_batch_tokens=64, max_queue_tokens=1001)
-    said = play(build(settings, Seat(1, 2)), info)
+    said = play(build(settings, WorkerContext(1, 2)), info)
 
     assert (3, 1001) == (said["limits"]["lanes"], said["limits"]["max_queue_tokens"])
     assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "lanes": 1} == said["worker"]
@@ -106,7 +106,7 @@ def test_info_has_totals_and_the_workers_share(models: Path) -> None:
 
 def test_every_worker_has_a_lane_by_default(models: Path) -> None:
     """More workers than cores get a lane each all the same."""
-    made = [build(Settings(models=models, workers=250, max_batch_tokens=64), Seat(index, 250)) for index in (0, 249)]
+    made = [build(Settings(models=models, workers=250, max_batch_tokens=64), WorkerContext(index, 250)) for index in (0, 249)]
 
     assert [1, 1] == [min(service.worker["lanes"], 1) for service in made]
 
@@ -144,7 +144,7 @@ def test_the_door_leaves_connections_to_whoever_has_fewest() -> None:
         counts = shared_counts(2)
         taken: list[list[socket.socket]] = [[], []]
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            doors = [Door(listener.dup(), counts, index) for index in range(2)]
+            doors = [BalancedListener(listener.dup(), counts, index) for index in range(2)]
 
             def admit(index: int, connection: socket.socket) -> None:
                 taken[index].append(connection)
@@ -173,7 +173,7 @@ def test_the_door_takes_what_nobody_comes_for() -> None:
         counts[1] = 0
         taken: asyncio.Queue[socket.socket] = asyncio.Queue()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            door = Door(listener, counts, 0)
+            door = BalancedListener(listener, counts, 0)
             door.open(taken.put_nowait)
             door.count(5)
             with socket.create_connection(listener.getsockname()), await taken.get():

@@ -1,0 +1,1 @@
+"""What was measured, as JSON, lines and a page with plots."""

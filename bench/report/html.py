@@ -1,0 +1,101 @@
+"""Reports as one HTML page that needs nothing beside itself: results, plots, settings."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.report import plots
+
+
+def page(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Returns one self-contained HTML page of one report, or of several together.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    runs = [run for document in documents for run in document["runs"]]
+    drawings = "".join(f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>" for title, svg in plots.draw(runs).items())
+    return _PAGE.format(
+        title=html.escape(", ".join(f"{document['command']} {document['started']}" for document in documents)),
+        verdicts="".join(map(_verdicts, documents)),
+        runs=_runs(runs),
+        plots=drawings,
+        warnings=_list([f"{run['name']}: {warning}" for run in runs for warning in run["generator"]["warnings"]]),
+        facts="".join(map(_facts, documents)),
+    )
+
+
+def _verdicts(document: Mapping[str, Any]) -> str:
+    lines = [f"{name}: {_number(value)}" for name, value in document["figures"].items()]
+    lines += [
+        f"{'passed' if verdict['passed'] else 'MISSED'}: {verdict['condition']}, measured {_number(verdict['measured'])}"
+        for verdict in document["verdicts"]
+    ]
+    return _list(lines)
+
+
+def _runs(runs: Sequence[Mapping[str, Any]]) -> str:
+    head: tuple[str, ...] = (
+        "run",
+        "target",
+        "requests",
+        "errors",
+        "requests/s",
+        "texts/s",
+        "tokens/s",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "max ms",
+    )
+    head += ("rows a run", "padding", "engine texts/s", "generator CPU")
+    rows = []
+    for run in runs:
+        for target in run["targets"]:
+            spread, batches, limit = target["latency"] or {}, target["batches"] or {}, run["limit"] or {}
+            cells = [run["name"], target["target"], target["requests"], f"{target['error_rate']:.2%}"]
+            cells += [_number(target[name]) for name in ("rps", "texts_per_s", "tokens_per_s")]
+            cells += [_number(spread.get(name)) for name in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")]
+            cells += [_number(batches.get("mean_rows")), f"{batches['padding_share']:.1%}" if batches else "–"]
+            cells += [_number(limit.get("texts_per_s")), f"{run['generator']['cpu_share']:.0%}"]
+            rows.append("".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells))
+    return "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+
+
+def _facts(document: Mapping[str, Any]) -> str:
+    facts = {name: document[name] for name in ("command", "started", "version", "machine", "settings", "engine", "service", "models")}
+    facts["errors"] = [target["statuses"] | target["errors"] for run in document["runs"] for target in run["targets"]]
+    shown = html.escape(json.dumps(facts, indent=1, ensure_ascii=False))
+    return f"<details open><summary>Settings, service and models</summary><pre>{shown}</pre></details>"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>bert-bench: {title}</title>
+<style>
+body {{ font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; color: #222; }}
+table {{ border-collapse: collapse; font-size: 12px; }} td, th {{ padding: .2em .6em; border-bottom: 1px solid #ddd; text-align: right; }}
+td:nth-child(-n+2), th:nth-child(-n+2) {{ text-align: left; }}
+.plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(420px, 1fr)); }}
+figure {{ margin: 1em 0; }} figcaption {{ font-weight: 600; }} svg {{ width: 100%; height: auto; }}
+pre {{ font-size: 11px; overflow: auto; }} .warnings {{ color: #a33; }}
+</style></head><body>
+<h1>bert-bench</h1><p>{title}</p>
+{verdicts}
+<div class="warnings">{warnings}</div>
+{runs}
+<div class="plots">{plots}</div>
+{facts}
+</body></html>
+"""

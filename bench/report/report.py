@@ -1,0 +1,110 @@
+"""The report: all that a command measured and what it measured it on, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.engine_limit import Limit
+from bench.errors import BenchError
+from bench.report.measurement import Generator, Measurement
+from bench.report.slo import Verdict
+from service import __version__
+
+FORMAT = "bert-bench"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load.
+
+    Attributes:
+        name: What it was, such as `closed, 16 connections`.
+        targets: One measurement of each target.
+        generator: The generator's own figures.
+        limit: The engine alone, measured right after it, where asked for.
+    """
+
+    name: str
+    targets: Sequence[Measurement]
+    generator: Generator
+    limit: Limit | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """What a command has to say; grows while it runs, and is whole at any time.
+
+    Attributes:
+        command: The subcommand.
+        settings: Its flags, without keys.
+        service: `/info` of the service, where it has one.
+        models: What the endpoints say of their models: digest of the bundle, precision, labels.
+        engine: Bundle digest and graph of the engine's limit, where measured.
+        runs: The loads, in order.
+        limits: Loops of the engine alone that no load belongs to.
+        figures: Results of the command as a whole, such as `ratio`.
+        judged: The loads' figures that targets are held against, with `figures`.
+        verdicts: On the targets given.
+        interrupted: Whether Ctrl-C ended it early.
+    """
+
+    command: str
+    settings: Mapping[str, Any]
+    service: Mapping[str, Any] | None = None
+    models: list[Mapping[str, Any]] = field(default_factory=list)
+    engine: Mapping[str, Any] | None = None
+    runs: list[Run] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    figures: dict[str, float | None] = field(default_factory=dict)
+    judged: dict[str, float | None] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    interrupted: bool = False
+    started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+
+    def document(self) -> dict[str, Any]:
+        """Returns the report as plain JSON values."""
+        document = {"format": FORMAT, "format_version": FORMAT_VERSION, "version": __version__, "machine": _machine(), **asdict(self)}
+        document["verdicts"] = [
+            {"condition": str(verdict.condition), "measured": verdict.measured, "passed": verdict.passed} for verdict in self.verdicts
+        ]
+        value: dict[str, Any] = json.loads(json.dumps(document, default=str))
+        return value
+
+
+def _machine() -> dict[str, Any]:
+    return {"cpus": os.cpu_count(), "system": platform.system(), "processor": platform.machine(), "python": platform.python_version()}
+
+
+def write(text: str, path: Path) -> None:
+    """Writes a report.
+
+    Raises:
+        BenchError: The file cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"the report `{path}` cannot be written: {error.strerror}.") from error
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Reads a report that `--json` wrote.
+
+    Raises:
+        BenchError: The file is not one.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise BenchError(f"`{path}` is not a report of bert-bench: {getattr(error, 'strerror', None) or 'it is not JSON'}.") from error
+    if not isinstance(value, dict) or (value.get("format"), value.get("format_version")) != (FORMAT, FORMAT_VERSION):
+        raise BenchError(f"`{path}` is not a report of bert-bench, version {FORMAT_VERSION}; give files that --json wrote.")
+    return value

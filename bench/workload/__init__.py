@@ -1,0 +1,1 @@
+"""What is sent: texts of known lengths in the bodies of each endpoint."""

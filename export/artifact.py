@@ -1,0 +1,36 @@
+"""A graph that was made of a checkpoint, and how: what the stages that make graphs hand to what measures them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.bundle.graph_spec import InputSpec, Precision, Provider
+from service.bundle.shape_plan import ShapePlan
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A graph that was made.
+
+    Attributes:
+        path: The file.
+        provider: What it is for.
+        precision: What it computes in; TensorRT's fp16 is made of the float32 file.
+        form: How it was made, for the reader.
+        inputs: What it takes.
+        shapes: What it is run in, where that is planned.
+        fusions: Fused operator -> count.
+        quantized: What was converted, and what was kept in float -> count.
+        error: How far the conversion moves the outputs, as a share of their spread.
+    """
+
+    path: Path
+    provider: Provider
+    precision: Precision
+    form: str
+    inputs: tuple[InputSpec, ...]
+    shapes: ShapePlan | None = None
+    fusions: dict[str, int] = field(default_factory=dict)
+    quantized: dict[str, int] = field(default_factory=dict)
+    error: float = 0.0

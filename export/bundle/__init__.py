@@ -1,0 +1,1 @@
+"""What lands on disk: manifest, model card, stored example, and the rename into place."""

@@ -1,0 +1,154 @@
+"""A checkpoint's files: finds them in a local folder or on the hub, and has transformers read them, never a pickle and never code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from export.checkpoint import lora as adapters
+from export.checkpoint import modules_json
+from export.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the files of a checkpoint lie.
+
+    Attributes:
+        source: What the user gave.
+        revision: Hub revision, if any.
+        folder: The source's folder.
+        own: The folder in it of what was trained, model or adapter: the same, or that which sentence-transformers' `modules.json` names.
+        lora: The adapter that was trained, if it is one.
+        base: The folder of the model's configuration and weights: `own`, or that of the adapter's model.
+    """
+
+    source: str
+    revision: str | None
+    folder: Path
+    own: Path
+    lora: adapters.Adapter | None
+    base: Path
+
+    @property
+    def local(self) -> bool:
+        """Whether the source is a folder, and not a hub id."""
+        return Path(self.source).is_dir()
+
+    @property
+    def commit(self) -> str | None:
+        """The hub's commit, after which a download's folder is named, or None for a local folder."""
+        return self.folder.name if not self.local and re.fullmatch(r"[0-9a-f]{40}", self.folder.name) else None
+
+    @property
+    def tokenizer(self) -> Path:
+        """The folder of the tokenizer: an adapter may bring its own."""
+        return self.own if self.lora is None or (self.own / "tokenizer_config.json").is_file() else self.base
+
+    @property
+    def card(self) -> str | None:
+        """The checkpoint's README.md, if it has one."""
+        path = self.folder / "README.md"
+        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+    @property
+    def weights_sha256(self) -> str:
+        """Digest over the weight files, an adapter's and its model's."""
+        hasher = hashlib.sha256()
+        for folder in (self.own,) if self.lora is None else (self.own, self.base):
+            for path in sorted(folder.glob("*.safetensors")):
+                with path.open("rb") as file:
+                    hasher.update(hashlib.file_digest(file, "sha256").digest())
+        return hasher.hexdigest()
+
+
+def find(source: str, revision: str | None) -> Files:
+    """Finds a checkpoint, downloading what is not here.
+
+    Args:
+        source: A local folder or a hub id.
+        revision: Branch, tag or commit of a hub id.
+
+    Raises:
+        CheckpointError: It is not there, or its weights are not safetensors.
+    """
+    folder = _folder(source, revision)
+    own = modules_json.transformer(folder)
+    lora = adapters.read(own)
+    base = own if lora is None else modules_json.transformer(_folder(lora.base, lora.revision))
+    _refuse_pickled_parts(source, base)
+    return Files(source, revision, folder, own, lora, base)
+
+
+def read(what: str, read: Any, folder: Path, **options: Any) -> Any:
+    """Calls a `from_pretrained`, translating what transformers raises for broken files.
+
+    Args:
+        what: What is read, for the message.
+        read: The `from_pretrained`.
+        folder: Where from.
+        options: Its further arguments.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        return read(folder, trust_remote_code=False, local_files_only=True, **options)
+    except Exception as error:  # whatever its parsing met: transformers checks few fields, and what it raises has no common base
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        if "trust_remote_code" in str(error):
+            raise CheckpointError(
+                f"{what} needs custom code of the checkpoint's own (`auto_map`), which is never run; only architectures that "
+                f"transformers {transformers.__version__} has itself can be exported."
+            ) from error
+        hint = ""
+        if "weights" in what:
+            hint = (
+                "; the file is damaged or not the real one, so fetch it again."
+                if any(folder.glob("*.safetensors"))
+                else " Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
+            )
+        raise CheckpointError(f"{what} cannot be read: {said}{hint}") from error
+
+
+def _folder(source: str, revision: str | None) -> Path:
+    """Returns the local folder of a source, downloading a hub id's small set of files first."""
+    if Path(source).is_dir():
+        return Path(source)
+    if source.count("/") > 1 or source.startswith((".", "/", "~")):
+        raise CheckpointError(f"the folder `{source}` does not exist.")
+    try:
+        # no pickles, no Python: what is not fetched cannot be loaded; `*` stands for folders too, as those of `modules.json`
+        return Path(
+            snapshot_download(source, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "README.md"])
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network."
+        ) from error
+
+
+def _refuse_pickled_parts(source: str, folder: Path) -> None:
+    """Refuses an index of weights that names other files than safetensors, which transformers would unpickle."""
+    path = folder / "model.safetensors.index.json"
+    if not path.is_file():
+        return
+    try:
+        parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"the weights of `{source}` cannot be read: `{path.name}` is no index of weights.") from error
+    wrong = sorted(str(part) for part in parts if not str(part).endswith(".safetensors") or Path(str(part)).name != part)
+    if wrong:
+        raise CheckpointError(
+            f"the weights of `{source}` cannot be read: `{path.name}` names `{wrong[0]}`, which is no safetensors file of its folder. "
+            "Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
+        )

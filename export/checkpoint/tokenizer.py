@@ -1,0 +1,95 @@
+"""A checkpoint's fast tokenizer, and what the service must know of it beside `tokenizer.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from export.checkpoint import source as sources
+from export.errors import CheckpointError
+from service.bundle.manifest import MaskToken, Piece, SpecialPiece, Task, TextPiece
+
+
+def load(source: str, folder: Path) -> Any:
+    """Returns the fast tokenizer, refusing what cannot be served.
+
+    Args:
+        source: The checkpoint, for the message.
+        folder: Where the tokenizer's files lie.
+
+    Raises:
+        CheckpointError: There is none, it is slow, or it has no padding token.
+    """
+    tokenizer = sources.read(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
+    if not getattr(tokenizer, "is_fast", False):
+        raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+        # transformers 5 makes up a tokenizer of special tokens where there is no file
+        raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
+    if tokenizer.pad_token_id is None:
+        raise CheckpointError(f"the tokenizer of `{source}` has no padding token; set `pad_token` and save it again.")
+    return tokenizer
+
+
+def document(tokenizer: Any, task: Task) -> str:
+    """Returns `tokenizer.json` without the truncation and padding settings of its training.
+
+    For fill-mask the mask is marked as no special token: the service reads special tokens spelled in a text as text, and
+    this one must go on standing for a mask.
+    """
+    document = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in document["added_tokens"]:
+        if task == "fill-mask" and token["id"] == tokenizer.mask_token_id:
+            token["special"] = token["normalized"] = False
+    return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
+
+
+def vocabulary(tokenizer: Any) -> int:
+    """Returns how many rows its ids need of an embedding."""
+    ids: dict[str, int] = tokenizer.get_vocab()
+    return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
+
+
+def template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
+    """Reads the special-token template off an encoding of short texts, whatever the post-processor is."""
+    encoding = tokenizer(*texts, return_special_tokens_mask=True)[0]
+    pieces: list[Piece] = []
+    for token, id_, type_id, sequence, special in zip(
+        encoding.tokens, encoding.ids, encoding.type_ids, encoding.sequence_ids, encoding.special_tokens_mask, strict=True
+    ):
+        if special:
+            pieces.append(SpecialPiece(special=token, id=id_, type_id=type_id))
+            continue
+        piece = TextPiece(text="a" if sequence == 0 else "b", type_id=type_id)
+        if not pieces or pieces[-1] != piece:
+            pieces.append(piece)
+    return tuple(pieces)
+
+
+def cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
+    """Returns where [CLS] stands, if that is the first place of both templates, or the last, -1."""
+    for index in (0, -1):
+        pieces = single[index], pair[index]
+        if all(isinstance(piece, SpecialPiece) and piece.id == tokenizer.cls_token_id for piece in pieces):
+            return index
+    return None
+
+
+def subword_prefix(tokenizer: Any) -> str | None:
+    """Returns what begins a token that continues a word, or None where a word begins after white space instead."""
+    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    return model.get("continuing_subword_prefix") or None
+
+
+def mask(source: str, tokenizer: Any) -> MaskToken:
+    """Returns the mask token.
+
+    Raises:
+        CheckpointError: It has none.
+    """
+    if tokenizer.mask_token is None:
+        raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
+    return MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id)

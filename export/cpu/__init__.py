@@ -1,0 +1,1 @@
+"""The traced graph to what ONNX Runtime's CPU provider runs fastest."""

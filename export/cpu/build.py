@@ -1,0 +1,92 @@
+"""The graphs of a checkpoint for the CPU, from the traced one: fused in float32, and int8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from export import calibration, trace
+from export.artifact import Artifact
+from export.checkpoint.load import Checkpoint
+from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
+from export.graph import onnx_files
+from export.int8 import quantize
+from export.progress import Progress, stage
+from service.bundle.graph_spec import Precision
+from service.text.tokenizer import Tokenizer
+
+TRACED = f"torchscript opset {trace.OPSET}"
+FORM = f"{TRACED}, packed MultiHeadAttention with key padding"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The float32 graph that the others are made of.
+
+    Attributes:
+        path: The file.
+        form: Of what operators it is made, for the reader.
+        fusions: Fused operator -> count.
+    """
+
+    path: Path
+    form: str
+    fusions: dict[str, int]
+
+
+def fuse(raw: Path, checkpoint: Checkpoint) -> Fused:
+    """Makes the float32 graph, beside the traced one.
+
+    Args:
+        raw: The traced graph.
+        checkpoint: What was traced.
+    """
+    fused, lowered, narrowed, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "lowered", "narrow", "packed"))
+    fusions = ort_fusion.optimize(raw, fused, checkpoint)
+    unfuse.lower(fused, lowered)
+    onnx_files.remove(fused)  # each is as large as the model
+    first_only = cls_only_last_layer.narrow(lowered, narrowed)
+    onnx_files.remove(lowered)
+    pack_qkv.pack(narrowed, packed)
+    onnx_files.remove(narrowed)
+    form = f"{TRACED}, {ort_fusion.attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if first_only else "")
+    return Fused(packed, form, fusions)
+
+
+def graphs(
+    fused: Fused,
+    precisions: Sequence[Precision],
+    folder: Path,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    max_error: float,
+    progress: Progress,
+) -> Iterator[Artifact]:
+    """Makes the graphs, each when it is asked for; float32 first, and always: int8 is made of it.
+
+    Args:
+        fused: The float32 graph.
+        precisions: What to make.
+        folder: Where the files go, `model.cpu.<precision>.onnx`.
+        checkpoint: What was traced.
+        tokenizer: The service's tokenizer, for the texts.
+        texts: Calibration texts.
+        max_error: How far int8 may move the outputs on these texts, as a share of their spread.
+        progress: Called with a line when int8 is made.
+
+    Raises:
+        GraphError: The outputs do not bear int8.
+    """
+    path = folder / "model.cpu.fp32.onnx"
+    onnx_files.copy(fused.path, path)
+    yield Artifact(path, "cpu", "fp32", fused.form, checkpoint.inputs, fusions=fused.fusions)
+    if "int8" in precisions:
+        path = folder / "model.cpu.int8.onnx"
+        feeds = calibration.feeds(texts, checkpoint, tokenizer)
+        with stage(progress, "quantize", f"int8, calibrated on {len(feeds)} texts"):
+            quantized = quantize.quantize(fused.path, path, fused.path.parent, feeds, max_error=max_error)
+        yield Artifact(
+            path, "cpu", "int8", fused.form, checkpoint.inputs, fusions=fused.fusions, quantized=quantized.counts, error=quantized.error
+        )

@@ -1,0 +1,33 @@
+"""A text's outputs in a batch against those of the same text alone: whether neighbors change an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from service.backend.onnx_engine import Engine, Row
+from service.text.tokenizer import Encoding
+
+# Above this a graph is not batch-invariant, and the service runs it one text at a time.
+MAX_ROW_ERROR = 1e-5
+# Half precision rounds to ten bits, and which way may hang on the kernel that a batch's shape is given: a difference of this much
+# between a text alone and in a batch is rounding, and no sign that texts see each other.
+HALF_ROW_ERROR = 2e-2
+BATCH_ROWS = 4
+
+
+def worst_row_error(engine: Engine, encodings: Sequence[Encoding], alone: Sequence[Row]) -> float:
+    """Returns the largest absolute difference of an output between a row in a batch and the same row alone.
+
+    Args:
+        engine: The graph.
+        encodings: The rows; neighbors in this order share batches, so lengths should vary.
+        alone: What each gave alone.
+    """
+    worst = 0.0
+    for i in range(0, len(encodings), BATCH_ROWS):
+        batch = engine.run(encodings[i : i + BATCH_ROWS])
+        for row, single in zip(batch, alone[i : i + BATCH_ROWS], strict=True):
+            worst = max(worst, *(float(np.abs(row[name] - single[name]).max(initial=0.0)) for name in row))
+    return worst

@@ -1,0 +1,26 @@
+"""A request's result from a graph through the service's own tokenizer, engine and decoder, without its queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.backend.onnx_engine import Engine
+from service.serving.model import TASKS
+from service.tasks.encoded import ModelConfig
+from service.text.tokenizer import Tokenizer
+
+
+def answer(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, head: ModelConfig) -> Any:
+    """Returns what the service would answer, each window run alone.
+
+    Args:
+        task: Hugging Face name of the task.
+        request: A request of it.
+        tokenizer: The bundle's tokenizer.
+        engine: The graph.
+        head: Labels and activation: a manifest, or a checkpoint.
+    """
+    module = TASKS[task]
+    encoded = module.encode(request, tokenizer)
+    rows = [engine.run([encoding])[0] for encoding in encoded.encodings]
+    return module.decode(request, encoded, rows, head)

@@ -1,0 +1,1 @@
+"""The traced graph to what the CUDA and TensorRT providers run fastest."""

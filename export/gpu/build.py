@@ -1,0 +1,58 @@
+"""The graphs of a checkpoint for a GPU's providers, from the traced one; each with the shapes that it is to be run in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from export import calibration
+from export.artifact import Artifact
+from export.checkpoint.load import Checkpoint
+from export.gpu import cuda, fp16, shape_plan, tensorrt
+from service.bundle.graph_spec import Precision, Provider
+from service.text.tokenizer import Tokenizer
+
+PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
+
+
+def graphs(
+    provider: Provider,
+    precisions: Sequence[Precision],
+    raw: Path,
+    folder: Path,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+) -> list[Artifact]:
+    """Makes the graphs of a provider; float32 first, and always: the others are made of it.
+
+    Args:
+        provider: `cuda` or `tensorrt`.
+        precisions: What to make.
+        raw: The traced graph.
+        folder: Where the files go, `model.<provider>.<precision>.onnx`.
+        checkpoint: What was traced.
+        tokenizer: The service's tokenizer, for the texts.
+        texts: Calibration texts, on which half precision is measured.
+
+    Raises:
+        GraphError: The graph has operators that the provider does not know.
+    """
+    has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
+    plan = shape_plan.plan(checkpoint.max_length, masks=has_masks, rectangle=provider == "tensorrt")
+    whole = folder / f"model.{provider}.fp32.onnx"
+    if provider == "tensorrt":
+        tensorrt.standard(raw, whole)
+        form = f"{tensorrt.FORM}; fp16 is TensorRT's own" if "fp16" in precisions else tensorrt.FORM
+        return [Artifact(whole, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
+    fused = cuda.fuse(raw, whole, checkpoint)
+    made = [Artifact(whole, provider, "fp32", fused.form, fused.inputs, plan, fused.fusions)]
+    if "fp16" in precisions:
+        path = folder / f"model.{provider}.fp16.onnx"
+        feeds = calibration.feeds(texts, checkpoint, tokenizer, fused.inputs)
+        ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
+        short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
+        padded = [calibration.padded(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
+        halved = fp16.convert_to_fp16(whole, path, raw.parent, feeds, padded)
+        made.append(Artifact(path, provider, "fp16", fused.form, fused.inputs, plan, fused.fusions, halved.counts, halved.error))
+    return made

@@ -1,0 +1,108 @@
+"""The graph for the CUDA provider: ONNX Runtime's fused operators, and the number of tokens of each row in place of a mask.
+
+Which attention kernel CUDA runs depends on the form of the mask: with [rows, length] none of the fast ones, with the length of each
+row (padding on the right) cuDNN's or TensorRT's. The lengths are a graph input, for the service knows them: that saves copying a
+mask and summing it up again. Ids that the operators want as int32 are taken as that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
+from onnxruntime.transformers.optimizer import optimize_model
+
+from export.checkpoint.load import Checkpoint
+from export.graph import onnx_files
+from service.bundle.graph_spec import InputSpec
+
+LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
+FUSED = "fused for CUDA, attention with the length of each row"
+PARTLY = "fused for CUDA, attention in standard operators"
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What became of a graph.
+
+    Attributes:
+        form: How it was made, for the reader.
+        inputs: What it takes now.
+        fusions: Fused operator -> count.
+    """
+
+    form: str
+    inputs: tuple[InputSpec, ...]
+    fusions: dict[str, int]
+
+
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Fused:
+    """Writes the fused float32 graph to a new file.
+
+    Attention stays as it was traced, with the mask, where it is not fused in every layer: one layer that needs a mask needs it
+    copied, and where padding is on the left, lengths do not say which tokens are padding.
+    """
+    config = checkpoint.model.config
+    fused = _optimize(source, checkpoint, attention=True)
+    whole = len(_nodes(fused, "Attention")) == config.num_hidden_layers and checkpoint.padding_side == "right"
+    if not whole:
+        fused = _optimize(source, checkpoint, attention=False)
+    counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
+    if whole:
+        _take_lengths(fused)
+    fused.prune_graph()
+    fused.remove_unused_constant()
+    narrow = _take_int32(fused)
+    fused.topological_sort()
+    onnx_files.save(fused.model, target, folder=source.parent)
+    left = {value.name for value in fused.model.graph.input}
+    inputs = [
+        spec.model_copy(update={"dtype": "int32"}) if spec.name in narrow else spec for spec in checkpoint.inputs if spec.name in left
+    ]
+    return Fused(FUSED if whole else PARTLY, (*inputs, *([LENGTHS] if whole else [])), counts)
+
+
+def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> Any:
+    options = FusionOptions("bert")
+    options.enable_attention = attention
+    options.attention_mask_format = AttentionMaskFormat.MaskIndexEnd if attention else AttentionMaskFormat.AttentionMask
+    # the fused embedding sums up a mask that is then no longer there
+    config = checkpoint.model.config
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    with onnx_files.lazy_weights(source) as model:
+        return optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
+
+
+def _nodes(model: Any, operator: str) -> list[onnx.NodeProto]:
+    return list(model.get_nodes_by_op_type(operator))
+
+
+def _take_lengths(model: Any) -> None:
+    """Reads the tokens of each row from an input of that name; the mask is then read by nobody."""
+    for node in _nodes(model, "Attention"):
+        node.input[3] = LENGTHS.name
+    for node in _nodes(model, "EmbedLayerNormalization"):
+        if len(node.input) > 7:
+            del node.input[7]
+    graph = model.model.graph
+    graph.input.append(helper.make_tensor_value_info(LENGTHS.name, TensorProto.INT32, ["rows"]))
+
+
+def _take_int32(model: Any) -> set[str]:
+    """Takes each input that is only ever cast to int32 as int32; returns which."""
+    graph, taken = model.model.graph, set()
+    for value in graph.input:
+        readers = [node for node in graph.node if value.name in node.input]
+        if readers and all(
+            node.op_type == "Cast" and helper.get_attribute_value(node.attribute[0]) == TensorProto.INT32 for node in readers
+        ):
+            for node in readers:
+                model.replace_input_of_all_nodes(node.output[0], value.name)
+                graph.node.remove(node)
+            value.type.tensor_type.elem_type = TensorProto.INT32
+            taken.add(value.name)
+    return taken

@@ -1,0 +1,24 @@
+"""The graph for TensorRT: standard operators only, in float32. TensorRT fuses, and converts to half precision, on its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from export.errors import GraphError
+from export.graph import onnx_files
+
+FORM = "standard operators, for TensorRT to fuse"
+
+
+def standard(source: Path, target: Path) -> None:
+    """Writes the traced graph to a new file, after a look at its operators.
+
+    Raises:
+        GraphError: It has operators that are not ONNX's own: each would cut the engine in two.
+    """
+    foreign = sorted(
+        {f"{node.domain}.{node.op_type}" for node in onnx_files.structure(source).graph.node if node.domain not in ("", "ai.onnx")}
+    )
+    if foreign:
+        raise GraphError(f"the graph has operators that TensorRT does not know: {', '.join(foreign)}.")
+    onnx_files.copy(source, target)

@@ -1,0 +1,1 @@
+"""Reading, rewriting and writing ONNX graphs. Knows no model."""

@@ -1,0 +1,1 @@
+"""A finished bundle checked again. Without a checkpoint it needs no torch."""

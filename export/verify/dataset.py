@@ -1,0 +1,208 @@
+"""Reads a user's data for `bert-export verify --data`: a request a line, with or without the right answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from export.errors import DataError
+from export.evidence.metrics import Span, spans_of_tags
+from service.errors import BertServeError
+from service.tasks.encoded import ModelConfig
+from service.wire import reading
+
+Document = dict[str, Any]
+MAX_CHARS = 10**8
+
+
+@dataclass(frozen=True)
+class Entities:
+    """The right entities of a text.
+
+    Attributes:
+        spans: Where they are.
+        words: The words that were tagged, or none where places are exact to the character.
+    """
+
+    spans: set[Span]
+    words: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the data.
+
+    Attributes:
+        number: Where it stands in the file, from 1.
+        request: What to ask, as the service's task takes it.
+        gold: The right answer, or None: of text classification the set of right labels or, for regression, a number; of
+            token classification its entities; of question answering a list of texts, empty where there is no answer; of
+            fill-mask a list with the word of each mask.
+    """
+
+    number: int
+    request: Any
+    gold: Any
+
+
+def read(path: Path, task: str, head: ModelConfig) -> list[Line]:
+    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as the service takes it, or the fields of one input, and a gold field.
+
+    Where the right answers need it and a line does not say otherwise, entities are made of words (`aggregation_strategy:
+    "first"`), and questions may have no answer (`handle_impossible_answer`, if the data has such questions).
+
+    Args:
+        path: The file; empty lines are skipped.
+        task: Hugging Face name of the bundle's task.
+        head: The bundle's labels, and for embeddings how its vectors are made.
+
+    Raises:
+        DataError: The file cannot be read, or a line is not understood; the message has its number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # other ends of lines may stand in a text
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"`{path}` cannot be read: {error}.") from error
+    documents = [(number, _document(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not documents:
+        raise DataError(f"`{path}` holds no line; give a JSON object a line, such as {json.dumps({'inputs': 'a text'})}.")
+    impossible = any(document.get("answers") in ([], {"text": []}, {"text": [], "answer_start": []}) for _, document in documents)
+    found = []
+    for number, document in documents:
+        try:
+            gold = GOLD[task](document, head.labels) if task in GOLD else None
+            found.append(Line(number, _request(task, document, _defaults(task, gold, impossible), head), gold))
+        except (BertServeError, ValueError) as error:
+            raise DataError(f"`{path}` line {number}: {error}") from error
+    return found
+
+
+def _document(path: Path, number: int, line: str) -> Document:
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"`{path}` line {number} is not JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise DataError(f"`{path}` line {number} is no JSON object; give one such as {json.dumps({'inputs': 'a text'})}.")
+    return document
+
+
+def _defaults(task: str, gold: Any, impossible: bool) -> Document:
+    if task == "token-classification" and gold is not None:
+        return {"aggregation_strategy": "first"}
+    return {"handle_impossible_answer": True} if task == "question-answering" and impossible else {}
+
+
+def _request(task: str, document: Document, defaults: Document, head: ModelConfig) -> Any:
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise ValueError("`parameters` must be an object.")
+    inputs = _inputs(document)
+    if isinstance(inputs, list):
+        raise ValueError("`inputs` is a list; give one input a line.")
+    # vectors are compared as numbers, however a line asks for them
+    fixed = {"encoding_format": "float"} if task == "feature-extraction" else {}
+    raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters | fixed}).encode()
+    (request,) = reading.read(task, raw, reading.Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(head)
+    return request
+
+
+def _inputs(document: Document) -> Any:
+    if "inputs" in document:
+        return document["inputs"]
+    if "question" in document:
+        return {name: document.get(name) for name in ("question", "context")}
+    if document.get("text_pair") is not None:
+        return {name: document.get(name) for name in ("text", "text_pair")}
+    if "text" in document:
+        return document["text"]
+    if "tokens" in document:
+        return " ".join(_texts(document, "tokens"))
+    raise ValueError("it has no input; give `inputs`, `text`, `tokens`, or `question` and `context`.")
+
+
+def _texts(document: Document, name: str) -> list[str]:
+    value = document[name]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"`{name}` must be a list of texts.")
+    return value
+
+
+def _label(document: Document, labels: Sequence[str]) -> Any:
+    """Reads `label`: a name, an id, a list of these for several labels, or the number of a regression."""
+    value = document.get("label")
+    if value is None:
+        return None
+    if len(labels) == 1:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"`label` must be a number, for the model has one label; it is {json.dumps(value)}.")
+        return float(value)
+    return frozenset(_name(item, labels) for item in (value if isinstance(value, list) else [value]))
+
+
+def _name(value: Any, labels: Sequence[str]) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(labels):
+        return labels[value]
+    if value not in labels:
+        raise ValueError(f"`label` is {json.dumps(value)}; the model has {', '.join(labels)}, or their ids from 0.")
+    return str(value)
+
+
+def _entities(document: Document, labels: Sequence[str]) -> Entities | None:
+    """Reads `entities`, a list of `{start, end, label}`, or `tags`, one for each of the `tokens`."""
+    if document.get("entities") is not None:
+        try:
+            return Entities({(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]})
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError("`entities` must be a list of {start, end, label}, offsets in code points, end exclusive.") from error
+    if document.get("tags") is None:
+        return None
+    if "tokens" not in document:
+        raise ValueError("`tags` need `tokens`, the words that they are for.")
+    tags, words = _texts(document, "tags"), _texts(document, "tokens")
+    if len(tags) != len(words):
+        raise ValueError(f"there are {len(tags)} `tags` for {len(words)} `tokens`.")
+    text = _inputs(document)
+    offsets, end = [], 0
+    for word in words:
+        start = text.find(word, end) if isinstance(text, str) else -1
+        if start < 0:
+            raise ValueError(f"the token {json.dumps(word)} is not in the text where it belongs.")
+        end = start + len(word)
+        offsets.append((start, end))
+    return Entities(spans_of_tags(tags, offsets), offsets)
+
+
+def _answers(document: Document, labels: Sequence[str]) -> list[str] | None:
+    """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`."""
+    answers = document.get("answers")
+    if answers is None:
+        return None
+    if isinstance(answers, dict):
+        answers = answers.get("text")
+    texts = [item.get("text") if isinstance(item, dict) else item for item in answers] if isinstance(answers, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("`answers` must be a list of texts, or SQuAD's {text: [...]}; an empty one means that there is no answer.")
+    return [str(text) for text in texts]
+
+
+def _target(document: Document, labels: Sequence[str]) -> list[str] | None:
+    """Reads `target`: the word of the mask, or a list with that of each."""
+    target = document.get("target")
+    if target is None:
+        return None
+    words = [target] if isinstance(target, str) else target
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("`target` must be a word, or a list with one for each mask.")
+    return words
+
+
+GOLD: dict[str, Callable[[Document, Sequence[str]], Any]] = {
+    "text-classification": _label,
+    "token-classification": _entities,
+    "question-answering": _answers,
+    "fill-mask": _target,
+}

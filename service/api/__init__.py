@@ -1,1 +1,0 @@
-"""The HTTP edge: the only package that knows FastAPI, statuses and headers."""

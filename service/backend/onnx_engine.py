@@ -1,0 +1,263 @@
+"""OnnxEngine: one graph in one ONNX Runtime session; pads, runs, un-pads. Knows tensors, not texts, tasks or queues.
+
+A graph with a shape plan is run in the plan's shapes only: rows are padded to a planned length, and batches filled up to a planned
+row count with rows whose outputs are dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.backend import hardware, providers
+from service.bundle.graph_spec import GraphSpec, OutputSpec, Provider
+from service.errors import EngineError, ProviderError
+from service.text.tokenizer import Encoding
+
+try:
+    import onnxruntime as ort
+except ImportError as error:  # both wheels share this import name, so neither is in the base install
+    raise ProviderError(
+        "ONNX Runtime is not installed: `pip install 'bertserve[cpu]'`, or `'bertserve[gpu]'` on a machine with an NVIDIA GPU."
+    ) from error
+
+VERSION: str = ort.__version__
+THREADS = 1  # of one run: lanes give the parallelism
+# A graph of one Identity, as onnx.save writes it: what a session on it gets, others get too.
+_PROBE = bytes.fromhex(
+    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
+
+Row = dict[str, NDArray[np.float32]]
+_Feed = dict[str, NDArray[np.int32 | np.int64]]
+
+
+class Engine(Protocol):
+    """What a model needs of an engine; small, so that a fake is ten lines."""
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Returns one row of outputs per encoding, in order."""
+        ...
+
+
+class OnnxEngine:
+    """One graph in one session, shared by all lanes: `run` is thread-safe and releases the GIL while it computes."""
+
+    def __init__(
+        self,
+        path: Path,
+        graph: GraphSpec,
+        *,
+        pad_id: int,
+        padding_side: Literal["left", "right"],
+        threads: int = THREADS,
+        provider: Provider | None = None,
+        engine_cache: Path | None = None,
+    ) -> None:
+        """Creates the session.
+
+        Args:
+            path: The ONNX file.
+            graph: Its entry in the manifest.
+            pad_id: Token id of the padding.
+            padding_side: Where padding goes.
+            threads: Threads of one run.
+            provider: What runs it; by default what it was made for.
+            engine_cache: Folder that TensorRT's engines are kept in; None builds them at every start.
+
+        Raises:
+            ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
+        """
+        self.provider = provider or graph.provider
+        wanted = providers.NAMES[self.provider]
+        if wanted not in ort.get_available_providers():
+            raise ProviderError(f"`{path}` needs {wanted}: {_missing(self.provider)} Or choose another --provider.")
+        asked = _asked(self.provider, graph, engine_cache)
+        try:
+            self._session = _open(str(path), self.provider, asked, threads)
+        except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
+            raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
+        if wanted not in self._session.get_providers():
+            raise ProviderError(
+                f"`{path}` asked for {wanted}, but the session got {', '.join(self._session.get_providers())} only: "
+                f"{_missing(self.provider)} Or choose another --provider."
+            )
+        self._inputs = graph.inputs
+        self._outputs = graph.outputs
+        self._names = [output.name for output in graph.outputs]
+        self._pad = {"token_ids": pad_id, "attention_mask": 0, "type_ids": 0}
+        self._left = padding_side == "left"
+        self._plan = graph.shapes
+        self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Runs one batch, padded to its longest text.
+
+        Args:
+            encodings: At least one.
+
+        Returns:
+            For each encoding its outputs by name, float32, without padding: of a `per_text` output [values], of a `per_token`
+            one [length, ...], of a `per_mask` one [masks, values].
+
+        Raises:
+            EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
+        """
+        rows, longest = len(encodings), max(map(len, encodings))
+        if self._plan is not None:
+            shape = self._plan.shape(rows, longest)
+            if shape is None:  # more rows than any planned batch has
+                return [*self.run(encodings[: rows // 2]), *self.run(encodings[rows // 2 :])]
+            rows, longest = shape
+        try:
+            outputs = self._session.run(self._names, self._feed(encodings, rows, longest))
+        except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
+            raise EngineError(f"the graph failed with {type(error).__name__}.") from error
+        answers: list[Row] = [{} for _ in encodings]
+        for spec, output in zip(self._outputs, outputs, strict=True):
+            if not np.isfinite(output).all():
+                raise EngineError(f"output `{spec.name}` is not finite; this graph cannot score this text.")
+            for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):
+                answer[spec.name] = part
+        return answers
+
+    def _split(self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int) -> list[NDArray[np.float32]]:
+        """Returns each encoding's part of an output, without padding and without rows that only fill up."""
+        masks = sum(len(encoding.masks) for encoding in encodings) if spec.kind == "per_mask" else 0
+        expected = self._filled(masks) if spec.kind == "per_mask" else rows
+        if len(output) != expected:
+            raise EngineError(f"output `{spec.name}` has {len(output)} rows where {expected} belong. This is a bug.")
+        if spec.kind == "per_text":
+            return list(output[: len(encodings)])
+        if spec.kind == "per_token":
+            longest = output.shape[1]
+            return [row[self._place(encoding, longest)] for row, encoding in zip(output, encodings, strict=False)]
+        ends = np.cumsum([len(encoding.masks) for encoding in encodings])
+        return np.split(output[:masks], ends[:-1])
+
+    def _filled(self, masks: int) -> int:
+        """Returns how many masks are run for so many: the next planned count, where counts are planned."""
+        counts = () if self._plan is None else self._plan.masks
+        i = bisect_left(counts, masks)
+        return counts[i] if i < len(counts) else masks
+
+    def _place(self, encoding: Encoding, longest: int) -> slice:
+        """Returns where an encoding's tokens stand in a row padded to `longest`."""
+        return slice(longest - len(encoding), longest) if self._left else slice(0, len(encoding))
+
+    def time_runs(self, shapes: Sequence[tuple[int, int]], *, repeats: int) -> list[tuple[int, int, float]]:
+        """Warms up on dummy batches and times them, for the cost model.
+
+        Args:
+            shapes: `(rows, length)` of each batch.
+            repeats: Timed runs of each after one that is not; the fastest counts.
+
+        Returns:
+            `(rows, length, seconds)` for each shape.
+        """
+        fastest = [inf] * len(shapes)
+        # in rounds: a machine changes its speed, and then it does for all shapes
+        for turn in range(1 + repeats):
+            for i, (rows, length) in enumerate(shapes):
+                zeros = np.zeros(length, dtype=np.int64)
+                batch = [Encoding(zeros, zeros, masks=(length - 1,))] * rows
+                start = time.perf_counter()
+                self.run(batch)
+                if turn:
+                    fastest[i] = min(fastest[i], time.perf_counter() - start)
+        return [(rows, length, seconds) for (rows, length), seconds in zip(shapes, fastest, strict=True)]
+
+    def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> _Feed:
+        """Returns the inputs by name, each as its InputSpec says, padded to `longest` and filled up to `rows`."""
+        batch = encodings
+        if rows > len(encodings):
+            # a text again, for a row of nothing but padding may have no finite scores; without its masks, which are counted
+            batch = [*encodings, *[Encoding(encodings[0].ids, encodings[0].type_ids)] * (rows - len(encodings))]
+        feed: _Feed = {}
+        for spec in self._inputs:
+            if spec.fill == "mask_index":
+                flat = [i * longest + self._place(e, longest).start + mask for i, e in enumerate(encodings) for mask in e.masks]
+                flat += flat[:1] * (self._filled(len(flat)) - len(flat))
+                feed[spec.name] = np.array(flat, dtype=self._dtypes[spec.name])
+                continue
+            if spec.fill == "lengths":
+                feed[spec.name] = np.array([len(encoding) for encoding in batch], dtype=self._dtypes[spec.name])
+                continue
+            padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
+            for row, encoding in zip(padded, batch, strict=True):
+                row[self._place(encoding, longest)] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[
+                    spec.fill
+                ]
+        return feed
+
+
+def available_provider() -> Provider:
+    """Returns the provider that `auto` means: CUDA where this onnxruntime has it, else the CPU."""
+    return "cuda" if providers.NAMES["cuda"] in ort.get_available_providers() else "cpu"
+
+
+def why_not(provider: Provider) -> str | None:
+    """Returns why sessions on this machine do not get a provider, or None where they do; opens one on a tiny graph to see."""
+    name = providers.NAMES[provider]
+    if name in ort.get_available_providers():
+        try:
+            if name in _open(_PROBE, provider, [(name, {})], THREADS).get_providers():
+                return None
+        except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
+            return f"{_missing(provider)} onnxruntime says: {error}"
+    return _missing(provider)
+
+
+def _missing(provider: Provider) -> str:
+    libraries = Path(ort.__file__).parent / "capi"
+    found = providers.missing(provider, ort.get_available_providers(), version=VERSION, libraries=libraries)
+    return found or "driver and libraries are there, so see what onnxruntime logs when it loads them."
+
+
+def _asked(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, providers.Options]]:
+    """Returns the providers of a session with their options, the first one first."""
+    if provider == "cpu":
+        return [(providers.NAMES["cpu"], {})]
+    fallback = (providers.NAMES["cuda"], providers.cuda(graph.precision))
+    if provider == "cuda":
+        return [fallback]
+    folder = None
+    if engine_cache is not None:
+        version = hardware.tensorrt_version()
+        folder = providers.engine_folder(engine_cache, graph, hardware.first_gpu(), tensorrt=version, onnxruntime=VERSION)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
+    return [(providers.NAMES["tensorrt"], providers.tensorrt(graph, folder)), fallback]
+
+
+def _open(model: str | bytes, provider: Provider, asked: Sequence[tuple[str, providers.Options]], threads: int) -> Any:
+    if provider != "cpu":
+        ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
+    # onnxruntime's own fallback would open the session, or go on in the middle of service, on another provider and only print it
+    return ort.InferenceSession(model, _session_options(threads), providers=list(asked), enable_fallback=0)
+
+
+def _session_options(threads: int) -> Any:
+    options = ort.SessionOptions()
+    # The default takes every core of the host and spins between runs.
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Lanes share a session, and its arena hands them buffers from all over: over minutes up to a third slower than malloc, which keeps
+    # a heap for each thread and gives back what was just used, still in the cache.
+    options.enable_cpu_mem_arena = False
+    # The pattern cache keeps memory for every shape ever seen, and lengths vary without end.
+    options.enable_mem_pattern = False
+    # The exporter chose the operators by measurement; the extended level would fuse some of them into slower ones.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    return options

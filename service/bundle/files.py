@@ -1,0 +1,120 @@
+"""A bundle on disk, the contract between the exporter and the service: its files' names, loading, verifying.
+
+A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. What the
+service must know about a model stands in the manifest (`service.manifest`); nothing else is looked at, and nothing is guessed.
+This module opens no ONNX file: that is the engine's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from service.bundle.graph_spec import GraphSpec, Precision, Provider
+from service.bundle.manifest import NAME_PATTERN, Manifest
+from service.errors import BundleError
+
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+CARD_FILE = "README.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A verified bundle: every file that the manifest names exists and has the digest it should have."""
+
+    path: Path
+    manifest: Manifest
+    version: str
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """Path of the tokenizer file."""
+        return self.path / TOKENIZER_FILE
+
+    def graph(self, provider: Provider, precision: Precision | Literal["auto"] = "auto") -> GraphSpec:
+        """Returns the graph for a provider: its default one, or the one of the given precision.
+
+        Raises:
+            BundleError: The bundle has no such graph; the message lists those it has.
+        """
+        for graph in self.manifest.graphs:
+            if graph.provider == provider and (graph.default if precision == "auto" else graph.precision == precision):
+                return graph
+        have = ", ".join(f"{graph.provider}/{graph.precision}" for graph in self.manifest.graphs)
+        raise BundleError(
+            f"bundle `{self.manifest.name}` has no graph for provider `{provider}` and precision `{precision}`; it has "
+            f"{have}. Choose another --provider or --precision, or export again with `bert-export --provider --precision`."
+        )
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Reads a bundle's manifest and verifies the digest of every file that it names.
+
+    Args:
+        path: The bundle's folder.
+
+    Raises:
+        BundleError: A file is missing or altered, or the manifest is not valid; the message names bundle and file.
+    """
+    try:
+        raw = (path / MANIFEST_FILE).read_bytes()
+        manifest = Manifest.model_validate_json(raw)
+    except OSError as error:
+        raise BundleError(f"`{path}` is not a bundle: {MANIFEST_FILE} cannot be read ({error.strerror}).") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the document"
+        raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {where}: {first['msg']}.") from error
+    if manifest.name != path.name:
+        raise BundleError(f"bundle `{path}` calls itself `{manifest.name}`; folder and name must be the same.")
+    _verify(path / TOKENIZER_FILE, manifest.tokenizer.sha256)
+    for file in (file for graph in manifest.graphs for file in graph.files):
+        _verify(path / file.file, file.sha256, file.size_bytes)
+    return Bundle(path, manifest, hashlib.sha256(raw).hexdigest()[:12])
+
+
+def find_bundles(folder: Path) -> list[Path]:
+    """Returns the bundle folders in a models folder, by name: each folder that is not hidden.
+
+    Raises:
+        BundleError: The folder does not exist or holds no bundle.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"the models folder `{folder}` does not exist; give another with --models.")
+    found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not found:
+        raise BundleError(f"the models folder `{folder}` holds no bundle; make one with `bert-export SOURCE --output {folder}`.")
+    for entry in found:
+        if not re.fullmatch(NAME_PATTERN, entry.name):
+            raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
+    return found
+
+
+def digest(path: Path) -> str:
+    """Returns the sha256 of a file as lower-case hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _verify(path: Path, expected: str, size_bytes: int | None = None) -> None:
+    try:
+        size = path.stat().st_size
+        if size_bytes not in (None, size):  # before gigabytes are read
+            raise BundleError(
+                f"bundle file `{path}` has {size} bytes, the manifest says {size_bytes}: it was altered, or not copied whole; copy or export "
+                "the bundle again."
+            )
+        actual = digest(path)
+    except OSError as error:
+        raise BundleError(f"bundle file `{path}` cannot be read ({error.strerror}); copy or export the bundle again.") from error
+    if actual != expected:
+        raise BundleError(
+            f"bundle file `{path}` was altered: its sha256 is {actual[:12]}…, the manifest says {expected[:12]}…; "
+            "copy or export the bundle again."
+        )

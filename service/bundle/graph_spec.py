@@ -1,0 +1,179 @@
+"""One graph of a bundle as the manifest describes it: what it takes and gives out, and what was measured when it was exported."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from service.bundle.record import Record
+from service.bundle.shape_plan import ShapePlan
+
+Provider = Literal["cpu", "cuda", "tensorrt"]
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+class InputSpec(Record):
+    """One graph input and what fills it.
+
+    [rows, length], but for `mask_index`: [masks], flat positions row * length + position of the masks to fill; and for `lengths`:
+    [rows], the tokens of each row, for graphs whose padding is on the right and that take no mask.
+    """
+
+    name: str
+    fill: Literal["token_ids", "attention_mask", "type_ids", "mask_index", "lengths"]
+    dtype: Literal["int64", "int32"] = "int64"
+
+
+class OutputSpec(Record):
+    """One graph output, float32, and the shape that its kind means.
+
+    `per_text` is [rows, values], `per_token` [rows, length] or [rows, length, values], `per_mask` [masks, values].
+    """
+
+    name: str
+    kind: Literal["per_text", "per_token", "per_mask"]
+
+
+class LengthParity(Record):
+    """The worst errors over the parity rows of a range of lengths.
+
+    Attributes:
+        up_to: Longest rows of the range in tokens; it begins where the one before ends.
+        rows: Number of rows, which are texts or windows.
+        worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
+        worst_rel_error: Largest difference of a row over the row's largest logit.
+    """
+
+    up_to: int
+    rows: int
+    worst_abs_error: float
+    worst_rel_error: float
+
+
+class Timing(Record):
+    """How long a run takes: the median in milliseconds of one text of `length` tokens alone."""
+
+    length: int
+    median_ms: float
+
+
+class Speed(Record):
+    """What was timed, and where.
+
+    Attributes:
+        cpu: The processor's name.
+        instructions: Those of its instruction sets that decide how fast matrices are multiplied.
+        threads: Threads of a run.
+        timings: By length.
+    """
+
+    cpu: str
+    instructions: Annotated[tuple[str, ...], Field(strict=False)]
+    threads: int
+    timings: Annotated[tuple[Timing, ...], Field(strict=False)]
+
+
+class Evidence(Record):
+    """What was measured when this graph was exported.
+
+    Attributes:
+        samples: Number of parity inputs.
+        worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
+        label_agreement: Share of parity inputs whose best label, entities, best answer or best token are the checkpoint's.
+        worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
+        nodes: Nodes of the graph.
+        fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.
+        quantized: Quantized operator -> count, and what was kept in float; empty for a float graph.
+        quantization_error: Root mean square difference of the outputs from the float graph's on calibration texts, over their
+            standard deviation.
+        provider: Execution provider that all this was measured on: the CPU where there was none that the graph was made for.
+        opset: Version of ONNX's own operators, or null where that was not recorded.
+        worst_rel_error: Largest difference of a row's logits over the row's largest one, or null where that was not recorded.
+        spans: Entities or answers that the checkpoint gives on the parity inputs; 0 for tasks without spans.
+        span_agreement: F1 of the graph's spans against the checkpoint's, equal in place and label; null for tasks without spans.
+        lengths: The worst errors by length; empty where they were not recorded.
+        speed: How long a run takes, or null where that was not timed.
+    """
+
+    samples: int
+    worst_abs_error: float
+    label_agreement: float
+    worst_row_error: float
+    nodes: int
+    fusions: dict[str, int]
+    quantized: dict[str, int]
+    quantization_error: float = 0.0
+    provider: Provider = "cpu"
+    opset: int | None = None
+    worst_rel_error: float | None = None
+    spans: int = 0
+    span_agreement: float | None = None
+    lengths: Annotated[tuple[LengthParity, ...], Field(strict=False)] = ()
+    speed: Speed | None = None
+
+
+class GraphFile(Record):
+    """A file of a graph: its name within the bundle, its digest, and its size, or null where that was not recorded."""
+
+    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
+    sha256: str
+    size_bytes: int | None = None
+
+
+class GraphSpec(Record):
+    """One ONNX graph of the bundle.
+
+    Attributes:
+        file: File name within the bundle.
+        sha256: Digest of the file.
+        size_bytes: Its size, or null where that was not recorded.
+        data: Further files, of weights, which the graph knows by name; none where it is one file, as it is up to 2 GiB.
+        provider: Execution provider that the graph was made for.
+        precision: Number format that it computes in.
+        form: How the graph was made, for the reader.
+        default: Whether the service takes it for its provider when not told otherwise.
+        batch_invariant: Whether a text's scores are the same whatever shares its batch.
+        shapes: The only shapes that it is run in; null for graphs that are run in any, padded to the longest text.
+    """
+
+    file: str
+    sha256: str
+    provider: Provider
+    precision: Precision
+    form: str
+    default: bool
+    batch_invariant: bool
+    inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]
+    outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
+    evidence: Evidence
+    shapes: ShapePlan | None = None
+    size_bytes: int | None = None
+    data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
+
+    @property
+    def files(self) -> tuple[GraphFile, ...]:
+        """All files of the graph, its own first."""
+        return (GraphFile(file=self.file, sha256=self.sha256, size_bytes=self.size_bytes), *self.data)
+
+    @property
+    def identity(self) -> str:
+        """A digest over all files: of a graph in one file, that file's."""
+        return hashlib.sha256("".join(file.sha256 for file in self.files).encode()).hexdigest() if self.data else self.sha256
+
+    @model_validator(mode="after")
+    def _plans_what_it_takes(self) -> GraphSpec:
+        takes = any(spec.fill == "mask_index" for spec in self.inputs)
+        if self.shapes is not None and bool(self.shapes.masks) != takes:
+            raise ValueError(f"`masks` of `shapes` must be given exactly where an input is `mask_index`, not {list(self.shapes.masks)}")
+        return self
+
+    def shape(self, rows: int, tokens: int) -> tuple[int, int] | None:
+        """Returns the `(rows, length)` that a batch is run at, or None where it has more rows than may run at once.
+
+        Args:
+            rows: Rows of the batch.
+            tokens: Its longest row.
+        """
+        return (rows, tokens) if self.shapes is None else self.shapes.shape(rows, tokens)

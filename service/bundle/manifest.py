@@ -1,0 +1,186 @@
+"""The manifest: everything the service has to know about a model. The field-by-field specification is `models/README.md`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from service.bundle.graph_spec import GraphSpec
+from service.bundle.record import Record
+
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+
+Task = Literal["text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction"]
+Activation = Literal["softmax", "sigmoid", "none"]
+Pooling = Literal["none", "cls", "mean", "max"]
+Layers = Literal["last", "last_four"]
+
+
+class SpecialPiece(Record):
+    """A special token at a fixed place of the template."""
+
+    special: str
+    id: Annotated[int, Field(ge=0)]
+    type_id: Annotated[int, Field(ge=0)]
+
+
+class TextPiece(Record):
+    """The place of the first (`a`) or the second text (`b`) in the template."""
+
+    text: Literal["a", "b"]
+    type_id: Annotated[int, Field(ge=0)]
+
+
+Piece = SpecialPiece | TextPiece
+
+
+class MaskToken(Record):
+    """The token that stands for a word to be filled in; a text spells it like this."""
+
+    token: str
+    id: Annotated[int, Field(ge=0)]
+
+
+class TokenizerSpec(Record):
+    """How texts become token ids, beside `tokenizer.json` itself.
+
+    Attributes:
+        sha256: Digest of `tokenizer.json`.
+        max_length: Usable length in tokens, special tokens counted.
+        pad_id: Token id that fills the padding.
+        padding_side: Where padding goes.
+        single: Template of one text.
+        pair: Template of a pair of texts.
+        cls_index: Where [CLS] stands in both templates, -1 for their end, or null.
+        subword_prefix: What begins a token that continues a word; null where a word begins after white space instead.
+        mask: The mask token, for fill-mask.
+    """
+
+    sha256: str
+    max_length: Annotated[int, Field(ge=3)]
+    pad_id: Annotated[int, Field(ge=0)]
+    padding_side: Literal["left", "right"]
+    single: Annotated[tuple[Piece, ...], Field(strict=False)]
+    pair: Annotated[tuple[Piece, ...], Field(strict=False)]
+    cls_index: int | None
+    subword_prefix: str | None
+    mask: MaskToken | None
+
+
+class Flops(Record):
+    """Arithmetic of one run: a text of S tokens takes `linear * S + quadratic * S**2` floating point operations."""
+
+    linear: Annotated[float, Field(gt=0)]
+    quadratic: Annotated[float, Field(ge=0)]
+
+
+class Embedding(Record):
+    """What a text's vector is made of where a request does not say, and what a request may ask for.
+
+    Attributes:
+        pooling: How the tokens' vectors become one; padding never counts, special tokens do.
+        normalize: Whether vectors have length 1.
+        dimensions: Values of a vector of one layer.
+        layers: `last_four` where the graphs also give out the last four layers side by side.
+        prompts: Name -> what is put before a text of that kind.
+        default_prompt: Name of the prompt of a request that names none, or null.
+    """
+
+    pooling: Pooling
+    normalize: bool
+    dimensions: Annotated[int, Field(gt=0)]
+    layers: Layers = "last"
+    prompts: dict[str, str] = Field(default_factory=dict)
+    default_prompt: str | None = None
+
+
+class Example(Record):
+    """A stored request body and the result that the default CPU graph gave at export, for `bert-serve check`."""
+
+    request: dict[str, Any]
+    result: Any
+
+
+class Figure(Record):
+    """A task figure measured on labeled data, of the checkpoint in PyTorch and of graphs by `provider/precision`."""
+
+    name: str
+    checkpoint: Annotated[float, Field(allow_inf_nan=False)]
+    graphs: dict[str, Annotated[float, Field(allow_inf_nan=False)]]
+
+
+class Source(Record):
+    """Where the bundle came from.
+
+    Attributes:
+        checkpoint: Name of the checkpoint's folder, or the hub id.
+        revision: What was asked of the hub, or null.
+        weights_sha256: Digest over the weight files.
+        versions: Of the packages that exported it.
+        commit: The hub's commit that was exported, or null for a local folder.
+    """
+
+    checkpoint: str
+    revision: str | None
+    weights_sha256: str
+    versions: dict[str, str]
+    commit: str | None = None
+
+
+class Manifest(Record):
+    """Everything the service has to know about a model. Version 1."""
+
+    format: Literal["bertserve-bundle"]
+    format_version: Literal[1]
+    name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
+    task: Task
+    labels: Annotated[tuple[str, ...], Field(strict=False)]
+    activation: Activation
+    embedding: Embedding | None = None
+    tokenizer: TokenizerSpec
+    flops: Flops
+    graphs: Annotated[tuple[GraphSpec, ...], Field(strict=False, min_length=1)]
+    example: Example
+    figures: Annotated[tuple[Figure, ...], Field(strict=False)]
+    source: Source
+
+    @model_validator(mode="after")
+    def _what_its_task_needs(self) -> Manifest:
+        if self.task.endswith("-classification") and not self.labels:
+            raise ValueError(f"`labels` must not be empty for {self.task}")
+        if self.task == "fill-mask" and self.tokenizer.mask is None:
+            raise ValueError("`tokenizer.mask` must not be null for fill-mask")
+        if self.task == "question-answering" and self.tokenizer.cls_index is None:
+            raise ValueError("`tokenizer.cls_index` must not be null for question-answering")
+        if self.task == "feature-extraction" and self.embedding is None:
+            raise ValueError("`embedding` must not be null for feature-extraction")
+        return self
+
+    @model_validator(mode="after")
+    def _graphs_fit_the_tokenizer(self) -> Manifest:
+        for graph in self.graphs:
+            if self.tokenizer.padding_side == "left" and any(spec.fill == "lengths" for spec in graph.inputs):
+                raise ValueError(f"`{graph.file}` takes `lengths`, which needs `tokenizer.padding_side` to be right")
+            if graph.shapes is not None and graph.shapes.buckets[-1].length != self.tokenizer.max_length:
+                raise ValueError(
+                    f"the longest of the `shapes` of `{graph.file}` is {graph.shapes.buckets[-1].length}, and `tokenizer.max_length` is "
+                    f"{self.tokenizer.max_length}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _one_default_graph_per_provider(self) -> Manifest:
+        defaults = [graph.provider for graph in self.graphs if graph.default]
+        if sorted(defaults) != sorted({graph.provider for graph in self.graphs}):
+            raise ValueError("each provider needs exactly one graph with `default: true`")
+        return self
+
+
+def read_figures(raw: bytes) -> tuple[Figure, ...]:
+    """Reads a JSON list of figures.
+
+    Raises:
+        ValueError: It is not one.
+    """
+    return tuple(TypeAdapter(list[Figure]).validate_json(raw))

@@ -1,0 +1,51 @@
+"""Whether loaded models answer the stored example of their bundle as they did at export. What `bert-serve check` runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from service.bundle.graph_spec import Precision
+from service.errors import BertServeError
+from service.serving.build import build
+from service.settings import Settings
+from service.wire import reading
+
+# Kernels differ from CPU to CPU, int8 ones most: largest difference of a score from the stored one.
+CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
+
+
+async def check(settings: Settings) -> int:
+    """Runs the stored example of each model; returns 1 if one answers differently."""
+    service = build(settings)
+    service.scheduler.start()
+    failed = 0
+    for model in service.registry.models.values():
+        example, graphs = model.bundle.manifest.example, model.bundle.manifest.graphs
+        # the stored result is a default graph's, which may be of another precision than the one asked for
+        tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
+        try:
+            body = reading.read(model.task, json.dumps(example.request).encode(), service.limits)
+            prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=60)
+            reason = difference(example.result, body.shape(prediction.results), tolerance)
+        except BertServeError as error:
+            reason = error.message
+        failed += reason is not None
+        print(
+            f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
+        )
+    await service.scheduler.stop(0)
+    return 1 if failed else 0
+
+
+def difference(expected: Any, actual: Any, tolerance: float) -> str | None:
+    """Returns why two results are not the same, or None. Numbers may differ by `tolerance`, all else must be equal."""
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        return next((why for pair in zip(expected, actual, strict=True) if (why := difference(*pair, tolerance))), None)
+    if isinstance(expected, dict) and isinstance(actual, dict) and expected.keys() == actual.keys():
+        return next((f"{key}: {why}" for key in expected if (why := difference(expected[key], actual[key], tolerance))), None)
+    if isinstance(expected, float) and isinstance(actual, float):
+        return (
+            None if abs(expected - actual) <= tolerance else f"{actual:.6f} differs from the stored {expected:.6f} by more than {tolerance}"
+        )
+    return None if expected == actual else f"{actual!r} is not the stored {expected!r}"

@@ -1,0 +1,1 @@
+"""ASGI alone: the only package that knows FastAPI, statuses and headers."""

@@ -1,0 +1,1 @@
+"""Sockets, signals and worker processes."""

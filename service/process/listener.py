@@ -1,0 +1,108 @@
+"""Door: how a worker takes connections from the socket that all workers share. Knows sockets and counts; nothing of HTTP.
+
+The kernel alone would deal connections badly. From a shared socket whichever worker wakes first takes nearly all of a
+burst: of 8 connections that a client keeps, one worker got 7, and the other's lanes stood still. A socket each
+(SO_REUSEPORT) deals by a hash of the addresses: like coins thrown, also to a worker that is busy, and what waits for a
+worker that dies is lost. So the workers share one socket, and a worker that has more connections than another leaves the
+next one to that other. If nobody has come for it after a moment, for the other is busy, it takes it all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import mmap
+import socket
+import sys
+from collections.abc import Callable, MutableSequence
+from typing import cast
+
+logger = logging.getLogger("bertserve.door")
+
+ABSENT = sys.maxsize  # the count of a worker that takes no connections
+BACKLOG = 2048
+PATIENCE_S = 0.001  # an idle worker needs a tenth of it
+PAUSE_S = 1.0  # when there is no descriptor or memory for another connection
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def shared_counts(workers: int) -> MutableSequence[int]:
+    """Returns a count of connections for each worker, in memory that processes forked from here on share; all are ABSENT."""
+    counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
+    for index in range(workers):
+        counts[index] = ABSENT
+    return cast("MutableSequence[int]", counts)
+
+
+class BalancedListener:
+    """Takes connections for one worker."""
+
+    def __init__(self, listener: socket.socket, counts: MutableSequence[int], index: int) -> None:
+        """Creates a closed door.
+
+        Args:
+            listener: A bound socket.
+            counts: From `shared_counts`.
+            index: Of this worker.
+        """
+        self._listener = listener
+        self._counts = counts
+        self._index = index
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def open(self, admit: Callable[[socket.socket], None]) -> None:
+        """Listens, and from now on gives each connection that it takes to `admit`."""
+        self._admit = admit
+        self._loop = asyncio.get_running_loop()
+        self._listener.setblocking(False)
+        self._listener.listen(BACKLOG)
+        self.count(0)
+        self._watch()
+
+    def close(self) -> None:
+        """Takes no more; others need not leave anything to this worker."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listener)
+        self.count(ABSENT)
+        self._closed = True
+
+    def count(self, connections: int) -> None:
+        """Tells the other workers how many connections this one has."""
+        if not self._closed:
+            self._counts[self._index] = connections
+
+    def _watch(self) -> None:
+        self._loop.add_reader(self._listener, self._knock)
+
+    def _knock(self) -> None:
+        if self._counts[self._index] > min(self._counts):
+            self._wait(PATIENCE_S)
+        else:
+            self._accept()
+
+    def _wait(self, seconds: float) -> None:
+        """Looks away for a while, for a socket that is readable would wake the loop again and again."""
+        self._loop.remove_reader(self._listener)
+        self._timer = self._loop.call_later(seconds, self._return)
+
+    def _return(self) -> None:
+        self._watch()
+        self._accept()
+
+    def _accept(self) -> None:
+        """Takes one connection, if nobody else has; the others of a burst are for whoever then has the fewest."""
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            logger.error("no connection can be taken (%s); trying again in %.0f s", error.strerror, PAUSE_S)
+            self._wait(PAUSE_S)
+            return
+        connection.setblocking(False)
+        self._admit(connection)

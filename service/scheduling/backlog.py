@@ -1,0 +1,289 @@
+"""Backlog: what is admitted and what waits, and which entries run next. The heart of the scheduler, and pure.
+
+No threads, no locks and no clock: every call passes `now`, and one caller at a time calls. It sees of an entry an opaque
+key (what may share a batch), its cost in tokens and a payload that it never opens.
+
+A **Job** is one request: admitted whole or refused whole, closed exactly once. It has one or more **entries** (texts, or
+windows of a text), which run in batches. Invariants: `queue_tokens` is the sum over open jobs of what they still hold,
+and a closed job's entries never start.
+
+Every operation is O(log n) amortized over the entries: dead entries are skipped when they come up, each once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Sequence
+from itertools import count
+from math import inf
+from typing import Any
+
+from service.errors import InvalidValueError, RefusedError, TooLargeError
+from service.scheduling.job import Cost, Entry, Job, Shape, exact
+
+
+class Backlog:
+    """Jobs and entries that wait, in fair order, within a token budget."""
+
+    def __init__(self, *, max_batch_tokens: int, max_queue_tokens: int, lanes: int = 1) -> None:
+        """Creates an empty backlog.
+
+        Args:
+            max_batch_tokens: Budget of a batch: rows times padded length.
+            max_queue_tokens: Most tokens that admitted jobs may hold together.
+            lanes: How many batches run at once, for predicted waits.
+        """
+        self.max_batch_tokens = max_batch_tokens
+        self.max_queue_tokens = max_queue_tokens
+        self.queue_tokens = 0
+        self.queue_entries = 0
+        self.queue_seconds = 0.0
+        self._lanes = lanes
+        self._tie = count()
+        self._ranked: list[tuple[float, int, Entry]] = []
+        self._groups: dict[Hashable, _Group] = {}
+        self._deadlines: list[tuple[float, int, Job]] = []
+        self._open_jobs = 0
+
+    def admit(self, *, tokens: int, seconds: float, deadline: float, now: float) -> Job:
+        """Admits a whole request by its estimated cost.
+
+        Raises:
+            TooLargeError: It is larger than the queue and would never fit.
+            RefusedError: It does not fit now, or would probably not start before its deadline.
+        """
+        if tokens > self.max_queue_tokens:
+            raise TooLargeError(
+                f"the request has about {tokens} tokens and the queue holds {self.max_queue_tokens}; split it, or raise --max-queue-tokens."
+            )
+        wait = self.queue_seconds / self._lanes
+        if self.queue_tokens + tokens > self.max_queue_tokens:
+            excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
+            raise RefusedError(
+                f"the queue is full: it holds {self.queue_tokens} of {self.max_queue_tokens} tokens and the request has about {tokens}; try again later.",
+                reason="queue_full",
+                retry_after_s=wait * excess,
+            )
+        if now + wait > deadline:
+            raise RefusedError(
+                f"the queue is about {wait:.1f} s long, so the request would expire before it could start; try again later, or allow more time.",
+                reason="deadline",
+                retry_after_s=now + wait - deadline,
+            )
+        job = Job(deadline=deadline, tokens=tokens, seconds=seconds)
+        self._open_jobs += 1
+        self._hold(tokens, seconds)
+        return job
+
+    def put(
+        self,
+        job: Job,
+        key: Hashable | None,
+        work: Sequence[tuple[int, Any]],
+        cost: Cost,
+        now: float,
+        *,
+        keep_estimate: bool = False,
+        shape: Shape = exact,
+    ) -> None:
+        """Queues an admitted job's entries, in place of what it held before; a closed job's are dropped.
+
+        Args:
+            job: An open job none of whose entries wait.
+            key: What may share a batch; None for entries that run alone.
+            work: Tokens and payload of each entry, at least one.
+            cost: Predicted seconds of a batch of `rows` padded to `length`.
+            now: The time.
+            keep_estimate: Go on holding the estimate of admission beside these entries.
+            shape: What a batch of this key is run at; a longer one of as many rows is never smaller, and one row always runs.
+
+        Raises:
+            InvalidValueError: An entry is over the budget of a batch.
+        """
+        longest = max(tokens for tokens, _ in work)
+        if _area(shape(1, longest)) > self.max_batch_tokens:
+            raise InvalidValueError(
+                f"a text of {longest} tokens is over the {self.max_batch_tokens} tokens of a batch; raise --max-batch-tokens."
+            )
+        if not job.open:
+            return
+        self._hold(-job.tokens, -job.seconds)
+        if not keep_estimate:
+            job.tokens, job.seconds = 0, 0.0
+        job.results = [None] * len(work)
+        job.waiting = job.remaining = len(work)
+        job.queued_at, job.run_s = now, 0.0
+        rank = now
+        for index, (tokens, payload) in enumerate(work):
+            seconds = self._share(key, tokens, cost, shape)
+            self._enter(Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
+            rank += seconds
+            job.tokens += tokens
+            job.seconds += seconds
+        self._hold(job.tokens, job.seconds)
+        self.queue_entries += len(work)
+        self._watch(job)
+
+    def take(self, now: float) -> list[Entry]:
+        """Takes the best batch there is: the first entry in rank and its best companions; empty if nothing waits.
+
+        Companions have the head's key. The nearest lengths come first, and one joins as long as the batch stays within
+        the budget and the fixed cost that it saves everyone who waits outweighs the delay to those already in the batch.
+        """
+        head = self._pop_first()
+        if head is None:
+            return []
+        batch = [head]
+        length = _length(head.shape(1, head.tokens))
+        group = self._groups.get(head.key) if head.key is not None else None
+        self._start(head, now)
+        while group is not None and (companion := self._companion(group, len(batch), length, head)) is not None:
+            length = max(length, _length(head.shape(1, companion.tokens)))
+            batch.append(companion)
+            self._start(companion, now)
+        return batch
+
+    def finish(self, entry: Entry, result: Any, run_s: float) -> bool:
+        """Records an entry's result; returns whether it was the last one of an open job.
+
+        The caller then puts the job's next entries, or closes it.
+        """
+        job = entry.job
+        if not job.open:
+            return False
+        job.results[entry.index] = result
+        job.run_s = max(job.run_s, run_s)
+        job.remaining -= 1
+        return job.remaining == 0
+
+    def close(self, job: Job) -> bool:
+        """Ends a job, whatever its state; true for the first call only. Its waiting entries will never start."""
+        if not job.open:
+            return False
+        job.open = False
+        job.results = []  # the deadline heap may hold the job for a while longer
+        self._open_jobs -= 1
+        self._hold(-job.tokens, -job.seconds)
+        self.queue_entries -= job.waiting
+        return True
+
+    def expire(self, now: float) -> list[Job]:
+        """Closes and returns the jobs whose deadline has passed while an entry of theirs still waits."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            job = heapq.heappop(self._deadlines)[2]
+            if job.waiting and self.close(job):
+                expired.append(job)
+        return expired
+
+    def _watch(self, job: Job) -> None:
+        if len(self._deadlines) > 2 * self._open_jobs + 64:
+            self._deadlines = [item for item in self._deadlines if item[2].open]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (job.deadline, next(self._tie), job))
+
+    def _hold(self, tokens: int, seconds: float) -> None:
+        self.queue_tokens += tokens
+        # float sums drift; an empty queue takes no time
+        self.queue_seconds = self.queue_seconds + seconds if self.queue_tokens else 0.0
+
+    def _share(self, key: Hashable | None, tokens: int, cost: Cost, shape: Shape) -> float:
+        """Returns the predicted seconds of an entry, in a full batch of its like where it may share one."""
+        length = _length(shape(1, tokens))
+        rows = 1 if key is None else max(1, self.max_batch_tokens // max(1, length))
+        return cost(rows, length) / rows
+
+    def _enter(self, entry: Entry) -> None:
+        item = (entry.rank, next(self._tie), entry)
+        heapq.heappush(self._ranked, item)
+        if entry.key is not None:
+            self._groups.setdefault(entry.key, _Group()).push(entry.tokens, item)
+
+    def _start(self, entry: Entry, now: float) -> None:
+        job = entry.job
+        entry.waiting = False
+        job.waiting -= 1
+        job.tokens -= entry.tokens
+        job.seconds -= entry.seconds
+        self.queue_entries -= 1
+        self._hold(-entry.tokens, -entry.seconds)
+        if not job.waiting:
+            job.queued_s += now - job.queued_at
+        self._clean(entry)
+
+    def _pop_first(self) -> Entry | None:
+        while self._ranked:
+            entry = heapq.heappop(self._ranked)[2]
+            if entry.alive:
+                return entry
+            self._clean(entry)
+        return None
+
+    def _clean(self, entry: Entry) -> None:
+        """Lets go of a dead entry that has the first rank of its length, so that no group grows without end."""
+        if entry.key is not None and (group := self._groups.get(entry.key)) is not None:
+            group.first(entry.tokens)
+            if not group.lengths:
+                del self._groups[entry.key]
+
+    def _companion(self, group: _Group, rows: int, length: int, head: Entry) -> Entry | None:
+        """Returns the best entry to add to a batch of `rows` padded to `length`, or None if none is worth it."""
+        for entry in (group.longest_within(length), group.shortest_over(length)):
+            if entry is None:
+                continue
+            alone = _length(head.shape(1, entry.tokens))
+            longer = max(length, alone)
+            # by the rows that are worth something: rows that fill up a planned shape are there for the next companion
+            delay = head.cost(rows + 1, longer) - head.cost(rows, length)
+            saved = head.cost(1, alone) - delay
+            if _area(head.shape(rows + 1, longer)) <= self.max_batch_tokens and saved * self.queue_entries > delay * rows:
+                return entry
+        return None
+
+
+def _length(shape: tuple[int, int] | None) -> int:
+    """Returns the length of the shape of one row, which there always is."""
+    assert shape is not None
+    return shape[1]
+
+
+def _area(shape: tuple[int, int] | None) -> float:
+    """Returns the padded tokens of a shape; endless where there is none."""
+    return inf if shape is None else shape[0] * shape[1]
+
+
+class _Group:
+    """Entries of one key by length; finds the nearest length that has any in a few machine words."""
+
+    def __init__(self) -> None:
+        self.lengths = 0  # bit n is set when a live entry of n tokens may be there
+        self._heaps: dict[int, list[tuple[float, int, Entry]]] = {}
+
+    def push(self, tokens: int, item: tuple[float, int, Entry]) -> None:
+        heapq.heappush(self._heaps.setdefault(tokens, []), item)
+        self.lengths |= 1 << tokens
+
+    def first(self, tokens: int) -> Entry | None:
+        """Returns the live entry of that length with the first rank, dropping dead ones before it."""
+        heap = self._heaps.get(tokens, [])
+        while heap and not heap[0][2].alive:
+            heapq.heappop(heap)
+        if heap:
+            return heap[0][2]
+        self._heaps.pop(tokens, None)
+        self.lengths &= ~(1 << tokens)
+        return None
+
+    def longest_within(self, tokens: int) -> Entry | None:
+        """Returns the first live entry of the greatest length of at most `tokens`."""
+        while shorter := self.lengths & ((1 << (tokens + 1)) - 1):
+            if (entry := self.first(shorter.bit_length() - 1)) is not None:
+                return entry
+        return None
+
+    def shortest_over(self, tokens: int) -> Entry | None:
+        """Returns the first live entry of the least length over `tokens`."""
+        while longer := self.lengths >> (tokens + 1):
+            if (entry := self.first(tokens + (longer & -longer).bit_length())) is not None:
+                return entry
+        return None

@@ -1,0 +1,113 @@
+"""The composition root: settings to the parts that answer requests. Below it, nobody sees the settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.backend import onnx_engine
+from service.backend.engines import MAX_SOLO_THREADS
+from service.backend.hardware import cpu_name
+from service.bundle import files
+from service.bundle.evidence_policy import EvidencePolicy
+from service.errors import SettingsError
+from service.metrics import Metrics
+from service.scheduling.backlog import Backlog
+from service.scheduling.scheduler import Scheduler
+from service.serving import loading
+from service.serving.loading import LoadOptions
+from service.serving.registry import Registry
+from service.serving.worker_context import SINGLE_WORKER, WorkerContext
+from service.settings import Settings, usable_cores
+from service.wire.paths import PATHS
+from service.wire.reading import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class AppState:
+    """What the handlers serve from; made by the composition root.
+
+    Attributes:
+        registry: The loaded models.
+        scheduler: The lanes that they run on.
+        metrics: Where everything is counted.
+        limits: What a request may measure.
+        max_body_bytes: Bytes of a body.
+        timeout_ms: Deadline of a request that names none.
+        max_timeout_ms: Longest deadline that a request may name.
+        info: More facts for `/info`: queue and batch limits, lanes.
+        worker: And of the process that answers: which of how many, and its share of the limits.
+        machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
+    """
+
+    registry: Registry
+    scheduler: Scheduler
+    metrics: Metrics
+    limits: Limits
+    max_body_bytes: int
+    timeout_ms: int
+    max_timeout_ms: int
+    info: Mapping[str, Any]
+    worker: Mapping[str, int] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def build(settings: Settings, seat: WorkerContext = SINGLE_WORKER) -> AppState:
+    """Loads every bundle of the models folder and puts the service together; starts nothing.
+
+    Args:
+        settings: The settings, with totals over all workers.
+        seat: Which worker this is; it takes its share of lanes and queue.
+
+    Raises:
+        StartError: A bundle, the provider or the settings are wrong; the message says what.
+    """
+    metrics = Metrics(seat.metrics)
+    bundles = [files.load_bundle(path) for path in files.find_bundles(settings.models)]
+    asked = loading.choose_provider(bundles, settings.provider)
+    provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
+    lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, seat.workers)
+    lanes, max_queue_tokens = seat.share(lanes_total), seat.share(settings.max_queue_tokens)
+    backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
+    idle_threads = settings.idle_threads or min(lanes, MAX_SOLO_THREADS)
+    scheduler = Scheduler(backlog, lanes=lanes, idle_threads=idle_threads, observe=metrics.observe_queue)
+    options = LoadOptions(
+        provider=provider,
+        provider_asked=asked,
+        precision=settings.precision,
+        batch_variant=settings.batch_variant_graphs,
+        max_batch_tokens=settings.max_batch_tokens,
+        engine_cache=settings.engine_cache,
+        idle_threads=idle_threads,
+        floor=EvidencePolicy(settings.require_evidence, settings.min_agreement),
+    )
+    models = loading.load_models(bundles, options=options, scheduler=scheduler, metrics=metrics)
+    return AppState(
+        registry=Registry(models, _defaults(settings.default)),
+        scheduler=scheduler,
+        metrics=metrics,
+        limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
+        max_body_bytes=settings.max_body_bytes,
+        timeout_ms=settings.timeout_ms,
+        max_timeout_ms=settings.max_timeout_ms,
+        info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes_total},
+        machine={
+            "cpu": cpu_name(),
+            "onnxruntime": onnx_engine.VERSION,
+            "provider_asked": asked,
+            "provider": provider,
+            "threads_per_run": onnx_engine.THREADS,
+        },
+        worker={"index": seat.index, "workers": seat.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
+    )
+
+
+def _defaults(given: dict[str, str]) -> dict[str, str]:
+    """Returns task -> model name, tasks given by their Hugging Face name or by their path."""
+    tasks = {path: task for task, path in PATHS.items()} | {task: task for task in PATHS}
+    for task in given:
+        if task not in tasks:
+            raise SettingsError(f"--default names the task `{task}`; tasks are {', '.join(tasks)}.")
+    return {tasks[task]: name for task, name in given.items()}

@@ -1,0 +1,148 @@
+"""Makes warmed-up models of verified bundles, on the provider that this machine has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from service.backend.cost import CostModel
+from service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from service.backend.onnx_engine import THREADS, OnnxEngine, available_provider, why_not
+from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy
+from service.bundle.files import Bundle
+from service.bundle.graph_spec import GraphSpec, Precision, Provider
+from service.errors import ProviderError, SettingsError
+from service.metrics import Metrics
+from service.scheduling.scheduler import Scheduler
+from service.serving.model import Model
+from service.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("bertserve.loading")
+
+# Rows and lengths of the warm-up runs that the cost model is fitted to: short ones show the fixed cost of a run. Graphs
+# with a shape plan warm up on all of it.
+WARM_UP_SHAPES = ((1, 8), (1, 32), (1, 128), (4, 32))
+WARM_UP_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the evidence asked for.
+
+    Attributes:
+        provider: What runs the graphs.
+        provider_asked: What the operator asked for, where that is another; by default the provider.
+        precision: Which graph of a bundle.
+        batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
+        max_batch_tokens: Budget of a batch.
+        idle_threads: Threads of a run beside which nothing runs or waits; of one thread like all others where it is 1.
+        engine_cache: Folder for TensorRT's engines.
+        floor: The evidence that a bundle must have.
+    """
+
+    provider: Provider
+    provider_asked: Provider | None = None
+    precision: Precision | Literal["auto"] = "auto"
+    batch_variant: bool = False
+    max_batch_tokens: int = 8192
+    idle_threads: int = 1
+    engine_cache: Path | None = None
+    floor: EvidencePolicy = ACCEPT_ANY
+
+
+def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]) -> Provider:
+    """Returns the provider to use: the one asked for, or for `auto` the best for which every bundle has a graph."""
+    if wanted != "auto":
+        return wanted
+    best = available_provider()
+    return best if all(any(graph.provider == best for graph in bundle.manifest.graphs) for bundle in loaded) else "cpu"
+
+
+def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
+    """Returns the provider that sessions will get: the one asked for, or the CPU where the operator allowed that.
+
+    Raises:
+        ProviderError: Sessions do not get it, and nothing else was allowed; the message says what is missing.
+    """
+    if asked == "cpu" or (reason := why_not(asked)) is None:
+        return asked
+    if not allow_fallback:
+        raise ProviderError(
+            f"--provider {asked} cannot be had: {reason} Or serve on the CPU with --provider cpu, or allow that with --allow-provider-fallback."
+        )
+    logger.warning("SERVING ON THE CPU: --provider %s cannot be had, and --allow-provider-fallback is set: %s", asked, reason)
+    return "cpu"
+
+
+def load_models(loaded: Sequence[Bundle], *, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> list[Model]:
+    """Makes a warmed-up, timed model of each verified bundle.
+
+    Raises:
+        BundleError: A bundle lacks the graph asked for, or the evidence.
+        ProviderError: The provider is missing.
+        SettingsError: A model's longest text is over the batch budget.
+    """
+    return [_load(bundle, options, scheduler, metrics) for bundle in loaded]
+
+
+def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
+    manifest = bundle.manifest
+    if manifest.tokenizer.max_length > options.max_batch_tokens:
+        raise SettingsError(
+            f"--max-batch-tokens is {options.max_batch_tokens}, less than one text of the model `{manifest.name}` may have "
+            f"({manifest.tokenizer.max_length}); raise it."
+        )
+    graph = _graph(bundle, options)
+    options.floor.check(manifest.name, graph)
+    engine = _engine(bundle, graph, options)
+    cost = CostModel(manifest.flops)
+    shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
+    cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
+    metrics.model_info.labels(manifest.name, bundle.version, graph.precision, graph.provider).set(1)
+    return Model(
+        bundle,
+        graph,
+        tokenizer=Tokenizer(bundle.tokenizer_path, manifest.tokenizer),
+        engines=Engines(engine, _idle_engine(bundle, graph, options, cost)),
+        cost=cost,
+        scheduler=scheduler,
+        metrics=metrics.model(manifest.task, manifest.name),
+        batch_variant=options.batch_variant,
+    )
+
+
+def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, *, threads: int = THREADS) -> OnnxEngine:
+    return OnnxEngine(
+        bundle.path / graph.file,
+        graph,
+        pad_id=bundle.manifest.tokenizer.pad_id,
+        padding_side=bundle.manifest.tokenizer.padding_side,
+        threads=threads,
+        engine_cache=options.engine_cache,
+    )
+
+
+def _idle_engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> SoloEngine | None:
+    """Returns a second session with more threads, warmed up, where it was asked for and some text is worth it."""
+    longest = bundle.manifest.tokenizer.max_length
+    tokens = min_solo_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
+    if options.idle_threads == 1 or graph.provider != "cpu" or tokens is None:
+        return None
+    engine = _engine(bundle, graph, options, threads=options.idle_threads)
+    engine.time_runs([(1, tokens)], repeats=1)
+    return SoloEngine(engine, options.idle_threads, tokens)
+
+
+def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:
+    """Returns the graph to run, with no planned shape over the budget of a batch.
+
+    The precision asked for is of the provider asked for: on another one it is the default graph that stands in.
+    """
+    fell_back = options.provider_asked not in (None, options.provider)
+    graph = bundle.graph(options.provider, "auto" if fell_back else options.precision)
+    if graph.shapes is None:
+        return graph
+    return graph.model_copy(update={"shapes": graph.shapes.within(options.max_batch_tokens)})

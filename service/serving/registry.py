@@ -1,0 +1,85 @@
+"""Registry: finds loaded models by name and by task."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping, Sequence
+
+from service.errors import InvalidValueError, NotFoundError, SettingsError
+from service.serving.model import Model
+from service.tasks.uses import USES
+
+logger = logging.getLogger("bertserve.registry")
+
+SHOWN_LABELS = 10  # of a model, in a message
+
+
+class Registry:
+    """The loaded models."""
+
+    def __init__(self, models: Sequence[Model], defaults: Mapping[str, str]) -> None:
+        """Takes loaded models.
+
+        Args:
+            models: In any order.
+            defaults: Task -> name of the model that its endpoint uses; otherwise the first by name.
+
+        Raises:
+            SettingsError: A default names no loaded model of its task.
+        """
+        self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
+        self._defaults: dict[str, Model] = {}
+        for model in self.models.values():
+            for task in model.tasks:
+                self._defaults.setdefault(task, model)
+        for task, name in defaults.items():
+            chosen = self.models.get(name)
+            if chosen is None or task not in chosen.tasks:
+                have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
+                raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
+            self._defaults[task] = chosen
+
+    def get(self, name: str) -> Model:
+        """Returns the model of that name.
+
+        Raises:
+            NotFoundError: No such model; the message names the nearest.
+        """
+        if name not in self.models:
+            near = difflib.get_close_matches(name, self.models, n=1)
+            raise NotFoundError(
+                f"no model `{name[:64]}` is loaded; " + (f"did you mean `{near[0]}`?" if near else f"there is {', '.join(self.models)}.")
+            )
+        return self.models[name]
+
+    def for_task(self, task: str, name: str | None = None) -> Model:
+        """Returns the named model, or the task's default one.
+
+        Raises:
+            NotFoundError: No such model, or none of that task.
+            InvalidValueError: The named model is of another task, or lacks what this one needs.
+        """
+        if name is None:
+            if task not in self._defaults:
+                takes = f"it takes a {USES[task].of} model{USES[task].needs and f' with {USES[task].needs}'}, and " if task in USES else ""
+                raise NotFoundError(
+                    f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values())}."
+                )
+            return self._defaults[task]
+        model = self.get(name)
+        if task not in model.tasks:
+            raise InvalidValueError(self._unfit(model, task))
+        return model
+
+    def _unfit(self, model: Model, task: str) -> str:
+        """Returns why a model cannot do a task, and which can where that is more than a matter of the model's task."""
+        why = f"the model `{model.name}` is for {model.task}, this endpoint is for {task}; POST to /models/{model.name} instead."
+        if task not in USES:
+            return why
+        able = ", ".join(f"`{other.name}`" for other in self.models.values() if task in other.tasks)
+        if model.task == USES[task].of:
+            labels = model.bundle.manifest.labels
+            shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
+            why = f"the model `{model.name}` cannot do {task}: that takes {USES[task].needs}, and its labels are {shown}."
+        return f"{why} " + (f"Models that can do it: {able}." if able else "No model that is loaded can do it.")

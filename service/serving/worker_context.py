@@ -1,0 +1,32 @@
+"""Seat: a worker's place among the workers of a service, and its part of what is limited in total."""
+
+from __future__ import annotations
+
+from collections.abc import MutableSequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Which worker this is.
+
+    Attributes:
+        index: From 0.
+        workers: How many there are.
+        metrics: Folder in which all workers keep their metrics; None where there is only one worker.
+        connections: The open connections of each worker, by index, in memory that all share; see `Door`.
+    """
+
+    index: int = 0
+    workers: int = 1
+    metrics: Path | None = None
+    connections: MutableSequence[int] = field(default_factory=list)
+
+    def share(self, total: int) -> int:
+        """Returns this worker's part of a total of at least one each: all parts add up to it, and differ by one at most."""
+        part, rest = divmod(total, self.workers)
+        return part + (self.index < rest)
+
+
+SINGLE_WORKER = WorkerContext()

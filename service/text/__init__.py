@@ -1,0 +1,1 @@
+"""Strings to token ids, and the windows of long texts."""

@@ -1,0 +1,240 @@
+"""Texts to token ids, over Hugging Face `tokenizers`, and the index arithmetic of truncation and windows.
+
+The tokenizer is run once, without special tokens, truncation or padding (those are mutable state of a `tokenizers`
+object and unsafe to change between threads); templates, truncation and windows are done here on plain integers. Knows
+no task and no padding to a batch: the engine pads.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+from service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
+from service.errors import BundleError, EngineError, InvalidValueError
+
+# Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+TokenIds = Sequence[int]
+# Of one text; a stride just short of a window would make one for each token.
+MAX_WINDOWS = 4096
+SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/tuning.md)
+
+
+class Tokens:
+    """The tokens of one whole text, without special tokens. Offsets and pieces are read only by who asks for them."""
+
+    def __init__(self, encoding: Any) -> None:
+        """Wraps an encoding of `tokenizers`."""
+        self._encoding = encoding
+        self.ids: list[int] = encoding.ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Start and end of each token in the text, in code points, end exclusive."""
+        offsets: list[tuple[int, int]] = self._encoding.offsets
+        return offsets
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Returns the offsets, with combining marks that the tokenizer has stripped added to the token before them.
+
+        Args:
+            text: The text that these tokens are of.
+        """
+        offsets = self.offsets
+        whole = []
+        for (start, end), (following, _) in zip(offsets, [*offsets[1:], (len(text), 0)], strict=True):
+            marks = 0
+            while end + marks < following and unicodedata.category(text[end + marks])[0] == "M":
+                marks += 1
+            whole.append((start, end + marks))
+        return whole
+
+    @property
+    def pieces(self) -> list[str]:
+        """Each token as the vocabulary spells it."""
+        pieces: list[str] = self._encoding.tokens
+        return pieces
+
+    @property
+    def word_ids(self) -> list[int]:
+        """The pre-tokenizer's word that each token is of."""
+        word_ids: list[int] = self._encoding.word_ids
+        return word_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """What one row of a batch is made from, special tokens included, not padded.
+
+    Attributes:
+        ids: Token ids, int64 [length].
+        type_ids: Segment ids, int64 [length].
+        start: Position of the first token of the last text of the template: the text itself, or of a pair the second.
+        masks: Positions of the mask tokens to be filled.
+    """
+
+    ids: NDArray[np.int64]
+    type_ids: NDArray[np.int64]
+    start: int = 1
+    masks: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def cost_tokens(self) -> int:
+        """What it counts against the budget of a batch: projecting a mask onto the vocabulary is about a token's work."""
+        return len(self.ids) + len(self.masks)
+
+
+class Tokenizer:
+    """Turns texts into encodings as the manifest's template says. Safe to share between threads."""
+
+    def __init__(self, path: Path, spec: TokenizerSpec) -> None:
+        """Loads `tokenizer.json`.
+
+        Raises:
+            BundleError: The file is not a tokenizer that this version of `tokenizers` reads.
+        """
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # `tokenizers` raises bare Exception for every failure
+            raise BundleError(f"`{path}` is not a tokenizer this version of `tokenizers` reads: {error}.") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # "[SEP]" in a caller's text is text; the flag does not survive serialization.
+        self._tokenizer.encode_special_tokens = True
+        self._templates = {False: _Template(spec.single), True: _Template(spec.pair)}
+        self.max_length = spec.max_length
+        self.mask = spec.mask
+        self.cls_index = spec.cls_index
+        self.subword_prefix = spec.subword_prefix
+        self.vocabulary_size: int = self._tokenizer.get_vocab_size()
+        self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
+
+    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+        """Returns the tokens of each text, without special tokens.
+
+        Raises:
+            EngineError: The tokenizer panicked.
+        """
+        try:
+            if sum(map(len, texts)) <= SHORT_CHARS:
+                # `encode` keeps the GIL: for so short a time that is less than getting it back from busy lanes takes
+                encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
+            else:
+                encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except BaseException as error:
+            # A Rust panic is no Exception; let it not take a lane with it.
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                raise EngineError(f"the tokenizer failed with {type(error).__name__}. This is a bug.") from error
+            raise
+        return [Tokens(encoding) for encoding in encodings]
+
+    def token_id(self, token: str) -> int | None:
+        """Returns the id of exactly this vocabulary entry, or None."""
+        id_: int | None = self._tokenizer.token_to_id(token)
+        return id_
+
+    def decode(self, ids: TokenIds, *, skip_special: bool) -> str:
+        """Returns the text of token ids."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        return text
+
+    def room(self, *, pair: bool) -> int:
+        """Returns how many text tokens fit beside the special tokens of the template."""
+        return self.max_length - self._templates[pair].specials
+
+    def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
+        """Puts the special tokens around one text, or a pair.
+
+        Args:
+            a: Token ids of the text.
+            b: Those of the second text; together they must fit `room`.
+            masks: Indices into the last text of the mask tokens to be filled.
+        """
+        return self._templates[b is not None].fill(a, () if b is None else b, masks)
+
+
+class _Template:
+    """The manifest's sequence of special tokens and texts, with its segment ids."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._pieces = pieces
+        self.specials = sum(isinstance(piece, SpecialPiece) for piece in pieces)
+
+    def fill(self, a: TokenIds, b: TokenIds, masks: Sequence[int]) -> Encoding:
+        ids: list[int] = []
+        type_ids: list[int] = []
+        start = 0
+        for piece in self._pieces:
+            if isinstance(piece, SpecialPiece):
+                part: TokenIds = (piece.id,)
+            else:
+                part, start = (a if piece.text == "a" else b), len(ids)
+            ids.extend(part)
+            type_ids.extend([piece.type_id] * len(part))
+        placed = tuple(start + mask for mask in masks)
+        return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), start, placed)
+
+
+def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
+    """Returns how many tokens of two texts to keep, the longer one cut first, as Hugging Face's `longest_first`.
+
+    Args:
+        a: Tokens of the first text.
+        b: Tokens of the second text.
+        room: Tokens that both may have together.
+    """
+    if a + b <= room:
+        return a, b
+    short = min(a, b)
+    kept_long = max(short, room - short)
+    if short + kept_long > room:
+        short, kept_long = room // 2, room - room // 2
+    return (kept_long, short) if a > b else (short, kept_long)
+
+
+def windows(count: int, room: int, stride: int) -> list[range]:
+    """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens.
+
+    There is always one window, also of nothing, and the last one ends with the last token.
+
+    Args:
+        count: Tokens of the text.
+        room: Tokens of a full window, greater than `stride`.
+        stride: Tokens that a window shares with the one before.
+
+    Raises:
+        InvalidValueError: There are more windows than a text may have.
+    """
+    starts = range(0, max(count - stride, 1), room - stride)
+    if len(starts) > MAX_WINDOWS:
+        raise InvalidValueError(
+            f"a text of {count} tokens needs {len(starts)} windows of {room} that share {stride}, and {MAX_WINDOWS} are allowed; "
+            "make the stride or the text smaller."
+        )
+    return [range(start, min(start + room, count)) for start in starts]
+
+
+def default_stride(room: int) -> int:
+    """Returns the overlap of windows of `room` tokens where the caller names none: 128, at most half a window."""
+    return min(128, room // 2)
+
+
+def estimate_tokens(text: str) -> int:
+    """Returns a cheap guess of a text's tokens: 4 characters a token in ASCII, else 1.5 (CJK is near 1)."""
+    return len(text) // 4 + 1 if text.isascii() else int(len(text) / 1.5) + 1

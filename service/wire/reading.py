@@ -1,0 +1,90 @@
+"""Reads a request body: limits, and pydantic's errors turned into one sentence each."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from service.errors import InvalidValueError, MalformedRequestError, TooLargeError
+from service.wire.bodies import BODIES
+from service.wire.schemas import TAGS, Body
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may measure.
+
+    Attributes:
+        max_inputs: Inputs in one request.
+        max_chars: Characters of one text.
+    """
+
+    max_inputs: int
+    max_chars: int
+
+
+def read(task: str, raw: bytes, limits: Limits) -> Body:
+    """Reads a request body of a task.
+
+    Raises:
+        MalformedRequestError: It is not JSON.
+        InvalidValueError: It is not the JSON that the task takes.
+        TooLargeError: A list or a text is over its limit.
+    """
+    try:
+        body = BODIES[task].model_validate_json(raw)
+    except ValidationError as error:
+        raise _translate(error, BODIES[task]) from error
+    _check(body, limits)
+    return body
+
+
+def _check(body: Body, limits: Limits) -> None:
+    if body.count > limits.max_inputs:
+        raise TooLargeError(
+            f"{body.counted.format(body.count)} and {limits.max_inputs} are allowed; split the request, or raise --max-inputs."
+        )
+    for index, item in enumerate(body.items):
+        for text in body.parts(item):
+            if len(text) > limits.max_chars:
+                error = TooLargeError(
+                    f"the text has {len(text)} characters and {limits.max_chars} are allowed; split it, or raise --max-chars."
+                )
+                error.input_index = index
+                error.name_input(many=body.is_list, subject=body.subject)
+                raise error
+
+
+def _translate(error: ValidationError, body: type[Body]) -> MalformedRequestError | InvalidValueError:
+    """Turns pydantic's first error into one sentence."""
+    first = error.errors(include_url=False)[0]
+    where = _path([part for part in first["loc"] if part not in TAGS])
+    if first["type"] == "json_invalid":
+        reason = str(first.get("ctx", {}).get("error", "invalid"))
+        return MalformedRequestError(f"the body is not valid JSON: {reason}.")
+    if first["type"] == "extra_forbidden":
+        known = list(body.parameters_type.model_fields)
+        name = str(first["loc"][-1])[:64]
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{near[0]}`? " if near else ""
+        return InvalidValueError(f"`parameters` has no `{name}`; {hint}Known are {', '.join(f'`{field}`' for field in known)}.")
+    given = "" if first["type"] == "missing" else f"; it is {_show(first['input'])}"
+    message = first["msg"][0].lower() + first["msg"][1:]
+    return InvalidValueError(f"`{where or 'the body'}` is wrong: {message}{given}.")
+
+
+def _path(parts: Sequence[int | str]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+
+
+def _show(value: Any) -> str:
+    """Returns a value for a message: short ones as they are, others by their kind."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
+    shown = json.dumps(value, ensure_ascii=False)
+    return shown if len(shown) <= 40 else f"{shown[:40]}…"
