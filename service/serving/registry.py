@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidValueError, NotFoundError, SettingsError
 from service.serving.model import Model
 from service.tasks.uses import USES
-
-logger = logging.getLogger("bertserve.registry")
 
 SHOWN_LABELS = 10  # of a model, in a message
 
