@@ -250,7 +250,16 @@ def test_a_file_that_cannot_be_written_ends_in_one_line(source: Path, output: Pa
 
 
 @pytest.mark.parametrize(
-    "stage", ["trace.trace", "optimize.optimize", "lower.lower", "narrow.narrow", "pack.pack", "quantize.quantize", "package.model_card"]
+    "stage",
+    [
+        "trace.trace",
+        "cpu.ort_fusion.optimize",
+        "cpu.unfuse.lower",
+        "cpu.cls_only_last_layer.narrow",
+        "cpu.pack_qkv.pack",
+        "int8.quantize.quantize",
+        "bundle.package.model_card",
+    ],
 )
 def test_a_full_disk_in_any_stage_leaves_nothing(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, stage: str
@@ -286,7 +295,7 @@ sys.exit(cli.main(sys.argv[1:]))
 
 def hanging(source: Path, output: Path, stage: str) -> subprocess.Popen[str]:
     """Returns an overwriting export, in a process of its own, that stays in a stage."""
-    module, function = stage.split(".")
+    module, _, function = stage.rpartition(".")
     command = [sys.executable, "-c", HANG.format(module=module, function=function), source, "--output", output, "--overwrite", *FAST]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
@@ -297,7 +306,11 @@ def hanging(source: Path, output: Path, stage: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
     ("stage", "number"),
-    [("optimize.optimize", signal.SIGINT), ("optimize.optimize", signal.SIGTERM), ("package.model_card", signal.SIGTERM)],
+    [
+        ("cpu.ort_fusion.optimize", signal.SIGINT),
+        ("cpu.ort_fusion.optimize", signal.SIGTERM),
+        ("bundle.package.model_card", signal.SIGTERM),
+    ],
 )
 def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str, number: signal.Signals) -> None:
     """In a process of its own: the shell's exit code, one line and no traceback, no temporary folder, the old bundle untouched."""
@@ -320,7 +333,7 @@ def test_the_folder_of_a_killed_export_is_removed_by_the_next_one(source: Path, 
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
-    process = hanging(source, output, "optimize.optimize")
+    process = hanging(source, output, "cpu.ort_fusion.optimize")
     before = left_in(output)
     (working,) = set(before) - set(others)
     assert 0 == run(source, *FAST)[0]

@@ -485,12 +485,12 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 STAGES = [
     "trace.trace",
-    "optimize.optimize",
-    "lower.lower",
-    "parity.Reference",
-    "quantize.quantize",
-    "parity.compare",
-    "package.model_card",
+    "cpu.ort_fusion.optimize",
+    "cpu.unfuse.lower",
+    "evidence.parity.Reference",
+    "int8.quantize.quantize",
+    "evidence.parity.compare",
+    "bundle.package.model_card",
 ]
 
 

@@ -265,7 +265,9 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
     for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
         monkeypatch.setattr("export.verify.verify.worst_row_error", lambda engine, encodings, alone, error=error: error)
         monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None)
-        monkeypatch.setattr("export.verify.loaded_graph.Subject.engine", property(lambda subject: on_cpu(subject.bundle, subject.graph)))
+        monkeypatch.setattr(
+            "export.verify.loaded_graph.LoadedGraph.engine", property(lambda subject: on_cpu(subject.bundle, subject.graph))
+        )
         _, checks = verify(path)
         assert passed == [checks[f"batches {name}"]["passed"] for name in ("cpu/fp32", "cuda/fp16")]
 
@@ -380,7 +382,7 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
     """Where the data has such a question every line may be answered with nothing."""
     asked = []
     monkeypatch.setattr(
-        "export.verify.loaded_graph.Subject.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0}
+        "export.verify.loaded_graph.LoadedGraph.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0}
     )
     monkeypatch.setattr("export.verify.verify._example", lambda subject: Check("example cpu/fp32", True, ""))
     line = {"question": "good ?", "context": "a film"}
