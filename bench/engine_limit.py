@@ -25,13 +25,13 @@ from bench.workload.bodies import Body
 from service.bundle import files
 from service.bundle.files import Bundle
 from service.errors import BertServeError
-from service.serving.model import TASKS
+from service.tasks.catalog import TASKS
 from service.text.tokenizer import Encoding, Tokenizer
-from service.wire import bodies as wire
-from service.wire import reading
+from service.wire.discriminator import requested_task
+from service.wire.reading import Limits, read_body
 
 VERSION: str = ort.__version__
-_ANY = reading.Limits(max_inputs=1_000_000, max_chars=100_000_000)
+_ANY = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 _WARMUP = 0.1  # share of the time
 # names of inputs in exports that are not ours
 _STOCK = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids", "mask_index": "mask_index"}
@@ -127,11 +127,11 @@ class BareEngine:
         """
         feeds, lengths = [], []
         for body in bodies:
-            task = wire.asked(self.task, body.content)
+            task = requested_task(self.task, body.content)
             try:
                 encodings = [
                     encoding
-                    for request in reading.read(task, body.content, _ANY).requests(self.bundle.manifest)
+                    for request in read_body(task, body.content, _ANY).requests(self.bundle.manifest)
                     for encoding in TASKS[task].encode(request, self._tokenizer).encodings
                 ]
             except BertServeError as error:

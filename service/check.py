@@ -9,7 +9,8 @@ from service.bundle.graph_spec import Precision
 from service.errors import BertServeError
 from service.serving.build import build
 from service.settings import Settings
-from service.wire import reading
+from service.wire.reading import read_body
+from service.wire.rendering import to_plain
 
 # Kernels differ from CPU to CPU, int8 ones most: largest difference of a score from the stored one.
 CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}
@@ -17,24 +18,24 @@ CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0
 
 async def check(settings: Settings) -> int:
     """Runs the stored example of each model; returns 1 if one answers differently."""
-    service = build(settings)
-    service.scheduler.start()
+    state = build(settings)
+    state.scheduler.start()
     failed = 0
-    for model in service.registry.models.values():
+    for model in state.registry.models.values():
         example, graphs = model.bundle.manifest.example, model.bundle.manifest.graphs
         # the stored result is a default graph's, which may be of another precision than the one asked for
         tolerance = max(CHECK_TOLERANCE[graph.precision] for graph in graphs if graph.default or graph.precision == model.graph.precision)
         try:
-            body = reading.read(model.task, json.dumps(example.request).encode(), service.limits)
+            body = read_body(model.task, json.dumps(example.request).encode(), state.limits)
             prediction = await model.predict(body.requests(model.bundle.manifest), timeout_s=60)
-            reason = difference(example.result, body.shape(prediction.results), tolerance)
+            reason = difference(example.result, to_plain(body.answer(prediction.results)), tolerance)
         except BertServeError as error:
             reason = error.message
         failed += reason is not None
         print(
             f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
         )
-    await service.scheduler.stop(0)
+    await state.scheduler.stop(0)
     return 1 if failed else 0
 
 

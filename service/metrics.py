@@ -51,7 +51,7 @@ class Metrics:
         self.tokens = counter(
             "tokens_total", "Tokens run: those of texts (real), and those that only fill up (padded).", ("task", "model", "kind")
         )
-        self.idle_runs = counter("idle_runs_total", "Runs of the graph that took several cores, because nothing else ran or waited.")
+        self.solo_runs = counter("idle_runs_total", "Runs of the graph that took several cores, because nothing else ran or waited.")
         self.truncated = counter("truncated_total", "Inputs of which text was cut off.")
         self.expired = counter("expired_total", "Requests whose deadline passed while they waited.")
         self.cancelled = counter("cancelled_total", "Requests whose client hung up while they waited.")
@@ -98,7 +98,7 @@ class ModelMetrics:
         self.batch_rows = metrics.batch_rows.labels(*labels)
         self.tokens_real = metrics.tokens.labels(*labels, "real")
         self.tokens_padded = metrics.tokens.labels(*labels, "padded")
-        self.idle_runs = metrics.idle_runs.labels(*labels)
+        self.solo_runs = metrics.solo_runs.labels(*labels)
         self.truncated = metrics.truncated.labels(*labels)
         self.expired = metrics.expired.labels(*labels)
         self.cancelled = metrics.cancelled.labels(*labels)

@@ -19,12 +19,13 @@ FILES = {
 
 # Library -> modules that may import it. Who may import whom of ours is import-linter's: pyproject.toml, `make lint`.
 HOMES = {
-    "fastapi": {"service.http", "service.process.server"},
-    "starlette": {"service.http"},
+    "fastapi": {"service.http"},
+    "starlette": {"service.http", "service.process.server"},
     "uvicorn": {"service.process"},
-    "pydantic": {"service.bundle", "service.http", "service.settings", "service.wire"},
+    "pydantic": {"service.bundle", "service.http", "service.settings", "service.tasks", "service.wire"},
     "pydantic_settings": {"service.settings"},
-    "pydantic_core": {"service.wire", "service.http"},
+    "pydantic_core": {"service.tasks", "service.wire"},
+    "orjson": {"service.wire"},
     "tokenizers": {"service.text"},
     "onnxruntime": {"service.backend", "export", "bench.engine_limit"},
     "prometheus_client": {"service.metrics"},

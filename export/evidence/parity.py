@@ -23,8 +23,8 @@ from export.evidence.metrics import Span, same, span_f1, spans
 from service.backend.onnx_engine import Engine, Row
 from service.bundle.graph_spec import LengthParity, Precision
 from service.errors import EngineError
-from service.serving.model import TASKS
 from service.tasks import answer, classify, embed, fill_mask, ner
+from service.tasks.catalog import TASKS
 from service.text.tokenizer import Encoding, Tokenizer, default_stride
 
 # Largest difference of a logit to PyTorch that a precision may show. int8 is judged by task figures, not by logits:
@@ -199,9 +199,9 @@ def _texts(checkpoint: Checkpoint, request: Any) -> tuple[tuple[str, ...], str, 
     length = checkpoint.max_length
     if isinstance(request, classify.Request):
         texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
-        return texts, "longest_first", _stride(request.stride, checkpoint) if request.window else None, length
+        return texts, "longest_first", _stride(request.parameters.stride, checkpoint) if request.parameters.window else None, length
     if isinstance(request, ner.Request):
-        return (request.text,), "longest_first", _stride(request.stride, checkpoint), length
+        return (request.text,), "longest_first", _stride(request.parameters.stride, checkpoint), length
     if isinstance(request, answer.Request):
         length = min(answer.DEFAULT_SEQ_LEN, length)
         return (request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.backend.onnx_engine import Engine
-from service.serving.model import TASKS
+from service.tasks.catalog import TASKS
 from service.tasks.encoded import ModelConfig
 from service.text.tokenizer import Tokenizer
 

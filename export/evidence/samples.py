@@ -36,19 +36,23 @@ def samples(task: Task, max_length: int, mask: str | None) -> list[Any]:
             classify.Request("", "only the second text"),
             classify.Request(_LONG * 8, _LONG * 20),
             classify.Request("short question?", _LONG * 30),
-            classify.Request(_LONG * 30, window="mean"),
-            classify.Request(_LONG * 40, window="max", stride=stride),
+            classify.Request(_LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
+            classify.Request(_LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
         ]
     if task == "token-classification":
         texts = [
             *(ner.Request(text) for text in [*_TEXTS, _NAMES * 5]),
-            *(ner.Request(_NAMES, s) for s in ("none", "first", "max", "average")),
+            *(ner.Request(_NAMES, ner.NerParameters(aggregation_strategy=s)) for s in ("none", "first", "max", "average")),
         ]
-        return [*texts, ner.Request(_NAMES * 40), ner.Request(_NAMES * 40, "first", stride=stride)]
+        return [*texts, ner.Request(_NAMES * 40), ner.Request(_NAMES * 40, ner.NerParameters(aggregation_strategy="first", stride=stride))]
     if task == "question-answering":
         questions = [answer.Request("What was said?", text) for text in [*_TEXTS, _LONG * 30]]
         names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
-        return [*questions, *(answer.Request(question, _NAMES) for question in names), answer.Request(names[0], _NAMES * 20, top_k=3)]
+        return [
+            *questions,
+            *(answer.Request(question, _NAMES) for question in names),
+            answer.Request(names[0], _NAMES * 20, answer.AnswerParameters(top_k=3)),
+        ]
     if task == "feature-extraction":
         return [embed.Request(text) for text in ["", *_TEXTS, _NAMES * 5, _LONG * 30]]
     # a token has a character at least, so these fit: cut off, a mask would leave nothing to compare

@@ -12,7 +12,7 @@ from export.errors import DataError
 from export.evidence.metrics import Span, spans_of_tags
 from service.errors import BertServeError
 from service.tasks.encoded import ModelConfig
-from service.wire import reading
+from service.wire.reading import Limits, read_body
 
 Document = dict[str, Any]
 MAX_CHARS = 10**8
@@ -106,7 +106,7 @@ def _request(task: str, document: Document, defaults: Document, head: ModelConfi
     # vectors are compared as numbers, however a line asks for them
     fixed = {"encoding_format": "float"} if task == "feature-extraction" else {}
     raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters | fixed}).encode()
-    (request,) = reading.read(task, raw, reading.Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(head)
+    (request,) = read_body(task, raw, Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(head)
     return request
 
 

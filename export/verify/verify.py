@@ -22,9 +22,10 @@ from service.bundle.files import Bundle
 from service.bundle.graph_spec import Precision, Provider
 from service.check import CHECK_TOLERANCE, difference
 from service.errors import BertServeError
-from service.serving.model import TASKS
+from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
-from service.wire import reading
+from service.wire.reading import Limits, read_body
+from service.wire.rendering import to_plain
 
 if TYPE_CHECKING:
     from export.checkpoint.load import Checkpoint
@@ -144,8 +145,8 @@ def _example(subject: LoadedGraph) -> Check:
     tolerance = max(CHECK_TOLERANCE[graph.precision], CHECK_TOLERANCE[stored])
     name = f"example {subject.name}"
     try:
-        body = reading.read(manifest.task, json.dumps(manifest.example.request).encode(), reading.Limits(max_inputs=1, max_chars=10**6))
-        result = body.shape([subject.answer(request) for request in body.requests(manifest)])
+        body = read_body(manifest.task, json.dumps(manifest.example.request).encode(), Limits(max_inputs=1, max_chars=10**6))
+        result = to_plain(body.answer([subject.answer(request) for request in body.requests(manifest)]))
     except BertServeError as error:
         return Check(name, False, error.message)
     reason = difference(manifest.example.result, result, tolerance)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from service.bundle.manifest import Flops
 
 # Runs that the speed of the moment is an average over, and the proportion of the two numbers.
-FOLLOW = 64
-REMEMBER = 1024
+SLOWDOWN_RUNS = 64
+PROPORTION_RUNS = 1024
 # What the runs of the warm-up count for in that proportion, for good: traffic of one length alone says nothing of it.
 WARM_UP_WEIGHT = 2.0
 # Least part of the mean run that grows with its work: no model's time is all fixed cost.
@@ -56,7 +56,7 @@ class CostModel:
         self._solve(self._warm_up)
         self._first = self.fixed_s, self.rate
 
-    def follow(self, rows: int, length: int, seconds: float, busy_s: float | None = None) -> None:
+    def observe(self, rows: int, length: int, seconds: float, busy_s: float | None = None) -> None:
         """Learns from a run in service; one stall does not mislead, for a run counts as MOST_RATIO times its prediction at most.
 
         Args:
@@ -68,9 +68,9 @@ class CostModel:
         # lanes may do this at once; then one of them is lost, which does not matter
         predicted = self.seconds(rows, length)
         most = MOST_RATIO * predicted
-        self.slowdown += self.slowdown * (min(seconds, most) / predicted - 1) / FOLLOW
+        self.slowdown += self.slowdown * (min(seconds, most) / predicted - 1) / SLOWDOWN_RUNS
         run = _sums(rows * self._work(length), min(seconds if busy_s is None else busy_s, most), 1 / predicted**2)
-        self._runs = _total(_scaled(self._runs, 1 - 1 / REMEMBER), run)
+        self._runs = _total(_scaled(self._runs, 1 - 1 / PROPORTION_RUNS), run)
         # the warm-up at the speed of these runs, so that a machine that is slower now does not look like a dearer start of a run
         fixed_s, rate = self._first
         weight, work, taken, *_ = self._runs

@@ -1,7 +1,8 @@
-"""Engines: the sessions of one graph, that of the lanes and one with more threads for runs beside which nothing runs or waits.
+"""Engines: the sessions of one graph. One is for the lanes; the other has more threads, for solo runs.
 
-Lanes give throughput: a run of one thread each. A caller who is alone would leave all lanes but one idle, so a lone run of enough
-tokens takes several cores. Short ones do not gain: waking threads costs more than they save. It costs the weights once more.
+A solo run is one beside which no other runs or waits. Lanes give throughput: each run has one thread. A caller who is alone would
+leave all lanes but one without work, so a solo run of enough tokens takes several cores. Short runs do not gain: waking threads
+costs more than they save. The second session costs the memory of the weights once more.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ class Engines:
 
     Attributes:
         lane: With one thread, for all lanes.
-        idle: With several, for a batch beside which nothing runs or waits, where that pays.
+        solo: With several threads, for solo runs, where some text is worth it.
     """
 
     lane: Engine
-    idle: SoloEngine | None = None
+    solo: SoloEngine | None = None
 
-    def alone(self, tokens: int) -> Engine:
-        """Returns what runs a batch of so many padded tokens beside which nothing runs or waits."""
-        return self.lane if self.idle is None or tokens < self.idle.min_tokens else self.idle.engine
+    def for_solo_run(self, tokens: int) -> Engine:
+        """Returns what makes a solo run of so many padded tokens."""
+        return self.lane if self.solo is None or tokens < self.solo.min_tokens else self.solo.engine
 
 
 def min_solo_tokens(cost: CostModel, *, nodes: int, longest: int) -> int | None:

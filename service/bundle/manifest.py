@@ -11,7 +11,7 @@ from service.bundle.record import Record
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
-Task = Literal["text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction"]
+Task = str  # a Hugging Face name; service/tasks/catalog.py says which are served, and what a manifest of each must have
 Activation = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["none", "cls", "mean", "max"]
 Layers = Literal["last", "last_four"]
@@ -144,18 +144,6 @@ class Manifest(Record):
     example: Example
     figures: Annotated[tuple[Figure, ...], Field(strict=False)]
     source: Source
-
-    @model_validator(mode="after")
-    def _what_its_task_needs(self) -> Manifest:
-        if self.task.endswith("-classification") and not self.labels:
-            raise ValueError(f"`labels` must not be empty for {self.task}")
-        if self.task == "fill-mask" and self.tokenizer.mask is None:
-            raise ValueError("`tokenizer.mask` must not be null for fill-mask")
-        if self.task == "question-answering" and self.tokenizer.cls_index is None:
-            raise ValueError("`tokenizer.cls_index` must not be null for question-answering")
-        if self.task == "feature-extraction" and self.embedding is None:
-            raise ValueError("`embedding` must not be null for feature-extraction")
-        return self
 
     @model_validator(mode="after")
     def _graphs_fit_the_tokenizer(self) -> Manifest:

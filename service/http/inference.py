@@ -1,88 +1,106 @@
-"""An inference path: body to task requests, a model's prediction to a response. Everything else is asked of others."""
+"""The paths that run models: body to task requests, a model's prediction to a response. Everything else is asked of others."""
 
 from __future__ import annotations
 
 import re
 
 from fastapi import Request
-from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
 from service.http.disconnect import unless_disconnected
 from service.http.middleware import LABELS
-from service.http.rendering import render
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
 from service.serving.model import Model, Prediction
-from service.wire import bodies, reading
-from service.wire.paths import PATHS
+from service.tasks.catalog import TASKS
+from service.wire.discriminator import requested_task
+from service.wire.reading import read_body
+from service.wire.rendering import to_json
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
-NAMED = "/models/{name}"
+MODELS = "/models"
 
 
-class Inference:
-    """An inference path as a plain ASGI application.
+class InferenceRouter:
+    """Answers posts that run models, as a plain ASGI application in front of FastAPI, which gets everything else.
 
-    FastAPI would solve dependencies, open exit stacks and match the path twice for each request. `documented` describes these
-    paths to it.
+    FastAPI's telemetry, body limit, exit stacks, route matching and dependencies take two fifths of what a short text costs the
+    event loop (bench/RESULTS.md), and do nothing for these paths. `openapi.py` documents them to it.
     """
 
-    def __init__(self, service: AppState, task: str) -> None:
-        self._service = service
-        self._task = task
+    def __init__(self, state: AppState, otherwise: ASGIApp) -> None:
+        """Creates the router.
+
+        Args:
+            state: What to answer from.
+            otherwise: The application for all other requests, and for the lifespan.
+        """
+        self._state = state
+        self._otherwise = otherwise
+        self._tasks = {f"/{spec.path}": name for name, spec in TASKS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
-        response = await _predict(self._service, Request(scope, receive), self._task, scope["path_params"].get("name"))
+        """Serves one request."""
+        task = name = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            task = self._tasks.get(scope["path"])
+            if task is None:
+                parent, _, last = scope["path"].rpartition("/")
+                name = last if parent == MODELS else None
+        if not task and not name:
+            await self._otherwise(scope, receive, send)
+            return
+        response = await self._answer(Request(scope, receive), task or UNKNOWN, name)
         await response(scope, receive, send)
 
+    async def _answer(self, request: Request, task: str, name: str | None) -> Response:
+        """Answers a request of a task's endpoint, or of the named model's."""
+        scope, registry = request.scope, self._state.registry
+        scope[LABELS] = (task, UNKNOWN)
+        named = None if name is None else registry.get(name)
+        if named is not None:
+            task = named.task
+            scope[LABELS] = (task, named.name)
+        raw = await _read(request, self._state.max_body_bytes)
+        if named is not None:
+            task = requested_task(task, raw)
+            scope[LABELS] = (task, named.name)
+            registry.for_task(task, named.name)
+        body = read_body(task, raw, self._state.limits)
+        if named is not None and body.model not in (None, named.name):
+            raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{named.name}`; leave one of them out.")
+        model = named or registry.for_task(task, body.model)
+        scope[LABELS] = (task, model.name)
+        timeout_s = self._timeout_s(request)
+        requests = body.requests(model.bundle.manifest)
+        try:
+            prediction = await unless_disconnected(model.predict(requests, timeout_s=timeout_s, task=task), request.receive)
+        except BertServeError as error:
+            error.name_input(many=body.is_list, subject=body.subject)
+            raise
+        content = to_json(body.answer(prediction.results, request.headers.get("user-agent", "")))
+        return _response(model, content, prediction)
 
-def inference(service: AppState) -> list[Route]:
-    """Returns the routes that run models."""
-    tasks = [Route(f"/{path}", Inference(service, task), methods=["POST"]) for task, path in PATHS.items()]
-    return [*tasks, Route(NAMED, Inference(service, UNKNOWN), methods=["POST"])]
+    def _timeout_s(self, request: Request) -> float:
+        given = request.headers.get(TIMEOUT_HEADER)
+        if given is None:
+            return self._state.timeout_ms / 1000
+        if not (re.fullmatch("[0-9]{1,9}", given) and 1 <= int(given) <= self._state.max_timeout_ms):
+            raise InvalidValueError(
+                f"the header `{TIMEOUT_HEADER}` is `{given[:32]}`; it must be a whole number from 1 to {self._state.max_timeout_ms}."
+            )
+        return int(given) / 1000
 
 
-async def _predict(service: AppState, request: Request, task: str, name: str | None) -> Response:
-    """Answers an inference request of a task's endpoint, or of the named model's."""
-    scope = request.scope
-    scope[LABELS] = (task, UNKNOWN)
-    named = None if name is None else service.registry.get(name)
-    task = task if named is None else named.task
-    scope[LABELS] = (task, UNKNOWN if named is None else named.name)
-    raw = await _read(request, service.max_body_bytes)
-    if named is not None and (wanted := bodies.asked(task, raw)) != task:
-        task = wanted
-        scope[LABELS] = (task, named.name)
-        service.registry.for_task(task, named.name)
-    body = reading.read(task, raw, service.limits)
-    if named is not None and body.model not in (None, named.name):
-        raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{named.name}`; leave one of them out.")
-    model = named or service.registry.for_task(task, body.model)
-    scope[LABELS] = (task, model.name)
-    timeout_s = _timeout_ms(service, request) / 1000
-    requests = body.requests(model.bundle.manifest)
-    try:
-        prediction = await unless_disconnected(model.predict(requests, timeout_s=timeout_s, task=task), request.receive)
-    except BertServeError as error:
-        error.name_input(many=body.is_list, subject=body.subject)
-        raise
-    result = body.shape(prediction.results, request.headers.get("user-agent", ""))
-    return _answer(model, await render(result) if body.large else to_json(result), prediction)
-
-
-def _answer(model: Model, content: bytes, prediction: Prediction) -> Response:
-    timings = prediction.timings
+def _response(model: Model, content: bytes, prediction: Prediction) -> Response:
     warnings = list(prediction.warnings)
     headers = {
         "x-model": model.name,
-        "server-timing": f"tokenize;dur={timings.tokenize_s * 1000:.3f}, queue;dur={timings.queue_s * 1000:.3f}, "
-        f"inference;dur={timings.inference_s * 1000:.3f}, decode;dur={timings.decode_s * 1000:.3f}",
+        "server-timing": f"tokenize;dur={prediction.tokenize_s * 1000:.3f}, queue;dur={prediction.queue_s * 1000:.3f}, "
+        f"inference;dur={prediction.inference_s * 1000:.3f}, decode;dur={prediction.decode_s * 1000:.3f}",
     }
     if prediction.truncated:
         some = ", ".join(f"inputs[{index}]" for index in prediction.truncated[:10])
@@ -123,14 +141,3 @@ async def _read(request: Request, limit: int) -> bytes:
     if size > limit:
         raise TooLargeError(f"the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.")
     return b"".join(chunks)
-
-
-def _timeout_ms(service: AppState, request: Request) -> int:
-    given = request.headers.get(TIMEOUT_HEADER)
-    if given is None:
-        return service.timeout_ms
-    if not (re.fullmatch("[0-9]{1,9}", given) and 1 <= int(given) <= service.max_timeout_ms):
-        raise InvalidValueError(
-            f"the header `{TIMEOUT_HEADER}` is `{given[:32]}`; it must be a whole number from 1 to {service.max_timeout_ms}."
-        )
-    return int(given)

@@ -1,4 +1,4 @@
-"""Edge: the one ASGI middleware. Gives each request its id, checks the key, turns errors into answers, counts and logs.
+"""RequestMiddleware: the one ASGI middleware. Gives each request its id, checks the key, turns errors into answers, counts and logs.
 
 No text of a caller reaches a log: an error is logged by its kind, an internal one with the places it went through.
 """

@@ -10,8 +10,8 @@ import socket
 from collections.abc import Callable
 
 import uvicorn
-from fastapi import FastAPI
 from pythonjsonlogger.json import JsonFormatter
+from starlette.types import ASGIApp
 
 from service.errors import StartError
 from service.process.protocol import HttpProtocol
@@ -74,7 +74,7 @@ class Server(uvicorn.Server):
         await asyncio.sleep(0)  # let the handlers that were just answered write their responses
 
 
-def configure(app: FastAPI, *, keep_alive_s: int) -> uvicorn.Config:
+def configure(app: ASGIApp, *, keep_alive_s: int) -> uvicorn.Config:
     """Returns what uvicorn needs to know to serve an application."""
     return uvicorn.Config(
         app,

@@ -1,4 +1,4 @@
-"""Demand: how many runs wanted a core at once, of late. Pure, no clock of its own."""
+"""PeakConcurrency: how many runs wanted a core at once, of late. Pure, no clock of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PeakConcurrency:
         self._now = 0
         self._before = 0
 
-    def note(self, runs: int, now: float) -> None:
+    def record(self, runs: int, now: float) -> None:
         """Counts that so many runs wanted a core at `now`, in seconds of a clock that never goes back."""
         self._turn(now)
         self._now = max(self._now, runs)

@@ -32,11 +32,11 @@ class Stage:
         work: Tokens and payload of each entry; without any the stage is finished at once.
         run: Payloads of one batch -> one result each, in order. Called on a lane.
         finish: Results of all entries, in order -> the job's value, or its next Stage. Called on a lane.
-        key: What may share a batch; None for entries that run alone. All work of a key has the same `run` and `run_idle`.
+        key: What may share a batch; None for entries that run alone. All work of a key has the same `run` and `run_solo`.
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
-        run_idle: The same as `run` with several threads, for when there are cores for that.
+        run_solo: The same as `run` with several threads, for a solo run: one beside which no other runs or waits.
     """
 
     work: Sequence[tuple[int, Any]]
@@ -46,12 +46,12 @@ class Stage:
     cost: Cost
     keep_estimate: bool = False
     shape: Shape = exact
-    run_idle: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    run_solo: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """A job's value with the seconds that it waited and that its longest run took."""
+class JobResult:
+    """A job's value, with the seconds that it waited and that its longest run took."""
 
     value: Any
     queue_s: float
@@ -62,7 +62,7 @@ class Timed:
 class _Ticket:
     """What a submitted job waits with: the future to resolve and the stage it is in."""
 
-    future: asyncio.Future[Timed]
+    future: asyncio.Future[JobResult]
     stage: Stage
 
 
@@ -74,7 +74,7 @@ class Scheduler:
         backlog: Backlog,
         *,
         lanes: int,
-        idle_threads: int = 1,
+        solo_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         observe: Callable[[int, int], None] = lambda entries, tokens: None,
     ) -> None:
@@ -83,8 +83,8 @@ class Scheduler:
         Args:
             backlog: An empty backlog, used by nobody else.
             lanes: Batches that run at once.
-            idle_threads: Threads of a stage's `run_idle`. It is taken while all that wants to run, now and of late, could have as many on
-                as many cores as there are lanes; a single one always may.
+            solo_threads: Threads of a stage's `run_solo`. It is used while all that wants to run, now and of late, could have as many
+                threads on as many cores as there are lanes; a single run always may.
             clock: Monotonic seconds.
             observe: Called with the entries and tokens in the queue whenever they have changed.
         """
@@ -93,10 +93,10 @@ class Scheduler:
         self._clock = clock
         self._observe = observe
         self._condition = threading.Condition()
-        self._idle_threads = idle_threads
-        self._idle = 0
+        self._solo_threads = solo_threads
+        self._waiting_lanes = 0
         self._running = 0
-        self._demand = PeakConcurrency()
+        self._concurrency = PeakConcurrency()
         self._stopping = False
         self._stopped = False
         self._dead = False
@@ -140,7 +140,7 @@ class Scheduler:
             self._changed()
             return closed
 
-    async def run(self, job: Job, stage: Stage) -> Timed:
+    async def run(self, job: Job, stage: Stage) -> JobResult:
         """Runs an admitted job, stage by stage. Cancelling the coroutine closes the job.
 
         Raises:
@@ -149,21 +149,24 @@ class Scheduler:
             InvalidValueError: An entry is over the budget of a batch.
             EngineError: The run function failed on an entry of this job. Whatever else it raises comes out as it is.
         """
-        future: asyncio.Future[Timed] = self._loop.create_future()
+        future: asyncio.Future[JobResult] = self._loop.create_future()
         job.owner = _Ticket(future, stage)
         timer = self._loop.call_later(max(job.deadline - self._clock(), 0), self._expire)
         try:
             if not isinstance(value := _skip_empty(stage), Stage):
-                return Timed(value, 0.0, 0.0)
+                self.close(job)
+                return JobResult(value, 0.0, 0.0)
             with self._condition:
                 if self._stopped or self._dead:
                     raise self._unavailable()
                 self._submitted.add(job)
                 self._put(job, value)
-            return await future
+            return await future  # whoever resolved it has closed the job
+        except BaseException:
+            self.close(job)
+            raise
         finally:
             timer.cancel()
-            self.close(job)
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes."""
@@ -182,8 +185,8 @@ class Scheduler:
     def _lane(self) -> None:
         try:
             while (taken := self._next_batch()) is not None:
-                batch, idle = taken
-                self._execute(batch, idle=idle)
+                batch, solo = taken
+                self._execute(batch, solo=solo)
         except BaseException as error:
             # the process boundary of a thread: whatever it was, nobody may wait for this lane for ever
             logger.critical("a lane died of %s; the service must be restarted", type(error).__name__)
@@ -195,7 +198,7 @@ class Scheduler:
         """Blocks until there is a batch; None when the scheduler has stopped.
 
         Returns:
-            The batch, and whether there are cores for more than one thread.
+            The batch, and whether it may be a solo run.
         """
         with self._condition:
             while not self._stopped:
@@ -203,21 +206,21 @@ class Scheduler:
                 self._close_expired(now)
                 if batch := self._backlog.take(now):
                     self._changed()
-                    return batch, self._are_cores_idle(now)
-                self._idle += 1
+                    return batch, self._may_run_solo(now)
+                self._waiting_lanes += 1
                 self._condition.wait()
-                self._idle -= 1
+                self._waiting_lanes -= 1
             return None
 
-    def _are_cores_idle(self, now: float) -> bool:
-        self._demand.note(1 + self._running + self._backlog.queue_entries, now)
-        peak = self._demand.peak(now)
-        return peak == 1 or peak * self._idle_threads <= self._lanes
+    def _may_run_solo(self, now: float) -> bool:
+        self._concurrency.record(1 + self._running + self._backlog.queue_entries, now)
+        peak = self._concurrency.peak(now)
+        return peak == 1 or peak * self._solo_threads <= self._lanes
 
-    def _execute(self, batch: list[Entry], *, idle: bool = False) -> None:
+    def _execute(self, batch: list[Entry], *, solo: bool = False) -> None:
         start = self._clock()
         try:
-            results = self._run(batch, idle)
+            results = self._run(batch, solo)
         except Exception as error:  # noqa: BLE001 - the batch boundary: a failing batch must not end the lane
             if len(batch) == 1:
                 self._resolve(batch[0].job, None, error)
@@ -229,9 +232,9 @@ class Scheduler:
         for entry, result in zip(batch, results, strict=True):
             self._settle(entry, result, run_s)
 
-    def _run(self, batch: list[Entry], idle: bool) -> Sequence[Any]:
+    def _run(self, batch: list[Entry], solo: bool) -> Sequence[Any]:
         stage = batch[0].job.owner.stage  # all work of a key has the same run functions
-        run = stage.run_idle if idle and stage.run_idle is not None else stage.run
+        run = stage.run_solo if solo and stage.run_solo is not None else stage.run
         with self._condition:
             self._running += 1
         try:
@@ -259,14 +262,14 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
             self._resolve(job, None, error)
             return
-        self._resolve(job, Timed(value, job.queued_s, job.run_s))
+        self._resolve(job, JobResult(value, job.queued_s, job.run_s))
 
     def _put(self, job: Job, stage: Stage, *, own: int = 0) -> None:
         job.owner.stage = stage
         self._backlog.put(job, stage.key, stage.work, stage.cost, self._clock(), keep_estimate=stage.keep_estimate, shape=stage.shape)
         self._changed()
-        if self._idle:
-            self._condition.notify(min(self._idle, len(stage.work) - own))
+        if self._waiting_lanes:
+            self._condition.notify(min(self._waiting_lanes, len(stage.work) - own))
 
     def _expire(self) -> None:
         with self._condition:
@@ -281,7 +284,7 @@ class Scheduler:
             self._mailbox.post(job.owner.future, None, error)
             self._changed()
 
-    def _resolve(self, job: Job, value: Timed | None, error: Exception | None = None) -> None:
+    def _resolve(self, job: Job, value: JobResult | None, error: Exception | None = None) -> None:
         """Delivers a job's outcome, unless it has ended already."""
         if self.close(job):
             self._mailbox.post(job.owner.future, value, error)

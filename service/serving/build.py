@@ -21,7 +21,7 @@ from service.serving.loading import LoadOptions
 from service.serving.registry import Registry
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings, usable_cores
-from service.wire.paths import PATHS
+from service.tasks.catalog import TASKS
 from service.wire.reading import Limits
 
 
@@ -54,25 +54,25 @@ class AppState:
     machine: Mapping[str, Any] = field(default_factory=dict)
 
 
-def build(settings: Settings, seat: WorkerContext = SINGLE_WORKER) -> AppState:
+def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState:
     """Loads every bundle of the models folder and puts the service together; starts nothing.
 
     Args:
         settings: The settings, with totals over all workers.
-        seat: Which worker this is; it takes its share of lanes and queue.
+        worker: Which worker this is; it takes its share of lanes and queue.
 
     Raises:
         StartError: A bundle, the provider or the settings are wrong; the message says what.
     """
-    metrics = Metrics(seat.metrics)
+    metrics = Metrics(worker.metrics)
     bundles = [files.load_bundle(path) for path in files.find_bundles(settings.models)]
     asked = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
-    lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, seat.workers)
-    lanes, max_queue_tokens = seat.share(lanes_total), seat.share(settings.max_queue_tokens)
+    lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
+    lanes, max_queue_tokens = worker.share(lanes_total), worker.share(settings.max_queue_tokens)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
-    idle_threads = settings.idle_threads or min(lanes, MAX_SOLO_THREADS)
-    scheduler = Scheduler(backlog, lanes=lanes, idle_threads=idle_threads, observe=metrics.observe_queue)
+    solo_threads = settings.idle_threads or min(lanes, MAX_SOLO_THREADS)
+    scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue)
     options = LoadOptions(
         provider=provider,
         provider_asked=asked,
@@ -80,8 +80,8 @@ def build(settings: Settings, seat: WorkerContext = SINGLE_WORKER) -> AppState:
         batch_variant=settings.batch_variant_graphs,
         max_batch_tokens=settings.max_batch_tokens,
         engine_cache=settings.engine_cache,
-        idle_threads=idle_threads,
-        floor=EvidencePolicy(settings.require_evidence, settings.min_agreement),
+        solo_threads=solo_threads,
+        evidence_policy=EvidencePolicy(settings.require_evidence, settings.min_agreement),
     )
     models = loading.load_models(bundles, options=options, scheduler=scheduler, metrics=metrics)
     return AppState(
@@ -100,13 +100,13 @@ def build(settings: Settings, seat: WorkerContext = SINGLE_WORKER) -> AppState:
             "provider": provider,
             "threads_per_run": onnx_engine.THREADS,
         },
-        worker={"index": seat.index, "workers": seat.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
+        worker={"index": worker.index, "workers": worker.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
     )
 
 
 def _defaults(given: dict[str, str]) -> dict[str, str]:
     """Returns task -> model name, tasks given by their Hugging Face name or by their path."""
-    tasks = {path: task for task, path in PATHS.items()} | {task: task for task in PATHS}
+    tasks = {spec.path: name for name, spec in TASKS.items()} | {name: name for name in TASKS}
     for task in given:
         if task not in tasks:
             raise SettingsError(f"--default names the task `{task}`; tasks are {', '.join(tasks)}.")

@@ -18,6 +18,7 @@ from service.errors import ProviderError, SettingsError
 from service.metrics import Metrics
 from service.scheduling.scheduler import Scheduler
 from service.serving.model import Model
+from service.tasks import catalog
 from service.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("bertserve.loading")
@@ -38,9 +39,9 @@ class LoadOptions:
         precision: Which graph of a bundle.
         batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
         max_batch_tokens: Budget of a batch.
-        idle_threads: Threads of a run beside which nothing runs or waits; of one thread like all others where it is 1.
+        solo_threads: Threads of a solo run; 1 makes no second session.
         engine_cache: Folder for TensorRT's engines.
-        floor: The evidence that a bundle must have.
+        evidence_policy: The evidence that a bundle must have.
     """
 
     provider: Provider
@@ -48,9 +49,9 @@ class LoadOptions:
     precision: Precision | Literal["auto"] = "auto"
     batch_variant: bool = False
     max_batch_tokens: int = 8192
-    idle_threads: int = 1
+    solo_threads: int = 1
     engine_cache: Path | None = None
-    floor: EvidencePolicy = ACCEPT_ANY
+    evidence_policy: EvidencePolicy = ACCEPT_ANY
 
 
 def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]) -> Provider:
@@ -81,7 +82,7 @@ def load_models(loaded: Sequence[Bundle], *, options: LoadOptions, scheduler: Sc
     """Makes a warmed-up, timed model of each verified bundle.
 
     Raises:
-        BundleError: A bundle lacks the graph asked for, or the evidence.
+        BundleError: A bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the evidence.
         ProviderError: The provider is missing.
         SettingsError: A model's longest text is over the batch budget.
     """
@@ -90,13 +91,14 @@ def load_models(loaded: Sequence[Bundle], *, options: LoadOptions, scheduler: Sc
 
 def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
     manifest = bundle.manifest
+    catalog.spec_of(bundle)
     if manifest.tokenizer.max_length > options.max_batch_tokens:
         raise SettingsError(
             f"--max-batch-tokens is {options.max_batch_tokens}, less than one text of the model `{manifest.name}` may have "
             f"({manifest.tokenizer.max_length}); raise it."
         )
     graph = _graph(bundle, options)
-    options.floor.check(manifest.name, graph)
+    options.evidence_policy.check(manifest.name, graph)
     engine = _engine(bundle, graph, options)
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
@@ -106,7 +108,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         bundle,
         graph,
         tokenizer=Tokenizer(bundle.tokenizer_path, manifest.tokenizer),
-        engines=Engines(engine, _idle_engine(bundle, graph, options, cost)),
+        engines=Engines(engine, _solo_engine(bundle, graph, options, cost)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model(manifest.task, manifest.name),
@@ -125,15 +127,15 @@ def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, *, threads: 
     )
 
 
-def _idle_engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> SoloEngine | None:
+def _solo_engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> SoloEngine | None:
     """Returns a second session with more threads, warmed up, where it was asked for and some text is worth it."""
     longest = bundle.manifest.tokenizer.max_length
     tokens = min_solo_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
-    if options.idle_threads == 1 or graph.provider != "cpu" or tokens is None:
+    if options.solo_threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
-    engine = _engine(bundle, graph, options, threads=options.idle_threads)
+    engine = _engine(bundle, graph, options, threads=options.solo_threads)
     engine.time_runs([(1, tokens)], repeats=1)
-    return SoloEngine(engine, options.idle_threads, tokens)
+    return SoloEngine(engine, options.solo_threads, tokens)
 
 
 def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from service.backend.cost import CostModel
 from service.backend.engines import Engines
@@ -17,66 +17,35 @@ from service.bundle.graph_spec import GraphSpec
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from service.metrics import ModelMetrics
 from service.scheduling.scheduler import Scheduler, Stage
-from service.tasks import answer, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
-from service.tasks.uses import tasks_of
+from service.tasks.catalog import TASKS, tasks_of
+from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Encoding, Tokenizer
 
-
-class TaskModule(Protocol):
-    """What `service/tasks/<task>.py` provides; each has its own Request."""
-
-    def estimate(self, request: Any, max_length: int) -> int:
-        """Returns a cheap guess of the request's tokens."""
-        ...
-
-    def encode(self, request: Any, tokenizer: Tokenizer) -> Any:
-        """Returns the request's encodings and whether text was cut off."""
-        ...
-
-    def decode(self, request: Any, encoded: Any, rows: Any, head: Any) -> Any:
-        """Returns the request's result."""
-        ...
-
-
-TASKS: dict[str, TaskModule] = {
-    classify.TASK: classify,
-    ner.TASK: ner,
-    answer.TASK: answer,
-    fill_mask.TASK: fill_mask,
-    embed.TASK: embed,
-    zero_shot.TASK: zero_shot,
-    rerank.TASK: rerank,
-    similarity.TASK: similarity,
-}
 # Numbers in one answer: a million take 20 MB and a tenth of a second to write.
 MAX_VALUES = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds of the parts of one request."""
-
-    tokenize_s: float = 0.0
-    queue_s: float = 0.0
-    inference_s: float = 0.0
-    decode_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prediction:
-    """The answer to a request.
+    """The answer to a request, with the seconds of its parts.
 
     Attributes:
         results: One per input, in order.
         truncated: Indices of inputs of which text was cut off.
         warnings: What else the caller should know, each `topic; message`.
-        timings: Where the time went.
+        tokenize_s: Seconds to tokenize all inputs.
+        queue_s: Seconds until the last encoding started.
+        inference_s: Seconds of the longest run.
+        decode_s: Seconds to decode all inputs.
     """
 
     results: list[Any]
     truncated: list[int]
     warnings: list[str]
-    timings: Timings
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +57,6 @@ class _Work:
 
     def __len__(self) -> int:
         return len(self.encoding)
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoded:
-    results: list[Any]
-    truncated: list[int]
-    warnings: list[str]
-    tokenize_s: float
-    decode_s: float
 
 
 class Model:
@@ -178,10 +138,18 @@ class Model:
             UnavailableError: The service is stopping, or broken.
         """
         if not requests:
-            return Prediction([], [], [], Timings())
+            return Prediction([], [], [])
         metrics = self._metrics if task is None else self._metrics.of(task)
+        spec = TASKS[task or self.task]
+        tokens, seconds = self._estimate(requests, spec)
         try:
-            return await self._predict(requests, timeout_s, TASKS[task or self.task], metrics)
+            job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s)
+            try:
+                stage = self._first_stage(requests, spec)
+            except BaseException:
+                self._scheduler.close(job)
+                raise
+            done = await self._scheduler.run(job, stage)
         except RefusedError as error:
             metrics.refused[error.reason].inc()
             raise
@@ -191,49 +159,42 @@ class Model:
         except asyncio.CancelledError:
             metrics.cancelled.inc()
             raise
+        prediction: Prediction = done.value
+        prediction.queue_s, prediction.inference_s = done.queue_s, done.run_s
+        metrics.tokenize_seconds.observe(prediction.tokenize_s)
+        metrics.queue_seconds.observe(prediction.queue_s)
+        metrics.decode_seconds.observe(prediction.decode_s)
+        metrics.truncated.inc(len(prediction.truncated))
+        return prediction
 
-    async def _predict(self, requests: Sequence[Any], timeout_s: float, task: TaskModule, metrics: ModelMetrics) -> Prediction:
-        tokens, seconds = self._estimate(requests, task)
-        job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s)
-        try:
-            # a hop to a lane and back costs more than tokenizing a short text
-            if sum(request.chars for request in requests) <= SHORT_CHARS:
-                stage = self._encode(requests, task)
-            else:
-                stage = Stage(
-                    work=[(0, requests)],
-                    run=lambda payloads: [self._encode(payload, task) for payload in payloads],
-                    finish=lambda stages: stages[0],
-                    key=None,
-                    cost=lambda rows, length: 0.0,
-                    keep_estimate=True,
-                )
-        except BaseException:
-            self._scheduler.close(job)
-            raise
-        timed = await self._scheduler.run(job, stage)
-        decoded: _Decoded = timed.value
-        timings = Timings(decoded.tokenize_s, timed.queue_s, timed.run_s, decoded.decode_s)
-        metrics.tokenize_seconds.observe(timings.tokenize_s)
-        metrics.queue_seconds.observe(timings.queue_s)
-        metrics.decode_seconds.observe(timings.decode_s)
-        metrics.truncated.inc(len(decoded.truncated))
-        return Prediction(decoded.results, decoded.truncated, decoded.warnings, timings)
+    def _first_stage(self, requests: Sequence[Any], spec: TaskSpec) -> Stage:
+        """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on a lane."""
+        # a hop to a lane and back costs more than tokenizing a short text
+        if sum(request.chars for request in requests) <= SHORT_CHARS:
+            return self._encode(requests, spec)
+        return Stage(
+            work=[(0, requests)],
+            run=lambda payloads: [self._encode(payload, spec) for payload in payloads],
+            finish=lambda stages: stages[0],
+            key=None,
+            cost=lambda rows, length: 0.0,
+            keep_estimate=True,
+        )
 
-    def _estimate(self, requests: Sequence[Any], task: TaskModule) -> tuple[int, float]:
+    def _estimate(self, requests: Sequence[Any], spec: TaskSpec) -> tuple[int, float]:
         """Returns a cheap guess of the tokens and seconds that the requests cost; what is over one text comes in windows."""
         longest = self._tokenizer.max_length
-        tokens = [task.estimate(request, longest) for request in requests]
+        tokens = [spec.estimate(request, longest) for request in requests]
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
         return sum(tokens), seconds
 
-    def _encode(self, requests: Sequence[Any], task: TaskModule) -> Stage:
+    def _encode(self, requests: Sequence[Any], spec: TaskSpec) -> Stage:
         """Tokenizes all inputs; returns the stage that runs them."""
         start = time.perf_counter()
         encoded = []
         for index, request in enumerate(requests):
             try:
-                encoded.append(task.encode(request, self._tokenizer))
+                encoded.append(spec.encode(request, self._tokenizer))
             except BertServeError as error:
                 error.input_index = index
                 raise
@@ -248,17 +209,17 @@ class Model:
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._decode, task, requests, encoded, tokenize_s),
+            finish=partial(self._decode, spec, requests, encoded, tokenize_s),
             key=self._key,
             cost=self._cost.seconds,
             shape=self.graph.shape,
-            run_idle=partial(self._run, alone=True),
+            run_solo=partial(self._run, solo=True),
         )
 
-    def _run(self, works: Sequence[_Work], *, alone: bool = False) -> list[Row]:
+    def _run(self, works: Sequence[_Work], *, solo: bool = False) -> list[Row]:
         real, longest = sum(map(len, works)), max(map(len, works))
         height, width = self.graph.shape(len(works), longest) or (len(works), longest)
-        engine = self.engines.alone(height * width) if alone else self.engines.lane
+        engine = self.engines.for_solo_run(height * width) if solo else self.engines.lane
         start, start_busy = time.perf_counter(), time.thread_time()
         try:
             rows = engine.run([work.encoding for work in works])
@@ -270,9 +231,9 @@ class Model:
         if engine is self.engines.lane:
             # one thread does all of a lane's run on the CPU; beside another device it waits
             busy_s = time.thread_time() - start_busy if self.graph.provider == "cpu" else None
-            self._cost.follow(height, width, seconds, busy_s)
+            self._cost.observe(height, width, seconds, busy_s)
         else:
-            self._metrics.idle_runs.inc()
+            self._metrics.solo_runs.inc()
         self._metrics.inference_seconds.observe(seconds)
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)
@@ -280,16 +241,16 @@ class Model:
         return rows
 
     def _decode(
-        self, task: TaskModule, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]
-    ) -> _Decoded:
+        self, spec: TaskSpec, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]
+    ) -> Prediction:
         start = time.perf_counter()
         manifest = self.bundle.manifest
         results = []
         first = 0
         for request, item in zip(requests, encoded, strict=True):
             last = first + len(item.encodings)
-            results.append(task.decode(request, item, rows[first:last], manifest))
+            results.append(spec.decode(request, item, rows[first:last], manifest))
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
         warnings = [warning for item in encoded for warning in item.warnings]
-        return _Decoded(results, truncated, warnings, tokenize_s, time.perf_counter() - start)
+        return Prediction(results, truncated, warnings, tokenize_s=tokenize_s, decode_s=time.perf_counter() - start)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidValueError, NotFoundError, SettingsError
 from service.serving.model import Model
-from service.tasks.uses import USES
+from service.tasks.catalog import TASKS
 
 SHOWN_LABELS = 10  # of a model, in a message
 
@@ -59,7 +59,8 @@ class Registry:
         """
         if name is None:
             if task not in self._defaults:
-                takes = f"it takes a {USES[task].of} model{USES[task].needs and f' with {USES[task].needs}'}, and " if task in USES else ""
+                derivation = TASKS[task].derivation
+                takes = f"it takes a {derivation.base} model{derivation.needs and f' with {derivation.needs}'}, and " if derivation else ""
                 raise NotFoundError(
                     f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values())}."
                 )
@@ -72,11 +73,12 @@ class Registry:
     def _unfit(self, model: Model, task: str) -> str:
         """Returns why a model cannot do a task, and which can where that is more than a matter of the model's task."""
         why = f"the model `{model.name}` is for {model.task}, this endpoint is for {task}; POST to /models/{model.name} instead."
-        if task not in USES:
+        derivation = TASKS[task].derivation
+        if derivation is None:
             return why
         able = ", ".join(f"`{other.name}`" for other in self.models.values() if task in other.tasks)
-        if model.task == USES[task].of:
+        if model.task == derivation.base:
             labels = model.bundle.manifest.labels
             shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
-            why = f"the model `{model.name}` cannot do {task}: that takes {USES[task].needs}, and its labels are {shown}."
+            why = f"the model `{model.name}` cannot do {task}: that takes {derivation.needs}, and its labels are {shown}."
         return f"{why} " + (f"Models that can do it: {able}." if able else "No model that is loaded can do it.")

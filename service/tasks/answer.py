@@ -9,21 +9,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
+from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
+from service.tasks.body import LIST, PAIR, STOP, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
+from service.tasks.decoding.offsets import rebase
+from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.offsets import OffsetUnit, rebase
-from service.tasks.scores import Floats, Row, activate
+from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens, windows
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
+
+
+class AnswerParameters(TaskParameters):
+    """Parameters of question answering."""
+
+    top_k: Annotated[int, Field(ge=1, le=1000, description="How many answers to return; a list if over 1.")] = 1
+    doc_stride: Annotated[
+        int | None, Field(ge=0, description="Tokens that neighboring windows share; half of max_seq_len, at most 128.")
+    ] = None
+    max_answer_len: Annotated[int, Field(ge=1, description="Most tokens of an answer.")] = 15
+    max_question_len: Annotated[int | None, Field(ge=1, description="Without effect, as in transformers.")] = None
+    max_seq_len: Annotated[int | None, Field(ge=1, description="Tokens of a window, question included; 384, at most the model's.")] = None
+    handle_impossible_answer: Annotated[bool, Field(description='Whether "no answer" may be the answer.')] = False
+    align_to_words: Annotated[bool, Field(description="Whether answers are widened to whole words.")] = True
+    duplicates: Annotated[
+        Literal["best", "sum"],
+        BeforeValidator(lower),
+        Field(description="Equal answers keep their best score, or add up as in transformers 5.2.0."),
+    ] = "best"
+    offset_unit: OffsetUnit = "code_points"
+
+
+DEFAULTS = AnswerParameters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +60,12 @@ class Request:
     Attributes:
         question: The question.
         context: The passage.
-        top_k: How many answers to return.
-        doc_stride: Tokens that neighboring windows share; by default half of `max_seq_len`, at most 128.
-        max_answer_len: Most tokens of an answer.
-        max_question_len: Without effect, as in the reference.
-        max_seq_len: Tokens of a window, question and special tokens included; by default 384, at most the model's.
-        handle_impossible_answer: Whether "no answer" may be the answer.
-        align_to_words: Whether answers are widened to whole words.
-        duplicates: What equal texts get: the `best` score, or the `sum`, as the reference.
-        offset_unit: What `start` and `end` count.
+        parameters: How.
     """
 
     question: str
     context: str
-    top_k: int = 1
-    doc_stride: int | None = None
-    max_answer_len: int = 15
-    max_question_len: int | None = None
-    max_seq_len: int | None = None
-    handle_impossible_answer: bool = False
-    align_to_words: bool = True
-    duplicates: Literal["best", "sum"] = "best"
-    offset_unit: OffsetUnit = "code_points"
+    parameters: AnswerParameters = DEFAULTS
 
     @property
     def chars(self) -> int:
@@ -90,8 +101,8 @@ class _Spans:
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, over all windows."""
     question, passage = estimate_tokens(request.question), estimate_tokens(request.context)
-    length = min(request.max_seq_len or DEFAULT_SEQ_LEN, max_length)
-    stride = min(length // 2, DEFAULT_STRIDE) if request.doc_stride is None else request.doc_stride
+    length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
+    stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
     room = length - 3 - question
     # without room encode says so, and that is the better error
     return min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
@@ -107,10 +118,10 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
     for name, tokens in (("question", question), ("context", passage)):
         if not len(tokens):
             raise InvalidValueError(f"`{name}` is empty; give a text.")
-    length = request.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
+    length = request.parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
         raise InvalidValueError(f"`max_seq_len` is {length}, the model takes {tokenizer.max_length}; make it smaller.")
-    stride = min(length // 2, DEFAULT_STRIDE) if request.doc_stride is None else request.doc_stride
+    stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
     if len(passage) > room and room <= stride:
         raise InvalidValueError(
@@ -123,14 +134,14 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
     return EncodedPassage(encodings=encodings, passage=passage, cuts=cuts, cls_index=tokenizer.cls_index)
 
 
-def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], head: ModelConfig) -> dict[str, Any] | list[dict[str, Any]]:
+def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], config: ModelConfig) -> dict[str, Any] | list[dict[str, Any]]:
     """Returns the best answer, or a list of them if `top_k` is over 1.
 
     Args:
         request: The request.
         encoded: What `encode` returned.
         rows: One row per window with the outputs `start_logits` and `end_logits`, float32 [length].
-        head: Not needed.
+        config: Not needed.
 
     Returns:
         `{answer, score, start, end}` each; offsets are of the passage, in the request's unit, end exclusive.
@@ -140,14 +151,14 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], head:
         place = np.array([encoded.cls_index, *range(encoding.start, encoding.start + len(cut))])
         start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
         nulls.append(float(start[0] * end[0]))
-        spans.append(_spans(start[1:], end[1:], cut, request.max_answer_len))
+        spans.append(_spans(start[1:], end[1:], cut, request.parameters.max_answer_len))
     texts = _Texts(request, encoded.passage)
-    answers = _summed(request, spans, texts) if request.duplicates == "sum" else _best(request, spans, texts)
-    if request.handle_impossible_answer:
+    answers = _summed(request, spans, texts) if request.parameters.duplicates == "sum" else _best(request, spans, texts)
+    if request.parameters.handle_impossible_answer:
         answers.append({"answer": "", "score": min(nulls), "start": 0, "end": 0})
-    answers = sorted(answers, key=lambda answer: -answer["score"])[: request.top_k]
-    rebase(answers, request.context, request.offset_unit)
-    return answers if request.top_k > 1 else answers[0]
+    answers = sorted(answers, key=lambda answer: -answer["score"])[: request.parameters.top_k]
+    rebase(answers, request.context, request.parameters.offset_unit)
+    return answers if request.parameters.top_k > 1 else answers[0]
 
 
 def _spans(start: Floats, end: Floats, cut: range, longest: int) -> _Spans:
@@ -168,9 +179,9 @@ class _Texts:
     def __init__(self, request: Request, passage: Tokens) -> None:
         self._context = request.context
         # the reference leaves out combining marks that the tokenizer strips
-        self._offsets = passage.offsets if request.duplicates == "sum" else passage.spans(request.context)
+        self._offsets = passage.offsets if request.parameters.duplicates == "sum" else passage.spans(request.context)
         self._firsts = self._lasts = list(range(len(passage)))
-        if request.align_to_words:
+        if request.parameters.align_to_words:
             self._firsts, self._lasts = _word_bounds(passage.word_ids)
 
     def answer(self, start: int, end: int, score: float, cut: range) -> dict[str, Any]:
@@ -198,10 +209,10 @@ def _best(request: Request, spans: Sequence[_Spans], texts: _Texts) -> list[dict
     starts, ends, scores = (np.concatenate([getattr(s, name) for s in spans]) for name in ("starts", "ends", "scores"))
     found: dict[str, dict[str, Any]] = {}
     whole = range(spans[-1].cut.stop)
-    for i in _best_first(starts, ends, scores, at_least=request.top_k):
+    for i in _best_first(starts, ends, scores, at_least=request.parameters.top_k):
         answer = texts.answer(int(starts[i]), int(ends[i]), float(scores[i]), whole)
         found.setdefault(answer["answer"].lower(), answer)
-        if len(found) == request.top_k:
+        if len(found) == request.parameters.top_k:
             break
     return sorted(found.values(), key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
 
@@ -221,7 +232,7 @@ def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floa
 
 def _summed(request: Request, spans: Sequence[_Spans], texts: _Texts) -> list[dict[str, Any]]:
     """Returns the answers of transformers 5.2.0: a few best spans of each window, the scores of equal texts added up."""
-    limit = 2 * request.top_k + 10 if request.align_to_words else request.top_k
+    limit = 2 * request.parameters.top_k + 10 if request.parameters.align_to_words else request.parameters.top_k
     found: dict[str, dict[str, Any]] = {}
     for window in spans:
         order = np.lexsort((window.ends, window.starts, -window.scores))[:limit]
@@ -231,3 +242,56 @@ def _summed(request: Request, spans: Sequence[_Spans], texts: _Texts) -> list[di
             if earlier is not answer:
                 earlier["score"] += answer["score"]
     return list(found.values())
+
+
+class Question(BaseModel):
+    """A question and the passage that has the answer."""
+
+    model_config = ConfigDict(strict=True)
+
+    question: str
+    context: str
+
+
+class AnswerBody(TaskBody):
+    """Body of a question answering request."""
+
+    model_config = body_config(inputs={"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886."})
+    parameters_type: ClassVar[type[TaskParameters]] = AnswerParameters
+
+    inputs: Annotated[
+        Annotated[Question, Tag(PAIR)] | Annotated[list[Question], STOP, Tag(LIST)],
+        one_of("{question, context} or a list of these", PAIR, LIST),
+        Field(description="A question with its passage, or a list of these."),
+    ]
+    parameters: AnswerParameters | None = None
+
+    def request(self, item: Any, parameters: AnswerParameters) -> Request:
+        """Returns the request of a question."""
+        return Request(item.question, item.context, parameters)
+
+
+class Answer(BaseModel):
+    """One answer; offsets are code points of the passage unless asked otherwise, end exclusive."""
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+def _missing(manifest: Manifest) -> str | None:
+    return "`tokenizer.cls_index` must not be null for question-answering" if manifest.tokenizer.cls_index is None else None
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="answer",
+    title="Answer questions from passages of any length",
+    body=AnswerBody,
+    answer=Answer | list[Answer] | list[list[Answer]],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    missing=_missing,
+)

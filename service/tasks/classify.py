@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
+from typing_extensions import TypedDict
 
-from service.bundle.manifest import Activation
+from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
+from service.tasks.body import LIST, PAIR, STOP, TEXT, Stride, TaskBody, TaskParameters, body_config, lower, one_of
+from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.scores import Row, activate, best_first
+from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, default_stride, estimate_tokens, truncate_longest_first, windows
 
 TASK = "text-classification"
@@ -28,6 +32,26 @@ class LabelScore(TypedDict):
     score: float
 
 
+class ClassifyParameters(TaskParameters):
+    """Parameters of text classification."""
+
+    top_k: Annotated[int | None, Field(ge=1, description="How many labels to return; all when absent.")] = None
+    function_to_apply: Annotated[
+        Literal["softmax", "sigmoid", "none"] | None,
+        BeforeValidator(lower),
+        Field(description="What turns logits into scores, in place of the model's own."),
+    ] = None
+    truncation: Annotated[bool, Field(description="Cut a text over the model's length, with a warning; false makes it an error.")] = True
+    window: Annotated[
+        Literal["mean", "max"] | None,
+        Field(description="Score every window of a long text and combine the scores, instead of cutting."),
+    ] = None
+    stride: Stride = None
+
+
+DEFAULTS = ClassifyParameters()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One text, or pair of texts, to classify.
@@ -35,20 +59,12 @@ class Request:
     Attributes:
         text: The text, or the first of a pair.
         text_pair: The second text of a pair.
-        top_k: How many labels to return; all when None.
-        function_to_apply: Activation in place of the model's own.
-        truncation: Whether a text over the model's length is cut (else it is an error).
-        window: Score every window of a long text and combine them, instead of truncating.
-        stride: Tokens that neighboring windows share; 128, at most half a window, when None.
+        parameters: How.
     """
 
     text: str
     text_pair: str | None = None
-    top_k: int | None = None
-    function_to_apply: Activation | None = None
-    truncation: bool = True
-    window: Literal["mean", "max"] | None = None
-    stride: int | None = None
+    parameters: ClassifyParameters = DEFAULTS
 
     @property
     def chars(self) -> int:
@@ -59,7 +75,7 @@ class Request:
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, for admission."""
     tokens = estimate_tokens(request.text) + estimate_tokens(request.text_pair or "")
-    return tokens if request.window else min(tokens, max_length)
+    return tokens if request.parameters.window else min(tokens, max_length)
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
@@ -72,12 +88,12 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     a, *rest = (tokens.ids for tokens in tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text]))
     b = rest[0] if rest else None
     room = tokenizer.room(pair=b is not None)
-    if request.window is not None:
+    if request.parameters.window is not None:
         return Encoded(encodings=_windows(request, tokenizer, a, b, room))
     total = len(a) + len(b or ())
     if total <= room:
         return Encoded(encodings=[tokenizer.assemble(a, b)])
-    if not request.truncation:
+    if not request.parameters.truncation:
         raise InvalidValueError(
             f"the text has {total} tokens and the model takes {room}; shorten it, or set `truncation` to true or `window` "
             "to `mean` or `max`."
@@ -86,27 +102,27 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=[tokenizer.assemble(a[:keep_a], None if b is None else b[:keep_b])], truncated=True)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[LabelScore]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[LabelScore]:
     """Returns labels and scores, best first; equal scores keep the order of the labels.
 
     Args:
         request: The request.
         encoded: Not needed.
         rows: One row per window with the output `logits`, float32 [labels].
-        head: The model's labels and its own activation.
+        config: The model's labels and its own activation.
     """
-    activation = request.function_to_apply or head.activation
-    scores = [activate(row["logits"], activation) for row in rows]
-    combine = np.max if request.window == "max" else np.mean
+    parameters = request.parameters
+    scores = [activate(row["logits"], parameters.function_to_apply or config.activation) for row in rows]
+    combine = np.max if parameters.window == "max" else np.mean
     combined = combine(scores, axis=0) if len(scores) > 1 else scores[0]
-    return [{"label": head.labels[i], "score": float(combined[i])} for i in best_first(combined, request.top_k)]
+    return [{"label": config.labels[i], "score": float(combined[i])} for i in best_first(combined, parameters.top_k)]
 
 
 def _windows(request: Request, tokenizer: Tokenizer, a: list[int], b: list[int] | None, room: int) -> list[Encoding]:
     """Windows the text, or the second text of a pair beside the whole first one."""
     text = a if b is None else b
     room -= 0 if b is None else len(a)
-    stride = default_stride(max(room, 0)) if request.stride is None else request.stride
+    stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
     if len(text) > room and room <= stride:
         raise InvalidValueError(
             f"windows of {max(room, 0)} tokens have no room for a `stride` of {stride}"
@@ -117,3 +133,54 @@ def _windows(request: Request, tokenizer: Tokenizer, a: list[int], b: list[int] 
         return [tokenizer.assemble(a, b)]
     cuts = [text[window.start : window.stop] for window in windows(len(text), room, stride)]
     return [tokenizer.assemble(cut) if b is None else tokenizer.assemble(a, cut) for cut in cuts]
+
+
+class TextPair(BaseModel):
+    """A text and a second text that belongs to it."""
+
+    model_config = ConfigDict(strict=True)
+
+    text: str
+    text_pair: str | None = None
+
+
+_Text = Annotated[str, Tag(TEXT)]
+_Pair = Annotated[TextPair, Tag(PAIR)]
+_TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEXT, PAIR)]
+
+
+class ClassifyBody(TaskBody):
+    """Body of a text classification request."""
+
+    model_config = body_config(inputs="A warm, funny and thoroughly engaging film.", parameters={"top_k": 1})
+    always_list: ClassVar[bool] = True
+    parameters_type: ClassVar[type[TaskParameters]] = ClassifyParameters
+
+    inputs: Annotated[
+        _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
+        one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
+        Field(description="A text, a pair, or a list of these."),
+    ]
+    parameters: ClassifyParameters | None = None
+
+    def request(self, item: Any, parameters: ClassifyParameters) -> Request:
+        """Returns the request of a text or a pair."""
+        return Request(item, None, parameters) if isinstance(item, str) else Request(item.text, item.text_pair, parameters)
+
+
+def require_labels(manifest: Manifest) -> str | None:
+    """Returns what a manifest of a classification lacks, or None."""
+    return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="classify",
+    title="Classify texts or pairs of texts",
+    body=ClassifyBody,
+    answer=list[list[LabelScore]],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    missing=require_labels,
+)

@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field
 
+from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
+from service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
+from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.scores import Floats, Row, activate
+from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
@@ -26,24 +30,41 @@ CANDIDATE_VALUES = 32
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
 
+def _listed(value: Any) -> Any:
+    """Returns a list of one for a text, anything else as it is."""
+    return [value] if isinstance(value, str) else value
+
+
+class FillMaskParameters(TaskParameters):
+    """Parameters of fill-mask."""
+
+    top_k: Annotated[int, Field(ge=1, description="How many tokens to return for each mask.")] = 5
+    targets: Annotated[
+        Annotated[list[str], Field(min_length=1, max_length=1000)] | None,
+        BeforeValidator(_listed),
+        Field(description="The only words to consider."),
+    ] = None
+
+
+DEFAULTS = FillMaskParameters()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One text with masks.
 
     Attributes:
         text: The text.
-        top_k: How many tokens to return for each mask.
-        targets: The only words to consider, or None for the whole vocabulary.
+        parameters: How.
     """
 
     text: str
-    top_k: int = 5
-    targets: tuple[str, ...] | None = None
+    parameters: FillMaskParameters = DEFAULTS
 
     @property
     def chars(self) -> int:
         """Characters that have to be tokenized."""
-        return len(self.text) + sum(len(target) + 1 for target in self.targets or ())
+        return len(self.text) + sum(len(target) + 1 for target in self.parameters.targets or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,26 +100,26 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     assert mask is not None, "a manifest for fill-mask has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(request.text, len(masks), mask.token)
-    targets, warnings = _targets(request.targets, tokenizer)
+    targets, warnings = _targets(request.parameters.targets, tokenizer)
     room = tokenizer.room(pair=False)
     if len(ids) <= room:
         encodings = [tokenizer.assemble(ids, masks=masks)]
     else:
         starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
         encodings = [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
-    candidates = len(masks) * min(request.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
+    candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
     values = candidates * (CANDIDATE_VALUES + len(request.text) // 20)
     return EncodedText(encodings=encodings, warnings=warnings, values=values, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
 
 
-def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[Any]:
+def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[Any]:
     """Returns the best tokens for the mask, or a list of those for each of several.
 
     Args:
         request: The request.
         encoded: What `encode` returned.
         rows: One row per window with the output `logits`, float32 [masks, vocabulary].
-        head: Not needed.
+        config: Not needed.
 
     Returns:
         `{score, token, token_str, sequence}` each; `sequence` is the whole text with the token in the mask's place.
@@ -114,7 +135,7 @@ def _fill(request: Request, encoded: EncodedText, mask: int, logits: Floats, sev
     scores = activate(logits, "softmax")
     candidates = np.arange(len(scores)) if encoded.targets is None else np.array(sorted(encoded.targets))
     # every token as good as the last one wanted, so that ties are not cut
-    wanted = min(request.top_k, len(candidates))
+    wanted = min(request.parameters.top_k, len(candidates))
     floor = np.partition(scores[candidates], len(candidates) - wanted)[len(candidates) - wanted]
     best = candidates[scores[candidates] >= floor]
     order = best[np.argsort(-scores[best], kind="stable")][:wanted]
@@ -147,7 +168,7 @@ def _check_masks(text: str, count: int, mask: str) -> None:
         raise InvalidValueError(f"{hint}; write `{mask}` for each word to be filled in.")
 
 
-def _targets(targets: tuple[str, ...] | None, tokenizer: Tokenizer) -> tuple[list[int] | None, tuple[str, ...]]:
+def _targets(targets: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[list[int] | None, tuple[str, ...]]:
     """Returns the distinct token ids of the targets, and a warning for those that stand for their first piece only."""
     if targets is None:
         return None, ()
@@ -162,3 +183,43 @@ def _targets(targets: tuple[str, ...] | None, tokenizer: Tokenizer) -> tuple[lis
     some = ", ".join(piece.encode("ascii", "replace").decode() for piece in cut[:5])
     warnings = (f"targets; {len(cut)} of {len(targets)} are no vocabulary entries, their first pieces were used: {some}",) if cut else ()
     return list(dict.fromkeys(ids)), warnings
+
+
+class FillMaskBody(TaskBody):
+    """Body of a fill-mask request."""
+
+    model_config = body_config(inputs="The king of [MASK] died in 1066.", parameters={"top_k": 3})
+    parameters_type: ClassVar[type[TaskParameters]] = FillMaskParameters
+
+    inputs: Annotated[TextOrTexts, Field(description="A text with one or more masks, or a list of such texts.")]
+    parameters: FillMaskParameters | None = None
+
+    def request(self, item: Any, parameters: FillMaskParameters) -> Request:
+        """Returns the request of a text."""
+        return Request(item, parameters)
+
+
+class Filled(BaseModel):
+    """One token in a mask's place."""
+
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+def _missing(manifest: Manifest) -> str | None:
+    return "`tokenizer.mask` must not be null for fill-mask" if manifest.tokenizer.mask is None else None
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="fill-mask",
+    title="Fill masked words",
+    body=FillMaskBody,
+    answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    missing=_missing,
+)

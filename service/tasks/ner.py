@@ -9,19 +9,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field
 
 from service.errors import InvalidValueError
+from service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
+from service.tasks.classify import require_labels
+from service.tasks.decoding.offsets import rebase
+from service.tasks.decoding.scores import Floats, Row, activate
+from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.offsets import OffsetUnit, rebase
-from service.tasks.schemes import BEGINS, ENDS, Scheme, scheme_of, split
-from service.tasks.scores import Floats, Row, activate
+from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, default_stride, estimate_tokens, windows
 
 TASK = "token-classification"
 Strategy = Literal["none", "simple", "first", "average", "max"]
+
+
+class NerParameters(TaskParameters):
+    """Parameters of token classification."""
+
+    aggregation_strategy: Annotated[
+        Strategy,
+        BeforeValidator(lower),
+        Field(description="How tokens become entities; `none` returns the tokens."),
+    ] = "simple"
+    ignore_labels: Annotated[list[str], Field(description="Labels and entity groups that are left out.")] = ["O"]  # noqa: RUF012 - pydantic copies it
+    stride: Stride = None
+    offset_unit: OffsetUnit = "code_points"
+
+
+DEFAULTS = NerParameters()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +50,11 @@ class Request:
 
     Attributes:
         text: The text.
-        aggregation_strategy: How tokens become entities; `none` returns tokens.
-        ignore_labels: Labels and entity groups that are left out.
-        stride: Tokens that neighboring windows of a long text share; 128, at most half a window, when None.
-        offset_unit: What `start` and `end` count.
+        parameters: How.
     """
 
     text: str
-    aggregation_strategy: Strategy = "simple"
-    ignore_labels: tuple[str, ...] = ("O",)
-    stride: int | None = None
-    offset_unit: OffsetUnit = "code_points"
+    parameters: NerParameters = DEFAULTS
 
     @property
     def chars(self) -> int:
@@ -78,7 +92,7 @@ class _Token:
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, the windows' overlap included."""
     tokens = estimate_tokens(request.text)
-    stride = default_stride(max_length) if request.stride is None else request.stride
+    stride = default_stride(max_length) if request.parameters.stride is None else request.parameters.stride
     room = max_length - 2
     # without room encode says so, and that is the better error
     return min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
@@ -92,7 +106,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     """
     (tokens,) = tokenizer.tokenize([request.text])
     room = tokenizer.room(pair=False)
-    stride = default_stride(room) if request.stride is None else request.stride
+    stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
     if len(tokens) > room and room <= stride:
         raise InvalidValueError(f"windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.")
     cuts = windows(len(tokens), room, stride if len(tokens) > room else 0) if len(tokens) else []
@@ -100,14 +114,14 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     return EncodedText(encodings=encodings, tokens=tokens, cuts=cuts, subword_prefix=tokenizer.subword_prefix, unknown=tokenizer.unknown)
 
 
-def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
+def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
     """Returns the entities in order of the text.
 
     Args:
         request: The request.
         encoded: What `encode` returned.
         rows: One row per window with the output `logits`, float32 [length, labels].
-        head: The model's labels.
+        config: The model's labels.
 
     Returns:
         `{entity_group, score, word, start, end}` each, or `{entity, score, index, word, start, end}` for the strategy `none`.
@@ -115,19 +129,20 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], head: Mo
     """
     if not rows:
         return []
-    found = _tokens(request, encoded, rows, head) if request.aggregation_strategy == "none" else _entities(request, encoded, rows, head)
-    rebase(found, request.text, request.offset_unit)
+    find = _tokens if request.parameters.aggregation_strategy == "none" else _entities
+    found = find(request, encoded, rows, config)
+    rebase(found, request.text, request.parameters.offset_unit)
     return found
 
 
-def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
+def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
     """Returns each token with its best label, as the strategy `none` wants them."""
-    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.ignore_labels)
+    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.parameters.ignore_labels)
     pieces = encoded.tokens.pieces
     best = scores.argmax(axis=-1)
     return [
         {
-            "entity": head.labels[label],
+            "entity": config.labels[label],
             "score": float(scores[i, label]),
             "index": i + 1,
             "word": request.text[slice(*offsets[i])] if pieces[i] == encoded.unknown else pieces[i],
@@ -135,19 +150,18 @@ def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], head: M
             "end": offsets[i][1],
         }
         for i, label in enumerate(best.tolist())
-        if head.labels[label] not in ignored
+        if config.labels[label] not in ignored
     ]
 
 
-def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
+def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
     """Returns the entities that tokens, or the words of the strategy, are grouped into."""
-    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.ignore_labels)
-    if request.aggregation_strategy == "simple":
-        units = [[i] for i in range(len(scores))]
-    else:
-        units = words(request.text, encoded.tokens, encoded.subword_prefix)
-    labeled = [_label(scores[unit], [offsets[i] for i in unit], request.aggregation_strategy, head.labels) for unit in units]
-    scheme = scheme_of(head.labels)
+    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.parameters.ignore_labels)
+    strategy = request.parameters.aggregation_strategy
+    simple = strategy == "simple"
+    units = [[i] for i in range(len(scores))] if simple else words(request.text, encoded.tokens, encoded.subword_prefix)
+    labeled = [_label(scores[unit], [offsets[i] for i in unit], strategy, config.labels) for unit in units]
+    scheme = scheme_of(config.labels)
     entities = [_entity(group, request.text, scheme) for group in _groups(labeled, scheme)]
     return [entity for entity in entities if entity["entity_group"] not in ignored]
 
@@ -234,3 +248,42 @@ def _entity(group: Sequence[_Token], text: str, scheme: Scheme) -> dict[str, Any
         "start": start,
         "end": end,
     }
+
+
+class NerBody(TaskBody):
+    """Body of a token classification request."""
+
+    model_config = body_config(inputs="Ada Lovelace wrote to Charles Babbage from London.")
+    parameters_type: ClassVar[type[TaskParameters]] = NerParameters
+
+    inputs: TextOrTexts
+    parameters: NerParameters | None = None
+
+    def request(self, item: Any, parameters: NerParameters) -> Request:
+        """Returns the request of a text."""
+        return Request(item, parameters)
+
+
+class Entity(BaseModel):
+    """One entity; offsets are code points unless asked otherwise, end exclusive. With the strategy `none`, a token with `entity` and `index`."""
+
+    entity_group: str | None = None
+    entity: str | None = None
+    index: int | None = None
+    score: float
+    word: str
+    start: int
+    end: int
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="ner",
+    title="Find named entities, or label tokens",
+    body=NerBody,
+    answer=list[Entity] | list[list[Entity]],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    missing=require_labels,
+)

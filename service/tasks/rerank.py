@@ -8,15 +8,19 @@ the one is the other here too. Which of `LABEL_0` and `LABEL_1` ranks nothing sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import InvalidValueError
+from service.tasks import classify
+from service.tasks.body import STOP, TaskBody, Truncate, TruncationDirection, body_config
+from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.scores import Row, activate, best_first
+from service.tasks.spec import Derivation, TaskSpec
 from service.text.tokenizer import Tokenizer, estimate_tokens, truncate_longest_first
 
 TASK = "text-ranking"
@@ -27,6 +31,20 @@ NEEDS = (
 )
 
 
+class RerankOptions(BaseModel):
+    """How texts are ranked. Text Embeddings Inference has these beside `query` and `texts`, not within `parameters`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    raw_scores: Annotated[bool, Field(description="Return the model's logits; else their sigmoids.")] = False
+    return_text: Annotated[bool, Field(description="Return each text too.")] = False
+    truncate: Truncate = None
+    truncation_direction: TruncationDirection = None
+
+
+DEFAULTS = RerankOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A query and the texts to be ranked.
@@ -34,18 +52,12 @@ class Request:
     Attributes:
         query: The query.
         texts: The texts.
-        raw_scores: Whether scores are logits; else they are within 0 and 1.
-        return_text: Whether texts are repeated in the answer.
-        truncate: Whether a pair over the model's length is cut, the longer text first (else it is an error).
-        truncation_direction: At which end texts lose their tokens.
+        options: How. Where a pair over the model's length is cut, the longer text is cut first.
     """
 
     query: str
     texts: tuple[str, ...]
-    raw_scores: bool = False
-    return_text: bool = False
-    truncate: bool = True
-    truncation_direction: Literal["left", "right"] = "right"
+    options: RerankOptions = DEFAULTS
 
     @property
     def chars(self) -> int:
@@ -59,9 +71,9 @@ def relevant(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-def fits(head: ModelConfig) -> bool:
+def fits(config: ModelConfig) -> bool:
     """Returns whether a text classification model is a cross-encoder."""
-    return relevant(head.labels) is not None
+    return relevant(config.labels) is not None
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -80,38 +92,94 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     room, encodings, truncated = tokenizer.room(pair=True), [], False
     for i, text in enumerate(texts):
         total = len(query) + len(text)
-        if total > room and not request.truncate:
+        if total > room and request.options.truncate is False:
             raise InvalidValueError(
                 f"query and texts[{i}] have {total} tokens and the model takes {room}; shorten them, or set `truncate` to true."
             )
         truncated |= total > room
         keep = truncate_longest_first(len(query), len(text), room)
         cut = [
-            tokens.ids[len(tokens) - n :] if request.truncation_direction == "left" else tokens.ids[:n]
+            tokens.ids[len(tokens) - n :] if request.options.truncation_direction == "left" else tokens.ids[:n]
             for tokens, n in zip((query, text), keep, strict=True)
         ]
         encodings.append(tokenizer.assemble(*cut))
     return Encoded(encodings=encodings, truncated=truncated)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[dict[str, Any]]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
     """Returns `{index, score}` of each text, and `text` on request, best first; equal scores in the order of the texts.
 
     Args:
         request: The request.
         encoded: Not needed.
         rows: One row per text with the output `logits`, float32 [1], or [2] where there are two labels.
-        head: The model's labels, and of two whether they share a probability.
+        config: The model's labels, and of two whether they share a probability.
     """
     if not rows:
         return []
-    place = relevant(head.labels)
+    place = relevant(config.labels)
     assert place is not None, "only models that fit are asked"
     logits = np.stack([row["logits"] for row in rows])
     odds = logits[:, place]
-    if len(head.labels) == 2 and head.activation == "softmax":
+    if len(config.labels) == 2 and config.activation == "softmax":
         odds = odds - logits[:, 1 - place]
-    scores = activate(odds, "none" if request.raw_scores else "sigmoid")
+    scores = activate(odds, "none" if request.options.raw_scores else "sigmoid")
     return [
-        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.return_text else {}) for i in best_first(scores)
+        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.options.return_text else {})
+        for i in best_first(scores)
     ]
+
+
+class RerankBody(RerankOptions, TaskBody):
+    """Body of a rerank request, as Text Embeddings Inference takes it."""
+
+    model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
+    counted: ClassVar[str] = "`texts` has {} items"
+    subject: ClassVar[str] = "texts"
+
+    query: Annotated[str, Field(description="What the texts are ranked by.")]
+    texts: Annotated[list[str], STOP, Field(description="The texts to be ranked.")]
+
+    @property
+    def items(self) -> list[Any]:
+        """The query with its texts, the one item."""
+        return [self]
+
+    @property
+    def is_list(self) -> bool:
+        """Never: one query makes one list."""
+        return False
+
+    @property
+    def count(self) -> int:
+        """How many texts are ranked."""
+        return len(self.texts)
+
+    def texts_of(self, item: Any) -> Iterable[str]:
+        """Returns the query and the texts."""
+        return (self.query, *self.texts)
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns the one request."""
+        return [Request(self.query, tuple(self.texts), RerankOptions(**{name: getattr(self, name) for name in RerankOptions.model_fields}))]
+
+
+class Ranked(BaseModel):
+    """One text's place and score."""
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="rerank",
+    title="Rank texts by a query",
+    body=RerankBody,
+    answer=list[Ranked],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
+)

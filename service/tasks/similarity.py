@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import BaseModel, BeforeValidator, Field
 
 from service.tasks import embed
+from service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
+from service.tasks.decoding.scores import Row
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.scores import Row
+from service.tasks.spec import Derivation, TaskSpec
 from service.text.tokenizer import Tokenizer
 
 TASK = "sentence-similarity"
@@ -40,9 +44,9 @@ class Request:
         return [replace(self.like, text=text) for text in texts]
 
 
-def fits(head: ModelConfig) -> bool:
+def fits(config: ModelConfig) -> bool:
     """Returns whether a model embeds texts: every one of that task does."""
-    return head.embedding is not None
+    return config.embedding is not None
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -60,17 +64,78 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=[item.encodings[0] for item in encoded], truncated=any(item.truncated for item in encoded))
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[float]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[float]:
     """Returns the cosine of each sentence with the source, from -1 to 1.
 
     Args:
         request: The request.
         encoded: Not needed.
         rows: One row per sentence, the source first, as for `embed.decode`.
-        head: Not needed.
+        config: Not needed.
     """
     if not rows:
         return []
     unit = embed.normalized(np.stack([embed.vectors(request.like, row) for row in rows]))
     cosines: list[float] = np.clip(unit[1:] @ unit[0], -1, 1).tolist()
     return cosines
+
+
+class SimilarityParameters(TaskParameters):
+    """Parameters of sentence similarity."""
+
+    prompt_name: embed.PromptName = None
+    truncate: Truncate = None
+    truncation_direction: TruncationDirection = None
+    pooling: Annotated[
+        Literal["cls", "mean", "max"] | None,
+        BeforeValidator(lower),
+        Field(description="How the tokens' vectors become one, in place of the model's own way."),
+    ] = None
+
+
+class Sentences(BaseModel):
+    """A sentence and those that it is compared with."""
+
+    model_config = body_config()
+
+    source_sentence: str
+    sentences: Annotated[list[str], STOP]
+
+
+class SimilarityBody(TaskBody):
+    """Body of a sentence similarity request."""
+
+    model_config = body_config(inputs={"source_sentence": "A warm film.", "sentences": ["A funny film.", "The bridge was built in 1886."]})
+    parameters_type: ClassVar[type[TaskParameters]] = SimilarityParameters
+    counted: ClassVar[str] = "`sentences` has {} items"
+
+    inputs: Annotated[Sentences, Field(description="A sentence and the list of those that it is compared with.")]
+    parameters: SimilarityParameters | None = None
+
+    @property
+    def count(self) -> int:
+        """How many sentences are compared."""
+        return len(self.inputs.sentences)
+
+    def texts_of(self, item: Any) -> Iterable[str]:
+        """Returns all sentences."""
+        return (item.source_sentence, *item.sentences)
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns the one request, with what the caller left open as the bundle says."""
+        assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
+        given = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
+        return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(given, config.embedding))]
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="similarity",
+    title="Compare a sentence with others",
+    body=SimilarityBody,
+    answer=list[float],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
+)

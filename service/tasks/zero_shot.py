@@ -7,21 +7,70 @@ softmax subtracts the maximum.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidValueError
+from service.tasks import classify
+from service.tasks.body import STOP, TaskBody, TaskParameters, TextOrTexts, body_config
 from service.tasks.classify import LabelScore
+from service.tasks.decoding.scores import Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.scores import Row, activate
+from service.tasks.spec import Derivation, TaskSpec
 from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."
 PLACE = "{}"
+MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every other
+# The first huggingface_hub that takes results as a list of objects; those before it take one object of lists.
+LISTS_SINCE = (1, 2)
+_HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d+)\.(\d+)")
 NEEDS = "two or more labels of which one begins with `entail`"
+
+
+def _split(value: Any) -> Any:
+    """Returns the labels of a text with commas between them, as the Hugging Face pipeline reads it."""
+    return [label.strip() for label in value.split(",") if label.strip()] if isinstance(value, str) else value
+
+
+def _check_labels(labels: list[str]) -> list[str]:
+    if not labels or not all(label.strip() for label in labels):
+        raise PydanticCustomError("labels", "must be one label or more, none of them empty")
+    twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None) if len(set(labels)) < len(labels) else None
+    if twice is not None:
+        raise PydanticCustomError("labels", "must be distinct, and `{label}` stands there twice", {"label": twice[:64]})
+    return labels
+
+
+def _check_template(template: str) -> str:
+    if template.count(PLACE) != 1:
+        raise PydanticCustomError("template", "must have `{place}` once, where the label goes", {"place": PLACE})
+    return template
+
+
+class ZeroShotParameters(TaskParameters):
+    """Parameters of zero-shot classification."""
+
+    candidate_labels: Annotated[
+        list[Annotated[str, Field(max_length=MAX_HYPOTHESIS_CHARS)]],
+        STOP,
+        BeforeValidator(_split),
+        AfterValidator(_check_labels),
+        Field(description="The labels: a list, or a text with commas between them."),
+    ]
+    hypothesis_template: Annotated[
+        str,
+        AfterValidator(_check_template),
+        Field(max_length=MAX_HYPOTHESIS_CHARS, description="The sentence that a label makes; `{}` is where the label goes."),
+    ] = TEMPLATE
+    multi_label: Annotated[bool, Field(description="Score each label by itself; else their scores add up to 1.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +79,17 @@ class Request:
 
     Attributes:
         text: The text.
-        labels: At least one, distinct.
-        hypothesis_template: A sentence with `{}` once, where the label goes.
-        multi_label: Whether each label is scored by itself; else they share a total of 1.
+        parameters: The labels, distinct and at least one, and how they are scored.
     """
 
     text: str
-    labels: tuple[str, ...]
-    hypothesis_template: str = TEMPLATE
-    multi_label: bool = False
+    parameters: ZeroShotParameters
 
     @property
     def chars(self) -> int:
         """Characters that have to be tokenized."""
-        return len(self.text) + sum(map(len, self.labels)) + len(self.labels) * len(self.hypothesis_template)
+        labels, template = self.parameters.candidate_labels, self.parameters.hypothesis_template
+        return len(self.text) + sum(map(len, labels)) + len(labels) * len(template)
 
 
 def entailment(labels: Sequence[str]) -> int | None:
@@ -55,15 +101,15 @@ def entailment(labels: Sequence[str]) -> int | None:
     return ids[0] if ids and len(labels) > 1 else None
 
 
-def fits(head: ModelConfig) -> bool:
+def fits(config: ModelConfig) -> bool:
     """Returns whether a text classification model is one of natural language inference."""
-    return entailment(head.labels) is not None
+    return entailment(config.labels) is not None
 
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens of all pairs of text and hypothesis."""
-    shared = estimate_tokens(request.text) + estimate_tokens(request.hypothesis_template)
-    return sum(min(shared + estimate_tokens(label), max_length) for label in request.labels)
+    shared = estimate_tokens(request.text) + estimate_tokens(request.parameters.hypothesis_template)
+    return sum(min(shared + estimate_tokens(label), max_length) for label in request.parameters.candidate_labels)
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
@@ -72,9 +118,11 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     Raises:
         InvalidValueError: A hypothesis leaves no room for the text.
     """
-    text, *hypotheses = tokenizer.tokenize([request.text, *(request.hypothesis_template.replace(PLACE, label) for label in request.labels)])
+    text, *hypotheses = tokenizer.tokenize(
+        [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
+    )
     room, encodings, truncated = tokenizer.room(pair=True), [], False
-    for label, hypothesis in zip(request.labels, hypotheses, strict=True):
+    for label, hypothesis in zip(request.parameters.candidate_labels, hypotheses, strict=True):
         left = room - len(hypothesis)
         if left < min(len(text), 1):
             raise InvalidValueError(
@@ -86,22 +134,74 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=encodings, truncated=truncated)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], head: ModelConfig) -> list[LabelScore]:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[LabelScore]:
     """Returns the labels with their scores, best first; of equal ones the later label first, as in the pipeline.
 
     Args:
         request: The request.
         encoded: Not needed.
         rows: One row per label with the output `logits`, float32 [labels of the model].
-        head: The model's labels.
+        config: The model's labels.
     """
-    entails = entailment(head.labels)
+    entails = entailment(config.labels)
     assert entails is not None, "only models that fit are asked"
     logits = np.stack([row["logits"] for row in rows])
-    if request.multi_label or len(rows) == 1:
+    if request.parameters.multi_label or len(rows) == 1:
         contradicts = -1 if entails == 0 else 0
         scores = activate(logits[:, [contradicts, entails]], "softmax")[:, 1]
     else:
         scores = activate(logits[:, entails], "softmax")
     order = np.argsort(scores, kind="stable")[::-1]
-    return [{"label": request.labels[i], "score": float(scores[i])} for i in order.tolist()]
+    return [{"label": request.parameters.candidate_labels[i], "score": float(scores[i])} for i in order.tolist()]
+
+
+class ZeroShotBody(TaskBody):
+    """Body of a zero-shot classification request."""
+
+    model_config = body_config(inputs="The new phone has a better camera.", parameters={"candidate_labels": ["technology", "politics"]})
+    parameters_type: ClassVar[type[TaskParameters]] = ZeroShotParameters
+    counted: ClassVar[str] = "`inputs` and `candidate_labels` make {} pairs"
+
+    inputs: TextOrTexts
+    # without `parameters` the error is about what is missing in them
+    parameters: Annotated[ZeroShotParameters, Field(validate_default=True, default_factory=dict)]
+
+    @property
+    def count(self) -> int:
+        """How many pairs of a text and a label there are."""
+        return len(self.items) * len(self.parameters.candidate_labels)
+
+    def request(self, item: Any, parameters: ZeroShotParameters) -> Request:
+        """Returns the request of a text."""
+        return Request(item, parameters)
+
+    def answer(self, results: list[Any], user_agent: str = "") -> Any:
+        """Returns a list of `{label, score}` for a text; to huggingface_hub before 1.2, which wants that, an object of lists."""
+        hub = _HUGGINGFACE_HUB.search(user_agent)
+        if hub is not None and (int(hub[1]), int(hub[2])) < LISTS_SINCE:
+            results = [
+                {"sequence": text, "labels": [item["label"] for item in found], "scores": [item["score"] for item in found]}
+                for text, found in zip(self.items, results, strict=True)
+            ]
+        return super().answer(results, user_agent)
+
+
+class ZeroShotLists(BaseModel):
+    """A zero-shot result as huggingface_hub before 1.2 wants it."""
+
+    sequence: str
+    labels: list[str]
+    scores: list[float]
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="zero-shot",
+    title="Classify texts by labels of the caller's own",
+    body=ZeroShotBody,
+    answer=list[LabelScore] | list[list[LabelScore]] | ZeroShotLists | list[ZeroShotLists],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
+)

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from service.errors import InvalidValueError, MalformedRequestError, TooLargeError
-from service.wire.bodies import BODIES
-from service.wire.schemas import TAGS, Body
+from service.tasks.body import TAGS, TaskBody
+from service.tasks.catalog import TASKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Limits:
     max_chars: int
 
 
-def read(task: str, raw: bytes, limits: Limits) -> Body:
+def read_body(task: str, raw: bytes, limits: Limits) -> TaskBody:
     """Reads a request body of a task.
 
     Raises:
@@ -37,20 +37,20 @@ def read(task: str, raw: bytes, limits: Limits) -> Body:
         TooLargeError: A list or a text is over its limit.
     """
     try:
-        body = BODIES[task].model_validate_json(raw)
+        body = TASKS[task].body.model_validate_json(raw)
     except ValidationError as error:
-        raise _translate(error, BODIES[task]) from error
+        raise _translate(error, TASKS[task].body) from error
     _check(body, limits)
     return body
 
 
-def _check(body: Body, limits: Limits) -> None:
+def _check(body: TaskBody, limits: Limits) -> None:
     if body.count > limits.max_inputs:
         raise TooLargeError(
             f"{body.counted.format(body.count)} and {limits.max_inputs} are allowed; split the request, or raise --max-inputs."
         )
     for index, item in enumerate(body.items):
-        for text in body.parts(item):
+        for text in body.texts_of(item):
             if len(text) > limits.max_chars:
                 error = TooLargeError(
                     f"the text has {len(text)} characters and {limits.max_chars} are allowed; split it, or raise --max-chars."
@@ -60,7 +60,7 @@ def _check(body: Body, limits: Limits) -> None:
                 raise error
 
 
-def _translate(error: ValidationError, body: type[Body]) -> MalformedRequestError | InvalidValueError:
+def _translate(error: ValidationError, body: type[TaskBody]) -> MalformedRequestError | InvalidValueError:
     """Turns pydantic's first error into one sentence."""
     first = error.errors(include_url=False)[0]
     where = _path([part for part in first["loc"] if part not in TAGS])

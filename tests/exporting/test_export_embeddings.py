@@ -25,10 +25,10 @@ from export.errors import ExportError
 from export.pipeline import ExportSpec, export
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.files import load_bundle
-from service.serving.model import TASKS
 from service.tasks import embed, rerank, similarity, zero_shot
+from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
-from service.wire import reading
+from service.wire.reading import Limits, read_body
 
 pytestmark = pytest.mark.torch
 
@@ -43,7 +43,7 @@ POOLING = {
     "pooling_mode_mean_tokens": True,
     "pooling_mode_max_tokens": False,
 }
-LIMITS = reading.Limits(max_inputs=64, max_chars=100_000)
+LIMITS = Limits(max_inputs=64, max_chars=100_000)
 STEP = "sentence_transformers.models."
 
 
@@ -86,7 +86,7 @@ class Served:
 
     def answer(self, task: str, **body: Any) -> Any:
         """Returns the answer to a body of a task."""
-        read = reading.read(task, json.dumps(body).encode(), LIMITS)
+        read = read_body(task, json.dumps(body).encode(), LIMITS)
         requests = read.requests(self.manifest)
         encoded = [TASKS[task].encode(request, self.tokenizer) for request in requests]
         rows = iter(self.engine.run([encoding for item in encoded for encoding in item.encodings]))
@@ -94,7 +94,7 @@ class Served:
             TASKS[task].decode(request, item, [next(rows) for _ in item.encodings], self.manifest)
             for request, item in zip(requests, encoded, strict=True)
         ]
-        return read.shape(results)
+        return read.answer(results)
 
 
 class PyTorch:

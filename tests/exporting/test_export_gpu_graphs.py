@@ -24,8 +24,8 @@ from export.precisions import choose
 from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle.files import Bundle, load_bundle
 from service.bundle.graph_spec import GraphSpec
-from service.serving.model import TASKS
 from service.tasks import classify
+from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
 from staged import ARCHITECTURES, checkpoint_of, stage
 

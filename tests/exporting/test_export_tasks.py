@@ -28,8 +28,8 @@ from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle.files import TOKENIZER_FILE, load_bundle
 from service.bundle.graph_spec import GraphSpec, Precision
 from service.bundle.manifest import Manifest
-from service.serving.model import TASKS
 from service.tasks import answer, fill_mask, ner
+from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -49,22 +49,27 @@ REQUESTS: dict[str, list[Any]] = {
         ner.Request("good"),
         ner.Request("Ünïcödé 看 😴 films, e\u0301x"),
         ner.Request(LONG),
-        ner.Request(LONG, "first", stride=20),
-        *(ner.Request("the quick film was not very good", strategy) for strategy in ("none", "average", "max")),
+        ner.Request(LONG, ner.NerParameters(aggregation_strategy="first", stride=20)),
+        *(
+            ner.Request("the quick film was not very good", ner.NerParameters(aggregation_strategy=strategy))
+            for strategy in ("none", "average", "max")
+        ),
     ],
     answer.TASK: [
         answer.Request("good?", "the film was not very good"),
         answer.Request("what is great ?", LONG),
-        answer.Request("what is great ?", LONG, top_k=5, max_seq_len=40, doc_stride=10, handle_impossible_answer=True),
-        answer.Request("quick 看?", "zebras, e\u0301x 😴 and films", top_k=3, align_to_words=False),
-        answer.Request("what is great ?", LONG, top_k=4, duplicates="sum"),
+        answer.Request(
+            "what is great ?", LONG, answer.AnswerParameters(top_k=5, max_seq_len=40, doc_stride=10, handle_impossible_answer=True)
+        ),
+        answer.Request("quick 看?", "zebras, e\u0301x 😴 and films", answer.AnswerParameters(top_k=3, align_to_words=False)),
+        answer.Request("what is great ?", LONG, answer.AnswerParameters(top_k=4, duplicates="sum")),
     ],
     fill_mask.TASK: [
         fill_mask.Request("[MASK]"),
         fill_mask.Request("the [MASK] was not very good"),
-        fill_mask.Request("the [MASK] was [MASK] very [MASK] !", top_k=3),
-        fill_mask.Request(f"{LONG * 3} [MASK] {LONG} [MASK]", targets=("good", "bad", "film")),
-        fill_mask.Request("Ünïcödé 看 😴 [MASK], films", top_k=50),
+        fill_mask.Request("the [MASK] was [MASK] very [MASK] !", fill_mask.FillMaskParameters(top_k=3)),
+        fill_mask.Request(f"{LONG * 3} [MASK] {LONG} [MASK]", fill_mask.FillMaskParameters(targets=["good", "bad", "film"])),
+        fill_mask.Request("Ünïcödé 看 😴 [MASK], films", fill_mask.FillMaskParameters(top_k=50)),
     ],
 }
 
@@ -97,13 +102,13 @@ class PyTorch:
         if self.task == fill_mask.TASK:
             return self.masked_windows(request.text)
         if self.task == ner.TASK:
-            texts, stride, length = (request.text,), request.stride, self.model.config.max_position_embeddings
+            texts, stride, length = (request.text,), request.parameters.stride, self.model.config.max_position_embeddings
             stride = min(128, (length - 2) // 2) if stride is None else stride
         else:
             texts, stride, length = (
                 (request.question, request.context),
-                request.doc_stride,
-                request.max_seq_len or self.model.config.max_position_embeddings,
+                request.parameters.doc_stride,
+                request.parameters.max_seq_len or self.model.config.max_position_embeddings,
             )
             stride = min(128, length // 2) if stride is None else stride
         batch = self.tokenizer(
@@ -291,7 +296,7 @@ def test_entities_are_those_of_the_transformers_pipeline(all_exported: dict[str,
     pipeline = transformers.TokenClassificationPipeline(model=exported.pytorch.model, tokenizer=exported.pytorch.tokenizer)
     served = Served(exported.target)
     for strategy in ("none", "simple", "first", "average", "max"):
-        request = ner.Request("the quick film was not very good , but zebras", strategy)  # type: ignore[arg-type]
+        request = ner.Request("the quick film was not very good , but zebras", ner.NerParameters(aggregation_strategy=strategy))  # type: ignore[arg-type]
         expected = [
             {key: value for key, value in item.items() if key != "word"}
             for item in pipeline(request.text, aggregation_strategy=strategy, ignore_labels=["O"])
@@ -309,7 +314,7 @@ def test_fillings_are_those_of_the_transformers_pipeline(all_exported: dict[str,
     pipeline = transformers.FillMaskPipeline(model=exported.pytorch.model, tokenizer=exported.pytorch.tokenizer)
     served = Served(exported.target)
     expected = pipeline(text, top_k=20, **({} if targets is None else {"targets": targets}))
-    request = fill_mask.Request(text, 20, None if targets is None else tuple(targets))
+    request = fill_mask.Request(text, fill_mask.FillMaskParameters(top_k=20, targets=None if targets is None else list(targets)))
     actual = served.decode(request, served.alone(request))
 
     assert without_scores(expected) == without_scores(actual)

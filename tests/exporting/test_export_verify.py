@@ -22,7 +22,7 @@ from service.backend.onnx_engine import OnnxEngine, why_not
 from service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
 from service.bundle.graph_spec import GraphSpec
 from service.text.tokenizer import Tokenizer
-from service.wire import reading
+from service.wire.reading import Limits, read_body
 
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
@@ -37,9 +37,9 @@ def on_cpu(bundle: Bundle, graph: GraphSpec) -> OnnxEngine:
 def answer(bundle: Bundle, body: dict[str, Any], precision: Any = "auto") -> Any:
     """Returns what a graph of a bundle answers to a request body."""
     spec, engine = bundle.manifest.tokenizer, on_cpu(bundle, bundle.graph("cpu", precision))
-    read = reading.read(bundle.manifest.task, json.dumps(body).encode(), reading.Limits(max_inputs=1, max_chars=1000))
+    read = read_body(bundle.manifest.task, json.dumps(body).encode(), Limits(max_inputs=1, max_chars=1000))
     [request] = read.requests()
-    return read.shape([predict.answer(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
+    return read.answer([predict.answer(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:

@@ -37,11 +37,13 @@ def play(service: AppState, check: Check[T], **options: Any) -> T:
     """Runs a check with a client of the started application, within 20 seconds; returns what it returns."""
 
     async def run() -> T:
-        app = create_app(service, **options)
-        async with app.router.lifespan_context(app):
-            transport = httpx.ASGITransport(app)
+        service.scheduler.start()
+        try:
+            transport = httpx.ASGITransport(create_app(service, **options))
             async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=20) as client:
                 return await asyncio.wait_for(check(client), 20)
+        finally:
+            await service.scheduler.stop(0)
 
     return asyncio.run(run())
 
@@ -79,19 +81,21 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
 @contextmanager
 def started(models: Path) -> Iterator[Send]:
     """Yields what sends requests to one started application with the bundles of `models`, one after the other."""
-    app = create_app(build(Settings(models=models)))
-    lifespan = app.router.lifespan_context(app)
+    service = build(Settings(models=models))
     with asyncio.Runner() as runner:
-        client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test", timeout=20)
+        client = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
 
         async def send(method: str, path: str, **request: Any) -> httpx.Response:
             return await asyncio.wait_for(client.request(method, path, **request), 20)
 
+        async def start() -> None:
+            service.scheduler.start()
+
         async def stop() -> None:
             await client.aclose()
-            await lifespan.__aexit__(None, None, None)
+            await service.scheduler.stop(0)
 
-        runner.run(lifespan.__aenter__())
+        runner.run(start())
         yield lambda *args, **request: runner.run(send(*args, **request))
         runner.run(stop())
 

@@ -11,10 +11,10 @@ from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle import files
 from service.bundle.manifest import Manifest
 from service.text.tokenizer import Encoding, Tokenizer
-from service.wire import reading
+from service.wire.reading import Limits, read_body
 
 ROOT = Path(__file__).parents[2]
-LIMITS = reading.Limits(max_inputs=512, max_chars=200_000)
+LIMITS = Limits(max_inputs=512, max_chars=200_000)
 
 
 @dataclass(frozen=True)
@@ -46,4 +46,4 @@ def golden(name: str) -> list[dict[str, Any]]:
 
 def read(task: str, request: dict[str, Any]) -> Any:
     """Returns the body of a request, read from JSON as the service reads it."""
-    return reading.read(task, json.dumps(request).encode(), LIMITS)
+    return read_body(task, json.dumps(request).encode(), LIMITS)

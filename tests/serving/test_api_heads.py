@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -14,13 +13,12 @@ import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic_core import to_json
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
-from service.http.rendering import TURN_BYTES, render
 from service.serving.build import build
 from service.settings import Settings
+from service.wire.rendering import to_json, to_plain
 
 NLI_LABELS = ("contradiction", "neutral", "entailment")
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
@@ -341,29 +339,15 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     assert 3 == len(answered(api, EMBED, ["a good film"] * 3))
 
 
-@pytest.mark.parametrize(
-    "value", [[], [[]], [[1.5]], [[[0.25, 1.0], [2.0, 3.0]], [[4.0, 5.0]]], {"a": [1]}, [[1.0] * 9000] * 3, ["é", ""], [["a"], ["b", "c"]]]
-)
-def test_large_answers_are_written_as_others(value: Any) -> None:
-    """Nested lists come out as they would in one piece, in spite of the turns."""
-    assert to_json(value) == asyncio.run(render(value))
+def test_arrays_are_written_as_the_lists_that_they_are() -> None:
+    """float32 with the digits that they need, wherever they stand; everything else as JSON has it."""
+    values = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
+    value = {"a": [values, values[0]], "b": [1, 0.1, "x\n", None, True, []]}
+    read = json.loads(to_json(value))
 
-
-@pytest.mark.parametrize("texts", [False, True])
-def test_the_event_loop_has_turns_while_vectors_are_written(texts: bool) -> None:
-    """Others run meanwhile: at least once every few vectors."""
-    values = np.random.default_rng(0).normal(size=(128, 384))
-    vectors: list[Any] = ["x" * 384 * 16] * 128 if texts else values.tolist()
-
-    async def count() -> int:
-        turns = 0
-        done = asyncio.ensure_future(render(vectors))
-        while not done.done():
-            turns += 1
-            await asyncio.sleep(0)
-        return turns
-
-    assert asyncio.run(count()) > 128 * 384 * 16 / TURN_BYTES / 2
+    assert value["b"] == read["b"] == to_plain(value)["b"]
+    for expected, actual in zip(value["a"], read["a"], strict=True):
+        assert np.array_equal(expected, np.array(actual, dtype=np.float32))
 
 
 # /similarity

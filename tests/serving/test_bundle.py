@@ -14,6 +14,7 @@ import tiny
 from service.bundle import files
 from service.bundle.record import Record
 from service.errors import BundleError
+from service.tasks import catalog
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +48,6 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
         (edit(lambda m: m.update(format_version=2)), r"format_version"),
         (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs"),
-        (edit(lambda m: m.update(task="poetry")), r"task: Input should be"),
         (edit(lambda m: m["tokenizer"].update(max_length="32")), r"tokenizer\.max_length"),
         (edit(lambda m: m.update(name="other")), r"calls itself `other`"),
         (edit(lambda m: m["graphs"][0].update(default=False)), r"exactly one graph with `default: true`"),
@@ -59,6 +59,34 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
 
     with pytest.raises(BundleError, match=message):
         files.load_bundle(models / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("task", "change", "message"),
+    [
+        (
+            "text-classification",
+            {"task": "poetry"},
+            r"models/tiny` is for the task `poetry`; this version serves text-classification, token-",
+        ),
+        ("text-classification", {"task": "text-ranking"}, r"is for the task `text-ranking`; this version serves"),
+        ("text-classification", {"labels": []}, r"models/tiny` has a wrong manifest: `labels` must not be empty for text-classification"),
+        ("token-classification", {"labels": []}, r"`labels` must not be empty for token-classification"),
+        ("feature-extraction", {"embedding": None}, r"`embedding` must not be null for feature-extraction"),
+        ("question-answering", {"tokenizer": {"cls_index": None}}, r"`tokenizer\.cls_index` must not be null for question-answering"),
+        ("fill-mask", {"tokenizer": {"mask": None}}, r"`tokenizer\.mask` must not be null for fill-mask"),
+    ],
+)
+def test_a_bundle_has_what_its_task_needs(tmp_path: Path, task: str, change: dict[str, Any], message: str) -> None:
+    """A task that is not served, or that lacks something, is refused before a session is opened."""
+    path = tiny.bundle(tmp_path / "models", task=task)
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name, value in change.items():
+        manifest[name] = manifest[name] | value if isinstance(value, dict) else value
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+    with pytest.raises(BundleError, match=message):
+        catalog.spec_of(files.load_bundle(path))
 
 
 def test_a_missing_graph_lists_what_there_is(models: Path) -> None:

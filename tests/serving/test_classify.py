@@ -14,8 +14,8 @@ from fakes import Head
 from service.bundle import files
 from service.errors import InvalidValueError
 from service.tasks import classify
+from service.tasks.decoding.scores import activate, best_first
 from service.tasks.encoded import Encoded
-from service.tasks.scores import activate, best_first
 from service.text.tokenizer import Tokenizer
 
 NOTHING = Encoded(encodings=[])
@@ -47,7 +47,7 @@ def test_decode_equals_brute_force(logits: list[list[float]], activation: str, w
     scores = [brute_force(row, activation) for row in logits]
     combine = max if window == "max" else lambda column: sum(column) / len(column)
     expected = [combine(column) for column in zip(*scores, strict=True)]
-    request = classify.Request("", window=window, function_to_apply=activation, top_k=top_k)  # type: ignore[arg-type]
+    request = classify.Request("", parameters=classify.ClassifyParameters(window=window, function_to_apply=activation, top_k=top_k))  # type: ignore[arg-type]
     rows = [{"logits": np.array(row, dtype=np.float32)} for row in logits]
     actual = classify.decode(request, NOTHING, rows, Head(tuple(labels)))
 
@@ -115,19 +115,19 @@ def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: 
 def test_without_truncation_a_long_text_is_an_error(tokenizer: Tokenizer) -> None:
     """The message has both numbers and both ways out."""
     with pytest.raises(InvalidValueError, match=r"31 tokens .* takes 30; .*`truncation`.*`window`"):
-        classify.encode(classify.Request("good " * 31, truncation=False), tokenizer)
+        classify.encode(classify.Request("good " * 31, parameters=classify.ClassifyParameters(truncation=False)), tokenizer)
 
 
 def test_windows_cover_the_text(tokenizer: Tokenizer) -> None:
     """Each window is a whole input of its own; neighbors overlap by the stride."""
-    encoded = classify.encode(classify.Request("good " * 50, window="mean", stride=10), tokenizer)
+    encoded = classify.encode(classify.Request("good " * 50, parameters=classify.ClassifyParameters(window="mean", stride=10)), tokenizer)
 
     assert ([32, 32], False) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
 
 
 def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
     """The first text stands whole in every window."""
-    encoded = classify.encode(classify.Request("film " * 9, "bad " * 30, window="max", stride=10), tokenizer)
+    encoded = classify.encode(classify.Request("film " * 9, "bad " * 30, classify.ClassifyParameters(window="max", stride=10)), tokenizer)
 
     film = tokenizer.tokenize(["film"])[0].ids[0]
     assert [(32, 9), (32, 9)] == [(len(encoding), encoding.ids.tolist().count(film)) for encoding in encoded.encodings]
@@ -136,12 +136,15 @@ def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (classify.Request("good " * 40, window="mean", stride=30), r"windows of 30 tokens have no room for a `stride` of 30;"),
         (
-            classify.Request("film " * 25, "bad " * 30, window="mean", stride=4),
+            classify.Request("good " * 40, parameters=classify.ClassifyParameters(window="mean", stride=30)),
+            r"windows of 30 tokens have no room for a `stride` of 30;",
+        ),
+        (
+            classify.Request("film " * 25, "bad " * 30, classify.ClassifyParameters(window="mean", stride=4)),
             r"windows of 4 tokens .* `stride` of 4 beside a first text of 25",
         ),
-        (classify.Request("film " * 40, "bad", window="mean", stride=0), r"windows of 0 tokens"),
+        (classify.Request("film " * 40, "bad", classify.ClassifyParameters(window="mean", stride=0)), r"windows of 0 tokens"),
     ],
 )
 def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.Request, message: str) -> None:
@@ -154,4 +157,7 @@ def test_the_estimate_is_bounded_where_text_is_cut() -> None:
     """Admission does not charge for tokens that will be cut off."""
     text = "word " * 1000
 
-    assert (32, 1251) == (classify.estimate(classify.Request(text), 32), classify.estimate(classify.Request(text, window="max"), 32) - 1)
+    assert (32, 1251) == (
+        classify.estimate(classify.Request(text), 32),
+        classify.estimate(classify.Request(text, parameters=classify.ClassifyParameters(window="max")), 32) - 1,
+    )

@@ -18,7 +18,7 @@ def test_predictions_follow_runs_that_take_longer() -> None:
     cost, fresh = model(), model()
     for i in range(600):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
-        cost.follow(rows, length, 2 * fresh.seconds(rows, length))
+        cost.observe(rows, length, 2 * fresh.seconds(rows, length))
     assert pytest.approx(2 * fresh.seconds(5, 77), rel=0.01) == cost.seconds(5, 77)
 
 
@@ -27,14 +27,14 @@ def test_predictions_follow_runs_that_take_less_again() -> None:
     cost, fresh = model(), model()
     for factor in (3, 1):
         for _ in range(600):
-            cost.follow(1, 20, factor * fresh.seconds(1, 20))
+            cost.observe(1, 20, factor * fresh.seconds(1, 20))
     assert pytest.approx(fresh.seconds(1, 20), rel=0.01) == cost.seconds(1, 20)
 
 
 def test_one_stall_hardly_counts() -> None:
     """A single run of any length moves predictions by less than one in twenty, and leaves the proportion alone."""
     cost, fresh = model(), model()
-    cost.follow(1, 20, 1000.0)
+    cost.observe(1, 20, 1000.0)
     for rows, length in ((1, 20), (8, 20), (1, 500)):
         assert pytest.approx(fresh.seconds(rows, length) * (1 + (MOST_RATIO - 1) / 64)) == cost.seconds(rows, length)
 
@@ -44,7 +44,7 @@ def test_the_fixed_cost_is_learned_from_runs_in_service() -> None:
     cost, true = model(), CostModel(Flops(linear=2_000_000, quadratic=10_000), fixed_s=3e-3, rate=1e10)
     for i in range(5000):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
-        cost.follow(rows, length, true.seconds(rows, length))
+        cost.observe(rows, length, true.seconds(rows, length))
     for rows, length in ((1, 8), (1, 80), (8, 20)):
         assert pytest.approx(true.seconds(rows, length), rel=0.02) == cost.seconds(rows, length)
     assert pytest.approx(true.fixed_s, rel=0.05) == cost.slowdown * cost.fixed_s
@@ -54,7 +54,7 @@ def test_runs_of_one_shape_leave_the_proportion_alone() -> None:
     """They say how fast the machine is, and not what of it is the fixed cost."""
     cost, fresh = model(), model()
     for _ in range(5000):
-        cost.follow(2, 40, 1.5 * fresh.seconds(2, 40))
+        cost.observe(2, 40, 1.5 * fresh.seconds(2, 40))
     for rows, length in ((1, 8), (1, 400)):
         assert pytest.approx(1.5 * fresh.seconds(rows, length), rel=0.02) == cost.seconds(rows, length)
 
@@ -64,7 +64,7 @@ def test_what_others_take_of_a_core_is_no_fixed_cost() -> None:
     cost, fresh = model(), model()
     for i in range(5000):
         rows, length = 1 + i % 3, 10 + 7 * (i % 11)
-        cost.follow(rows, length, fresh.seconds(rows, length) + 5e-3, busy_s=fresh.seconds(rows, length))
+        cost.observe(rows, length, fresh.seconds(rows, length) + 5e-3, busy_s=fresh.seconds(rows, length))
     assert cost.slowdown > 1.3
     assert pytest.approx(fresh.fixed_s * fresh.rate, rel=0.02) == cost.fixed_s * cost.rate
 
@@ -74,7 +74,7 @@ def test_where_longer_runs_take_no_longer_all_is_fixed() -> None:
     cost = model()
     for i in range(5000):
         length = 10 + 7 * (i % 11)
-        cost.follow(1, length, 0.02 - length * 1e-5)
+        cost.observe(1, length, 0.02 - length * 1e-5)
     assert 0.018 < cost.seconds(1, 8) < cost.seconds(1, 80) < 0.022
 
 

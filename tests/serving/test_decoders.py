@@ -19,7 +19,7 @@ from fakes import Head
 from service.bundle import files
 from service.errors import InvalidValueError
 from service.tasks import answer, fill_mask, ner
-from service.tasks.scores import Floats, activate
+from service.tasks.decoding.scores import Floats, activate
 from service.text.tokenizer import Encoding, Tokenizer, windows
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -126,22 +126,22 @@ def hugging_face(request: ner.Request, encoded: ner.EncodedText, logits: Floats)
         tokens.append(
             {"word": word, "scores": scores[i], "start": start, "end": end, "index": i + 1, "subword": pieces[i].startswith("##")}
         )
-    if request.aggregation_strategy == "none":
+    if request.parameters.aggregation_strategy == "none":
         found = []
         for token in tokens:
             best = token["scores"].argmax()
             entity = {"entity": LABELS[best], "score": float(token["scores"][best])}
             found.append(entity | {key: token[key] for key in ("index", "word", "start", "end")})
-        return [entity for entity in found if entity["entity"] not in request.ignore_labels]
+        return [entity for entity in found if entity["entity"] not in request.parameters.ignore_labels]
     units: list[list[dict[str, Any]]] = []
     for token in tokens:
-        if units and request.aggregation_strategy != "simple" and token["subword"]:
+        if units and request.parameters.aggregation_strategy != "simple" and token["subword"]:
             units[-1].append(token)
         else:
             units.append([token])
     items = []
     for members in units:
-        strategy = "first" if request.aggregation_strategy == "simple" else request.aggregation_strategy
+        strategy = "first" if request.parameters.aggregation_strategy == "simple" else request.parameters.aggregation_strategy
         label, score = word_scores(members, strategy)
         items.append({"label": label, "score": score, "start": members[0]["start"], "end": members[-1]["end"]})
     groups: list[list[dict[str, Any]]] = []
@@ -156,7 +156,7 @@ def hugging_face(request: ner.Request, encoded: ner.EncodedText, logits: Floats)
         start, end = group[0]["start"], group[-1]["end"]
         name, score = group[0]["label"].split("-", 1)[-1], float(np.nanmean([item["score"] for item in group]))
         entities.append({"entity_group": name, "score": score, "word": text[start:end], "start": start, "end": end})
-    return [entity for entity in entities if entity["entity_group"] not in request.ignore_labels]
+    return [entity for entity in entities if entity["entity_group"] not in request.parameters.ignore_labels]
 
 
 def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) -> None:
@@ -175,7 +175,7 @@ def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) ->
 )
 def test_aggregation_equals_the_rules_of_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
     """Every strategy, label form and ignored label gives the pipeline's entities, scores, offsets and order."""
-    request = ner.Request(text, strategy, tuple(ignored))
+    request = ner.Request(text, ner.NerParameters(aggregation_strategy=strategy, ignore_labels=list(ignored)))
     encoded = ner.encode(request, tokenizer_of(ner.TASK, 4096))
     rows = [{"logits": random_logits(seed, len(encoding), len(LABELS), coarse=coarse)} for encoding in encoded.encodings]
     expected = hugging_face(request, encoded, rows[0]["logits"][1:-1]) if rows else []
@@ -189,7 +189,7 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
     text: str, strategy: Any, room: int, data: st.DataObject, seed: int
 ) -> None:
     """Where every window says the same of a token, cutting and merging leaves no trace: no seam splits or doubles an entity."""
-    request = ner.Request(text, strategy, stride=data.draw(st.integers(0, room - 1)))
+    request = ner.Request(text, ner.NerParameters(aggregation_strategy=strategy, stride=data.draw(st.integers(0, room - 1))))
     whole, cut = (ner.encode(request, tokenizer_of(ner.TASK, length)) for length in (4096, room + 2))
     logits = random_logits(seed, len(whole.tokens), len(LABELS))
     border = random_logits(seed + 1, 1, len(LABELS))
@@ -204,7 +204,7 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
 
 def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
     """With strategy max two tokens that are equally sure of different labels give the word the first one's."""
-    request = ner.Request("films", "max", ())
+    request = ner.Request("films", ner.NerParameters(aggregation_strategy="max", ignore_labels=[]))
     encoded = ner.encode(request, tokenizer_of(ner.TASK, 32))
     rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
 
@@ -215,7 +215,7 @@ def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
 @given(st.lists(st.sampled_from(LABELS), min_size=1, max_size=12))
 def test_neighbors_are_grouped_by_tag(labels: list[str]) -> None:
     """Any sequence of labels is grouped as in the pipeline, labels of other schemes too."""
-    request = ner.Request("good " * len(labels), "simple", ())
+    request = ner.Request("good " * len(labels), ner.NerParameters(aggregation_strategy="simple", ignore_labels=[]))
     encoded = ner.encode(request, tokenizer_of(ner.TASK, 4096))
     logits = 5 * np.eye(len(LABELS), dtype=np.float32)[[0, *(LABELS.index(label) for label in labels), 0]]
 
@@ -238,14 +238,14 @@ def probabilities(encoded: answer.EncodedPassage, rows: Sequence[dict[str, Float
 def plain_text(request: answer.Request, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, word by word where the request says so, within `cut`."""
     words = passage.word_ids
-    while request.align_to_words and first > cut.start and words[first - 1] == words[first]:
+    while request.parameters.align_to_words and first > cut.start and words[first - 1] == words[first]:
         first -= 1
-    while request.align_to_words and last + 1 < cut.stop and words[last + 1] == words[last]:
+    while request.parameters.align_to_words and last + 1 < cut.stop and words[last + 1] == words[last]:
         last += 1
     start, end = passage.offsets[first][0], passage.offsets[last][1]
     following = passage.offsets[last + 1][0] if last + 1 < len(words) else len(request.context)
     # the reference leaves out combining marks that the tokenizer strips
-    while request.duplicates == "best" and end < following and unicodedata.category(request.context[end]).startswith("M"):
+    while request.parameters.duplicates == "best" and end < following and unicodedata.category(request.context[end]).startswith("M"):
         end += 1
     return start, end, request.context[start:end]
 
@@ -262,7 +262,7 @@ def best_answers(request: answer.Request, encoded: answer.EncodedPassage, rows: 
     for cut, (start, end) in zip(encoded.cuts, pairs, strict=True):
         for i in range(len(cut)):
             for j in range(i, len(cut)):
-                if j < i + request.max_answer_len:
+                if j < i + request.parameters.max_answer_len:
                     spans.append((float(start[i + 1] * end[j + 1]), cut.start + i, cut.start + j))
     whole = range(len(encoded.passage))
     found: dict[str, dict[str, Any]] = {}
@@ -270,7 +270,7 @@ def best_answers(request: answer.Request, encoded: answer.EncodedPassage, rows: 
         begin, stop, text = plain_text(request, encoded.passage, first, last, whole)
         found.setdefault(text.lower(), {"answer": text, "score": score, "start": begin, "end": stop})
     answers = sorted(found.values(), key=lambda item: (-item["score"], item["start"], item["end"]))
-    return [*answers[: request.top_k], *([null_answer(pairs)] if request.handle_impossible_answer else [])]
+    return [*answers[: request.parameters.top_k], *([null_answer(pairs)] if request.parameters.handle_impossible_answer else [])]
 
 
 def listed(result: Any, top_k: int) -> list[dict[str, Any]]:
@@ -292,7 +292,9 @@ REQUESTS = st.builds(
 
 def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: bool = False, **more: Any) -> tuple[Any, Any, Any]:
     """Returns a request whose windows have room for so many tokens of the passage, its encoding, and random rows."""
-    request = answer.Request("good?", **fields, max_seq_len=room + 5, doc_stride=stride, **more)
+    how = {name: value for name, value in fields.items() if name != "context"}
+    parameters = answer.AnswerParameters(**how, max_seq_len=room + 5, doc_stride=stride, **more)
+    request = answer.Request("good?", fields["context"], parameters)
     encoded = answer.encode(request, tokenizer_of(answer.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding), coarse=coarse) for m, name in enumerate(("start_logits", "end_logits"))}
@@ -307,8 +309,8 @@ def test_the_best_answers_are_those_of_loops_over_all_spans(fields: dict[str, An
     """Over all windows, with any `top_k`, answer length and alignment; equal texts once, and every score a probability."""
     request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed)
     expected = best_answers(request, encoded, rows)
-    expected = sorted(expected, key=lambda item: -item["score"])[: request.top_k]
-    actual = listed(answer.decode(request, encoded, rows, Head()), request.top_k)
+    expected = sorted(expected, key=lambda item: -item["score"])[: request.parameters.top_k]
+    actual = listed(answer.decode(request, encoded, rows, Head()), request.parameters.top_k)
 
     assert_same(expected, actual)
     assert all(0 <= item["score"] <= 1 for item in actual)
@@ -321,7 +323,7 @@ def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, 
     fields = {**fields, "handle_impossible_answer": False}
     request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, coarse=True)
 
-    assert best_answers(request, encoded, rows) == listed(answer.decode(request, encoded, rows, Head()), request.top_k)
+    assert best_answers(request, encoded, rows) == listed(answer.decode(request, encoded, rows, Head()), request.parameters.top_k)
 
 
 @MANY
@@ -350,9 +352,9 @@ def transformers_5_2_0(
         nulls = min(nulls, (start[0, 0] * end[0, 0]).item())
         start[0, 0] = end[0, 0] = 0.0
         outer = np.matmul(np.expand_dims(start, -1), np.expand_dims(end, 1))
-        candidates = np.tril(np.triu(outer), request.max_answer_len - 1)
+        candidates = np.tril(np.triu(outer), request.parameters.max_answer_len - 1)
         flat = candidates.flatten()
-        limit = request.top_k * 2 + 10 if request.align_to_words else request.top_k
+        limit = request.parameters.top_k * 2 + 10 if request.parameters.align_to_words else request.parameters.top_k
         if limit == 1:
             order = np.array([np.argmax(flat)])
         elif len(flat) <= limit:
@@ -381,11 +383,11 @@ def test_summed_duplicates_are_those_of_transformers_5_2_0(fields: dict[str, Any
     """With `duplicates: "sum"` the candidates of each window, the sums and the order are the last pipeline's."""
     request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, duplicates="sum")
     expected, null = transformers_5_2_0(request, encoded, rows)
-    if request.handle_impossible_answer:
+    if request.parameters.handle_impossible_answer:
         expected.append({"answer": "", "score": null, "start": 0, "end": 0})
-    expected = sorted(expected, key=lambda item: item["score"], reverse=True)[: request.top_k]
+    expected = sorted(expected, key=lambda item: item["score"], reverse=True)[: request.parameters.top_k]
 
-    assert_same(expected, listed(answer.decode(request, encoded, rows, Head()), request.top_k))
+    assert_same(expected, listed(answer.decode(request, encoded, rows, Head()), request.parameters.top_k))
 
 
 def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:
@@ -433,9 +435,9 @@ def plain_fill(request: fill_mask.Request, tokenizer: Tokenizer, logits: Floats)
     filled = []
     for mask, values in zip(masks, logits, strict=True):
         scores = activate(values, "softmax")
-        ids = range(len(scores)) if request.targets is None else plain_targets(request.targets, tokenizer)
+        ids = range(len(scores)) if request.parameters.targets is None else plain_targets(request.parameters.targets, tokenizer)
         items = []
-        for id_ in sorted(ids, key=lambda i: (-scores[i], i))[: request.top_k]:
+        for id_ in sorted(ids, key=lambda i: (-scores[i], i))[: request.parameters.top_k]:
             sequence = [*pieces[:mask], tiny.VOCABULARY[id_], *pieces[mask + 1 :]]
             sequence = ["[CLS]", *sequence, "[SEP]"] if len(masks) > 1 else [piece for piece in sequence if piece not in special]
             items.append({"score": float(scores[id_]), "token": id_, "token_str": tiny.VOCABULARY[id_], "sequence": " ".join(sequence)})
@@ -450,7 +452,7 @@ def test_fillings_are_those_of_a_full_sort(
 ) -> None:
     """Scores, tokens, ties by id, targets and whole sequences, for one mask and several, in one window and in many."""
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
-    request = fill_mask.Request(text, top_k, None if targets is None else tuple(targets))
+    request = fill_mask.Request(text, fill_mask.FillMaskParameters(top_k=top_k, targets=None if targets is None else list(targets)))
     encoded = fill_mask.encode(request, tokenizer)
     logits = random_logits(seed, text.count("[MASK]"), len(tiny.VOCABULARY), coarse=coarse)
     ends = np.cumsum([len(encoding.masks) for encoding in encoded.encodings])
@@ -482,7 +484,9 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
 def test_targets_without_a_token_are_an_error() -> None:
     """Targets that normalize to nothing leave nothing to choose from."""
     with pytest.raises(InvalidValueError, match="`targets` has no word that the vocabulary knows"):
-        fill_mask.encode(fill_mask.Request("a [MASK]", targets=("", "\u200b")), tokenizer_of(fill_mask.TASK, 32))
+        fill_mask.encode(
+            fill_mask.Request("a [MASK]", fill_mask.FillMaskParameters(targets=["", "\u200b"])), tokenizer_of(fill_mask.TASK, 32)
+        )
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=600), st.integers(1, 5))

@@ -12,7 +12,7 @@ from application import call, rejected
 from service import errors
 from service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
 from service.http.errors import INTERNAL, TABLE, classify, response
-from service.wire.schemas import ErrorBody
+from service.http.openapi import ErrorBody
 
 
 def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:

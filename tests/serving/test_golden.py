@@ -16,23 +16,23 @@ from fakes import Head
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle import files
 from service.tasks import classify
+from service.tasks.decoding.scores import activate
 from service.tasks.encoded import Encoded
-from service.tasks.scores import activate
 from service.text.tokenizer import Tokenizer
-from service.wire import reading
+from service.wire.reading import Limits, read_body
 
 ROOT = Path(__file__).parents[2]
 CASES = [json.loads(line) for line in (ROOT / "tests/golden/text_classification.jsonl").read_text(encoding="utf-8").split("\n") if line]
 HEAD = Head(("negative", "positive"))
 NOTHING = Encoded(encodings=[])
-LIMITS = reading.Limits(max_inputs=512, max_chars=200_000)
+LIMITS = Limits(max_inputs=512, max_chars=200_000)
 NEAR_TIE = 0.1
 FLOOR = 0.98
 
 
 def requests_of(case: dict[str, Any]) -> list[classify.Request]:
     """Returns the task requests of a case, read from JSON as the service reads them."""
-    return reading.read(classify.TASK, json.dumps(case["request"]).encode(), LIMITS).requests()
+    return read_body(classify.TASK, json.dumps(case["request"]).encode(), LIMITS).requests()
 
 
 def test_there_are_enough_cases() -> None:
@@ -76,7 +76,11 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(capsys: pytest.CaptureFi
     clear = agreed = ties = 0
     for case in CASES:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
-            best = classify.Request(request.text, request.text_pair, window=request.window, stride=request.stride)
+            best = classify.Request(
+                request.text,
+                request.text_pair,
+                classify.ClassifyParameters(window=request.parameters.window, stride=request.parameters.stride),
+            )
             rows = [engine.run([encoding])[0] for encoding in classify.encode(best, tokenizer).encodings]
             expected = [{"logits": np.array(row, dtype=np.float32)} for row in windows]
             probabilities = np.sort(activate(np.array(windows, dtype=np.float32), "softmax").mean(axis=0))

@@ -55,7 +55,7 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
     for request, windows, expected in pairs(case, duplicates="sum"):
         encoded, rows = stored(request, windows)
         result = answer.decode(request, encoded, rows, QA.manifest)
-        assert isinstance(result, list) == (request.top_k > 1)
+        assert isinstance(result, list) == (request.parameters.top_k > 1)
         actual, wanted = listed(result), listed(expected)
         assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in actual]
         for score in {item["score"] for item in wanted}:
@@ -74,11 +74,11 @@ def brute_force(request: answer.Request, encoded: answer.EncodedPassage, rows: l
             exps = np.exp(row[name][allowed].astype(np.float64) - row[name][allowed].max())
             p.append(exps / exps.sum())
         for s in range(len(cut)):
-            for e in range(s, min(s + request.max_answer_len, len(cut))):
+            for e in range(s, min(s + request.parameters.max_answer_len, len(cut))):
                 first, last = cut.start + s, cut.start + e
-                while request.align_to_words and first > 0 and words[first - 1] == words[first]:
+                while request.parameters.align_to_words and first > 0 and words[first - 1] == words[first]:
                     first -= 1
-                while request.align_to_words and last + 1 < len(words) and words[last + 1] == words[last]:
+                while request.parameters.align_to_words and last + 1 < len(words) and words[last + 1] == words[last]:
                     last += 1
                 span = (offsets[first][0], offsets[last][1])
                 text, score = request.context[slice(*span)], float(p[0][s + 1] * p[1][e + 1])
@@ -94,7 +94,7 @@ def test_by_default_every_span_is_searched_and_equal_texts_keep_their_best(case:
         encoded, rows = stored(request, windows)
         result = answer.decode(request, encoded, rows, QA.manifest)
         actual = result if isinstance(result, list) else [result]
-        expected = brute_force(request, encoded, rows)[: request.top_k]
+        expected = brute_force(request, encoded, rows)[: request.parameters.top_k]
         assert [pytest.approx(item[0], abs=1e-6) for item in expected] == [item["score"] for item in actual]
         assert len(actual) == len({item["answer"].lower() for item in actual})
         assert all(0 <= item["score"] <= 1 for item in actual)

@@ -44,7 +44,7 @@ def test_there_are_enough_cases() -> None:
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order exactly, scores to 1e-6; `word` is the text between the offsets."""
     body = embedded.read(ner.TASK, case["request"])
-    actual = body.shape([decoded(request, windows) for request, windows in zip(body.requests(), case["windows"], strict=True)])
+    actual = body.answer([decoded(request, windows) for request, windows in zip(body.requests(), case["windows"], strict=True)])
     expected = case.get("corrected", case["answer"])
 
     for request, wanted, found in zip(
@@ -53,7 +53,7 @@ def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) ->
         keys = [key for key in ("entity", "entity_group", "index", "start", "end") if wanted and key in wanted[0]]
         assert [[item[key] for key in keys] for item in wanted] == [[item[key] for key in keys] for item in found]
         assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in found]
-        if request.aggregation_strategy == "none":
+        if request.parameters.aggregation_strategy == "none":
             assert [item["word"] for item in wanted] == [item["word"] for item in found]
         else:
             assert [request.text[item["start"] : item["end"]] for item in found] == [item["word"] for item in found]
@@ -70,7 +70,7 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(capsys: pytest.CaptureFi
             ]
             if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
                 continue
-            plain = ner.Request(request.text, stride=request.stride)
+            plain = ner.Request(request.text, ner.NerParameters(stride=request.parameters.stride))
             encoded = ner.encode(plain, NER.tokenizer)
             served = ner.decode(plain, encoded, NER.rows(encoded.encodings), NER.manifest)
             a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (decoded(plain, windows), served))

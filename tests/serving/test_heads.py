@@ -21,10 +21,10 @@ from service.bundle.files import load_bundle
 from service.bundle.manifest import Activation, Embedding
 from service.errors import InvalidValueError
 from service.tasks import embed, ner, rerank, similarity, zero_shot
+from service.tasks.catalog import tasks_of
+from service.tasks.decoding.offsets import rebase
+from service.tasks.decoding.tag_schemes import scheme_of, split
 from service.tasks.encoded import Encoded
-from service.tasks.offsets import rebase
-from service.tasks.schemes import scheme_of, split
-from service.tasks.uses import tasks_of
 from service.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -56,7 +56,9 @@ def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]],
     """Entailment against contradiction for each label, or entailments against each other; of ties the later label first."""
     names = ["contradiction", "neutral"]
     names.insert(place, "ENTAILMENT")
-    request = zero_shot.Request("text", tuple(f"label {i}" for i in range(len(values))), multi_label=multi_label)
+    request = zero_shot.Request(
+        "text", zero_shot.ZeroShotParameters(candidate_labels=[f"label {i}" for i in range(len(values))], multi_label=multi_label)
+    )
     found = zero_shot.decode(request, NOTHING, logits(*values), Head(labels=tuple(names)))
     matrix = np.array(values, dtype=np.float64)
     if multi_label or len(values) == 1:
@@ -66,20 +68,24 @@ def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]],
         powers = np.exp(matrix[:, place] - matrix[:, place].max())
         expected = powers / powers.sum()
 
-    assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in found} == dict(zip(request.labels, expected, strict=True))
+    assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in found} == dict(
+        zip(request.parameters.candidate_labels, expected, strict=True)
+    )
     assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
 
 def test_equal_labels_come_last_first() -> None:
     """Labels of one score are in the reverse of the caller's order, as numpy's argsort reversed has them."""
-    request = zero_shot.Request("text", ("a", "b", "c"))
+    request = zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
     found = zero_shot.decode(request, NOTHING, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
     assert ["c", "b", "a"] == [item["label"] for item in found]
 
 
 def test_great_logits_do_not_overflow() -> None:
     """Where the pipeline's plain exponentials overflow, scores stay numbers."""
-    found = zero_shot.decode(zero_shot.Request("text", ("a", "b")), NOTHING, logits((0, 0, 500), (0, 0, 499)), NLI)
+    found = zero_shot.decode(
+        zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])), NOTHING, logits((0, 0, 500), (0, 0, 499)), NLI
+    )
     assert pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))], abs=1e-6) == [item["score"] for item in found]
 
 
@@ -102,22 +108,32 @@ def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], pl
 
 def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None:
     """Of a long text the end is cut, for each label as much as its hypothesis needs."""
-    encoded = zero_shot.encode(zero_shot.Request(LONG, ("good", "a very bad book"), hypothesis_template="is {} ?"), tokenizer)
+    encoded = zero_shot.encode(
+        zero_shot.Request(LONG, zero_shot.ZeroShotParameters(candidate_labels=["good", "a very bad book"], hypothesis_template="is {} ?")),
+        tokenizer,
+    )
     text = tokenizer.tokenize([LONG])[0].ids
     for encoding, hypothesis in zip(encoded.encodings, ("is good ?", "is a very bad book ?"), strict=True):
         ids = tokenizer.tokenize([hypothesis])[0].ids
         assert [2, *text[: 29 - len(ids)], 3, *ids, 3] == encoding.ids.tolist()
         assert [0] * (31 - len(ids)) + [1] * (len(ids) + 1) == encoding.type_ids.tolist()
     assert encoded.truncated
-    assert not zero_shot.encode(zero_shot.Request("good", ("bad",)), tokenizer).truncated
+    assert not zero_shot.encode(zero_shot.Request("good", zero_shot.ZeroShotParameters(candidate_labels=["bad"])), tokenizer).truncated
 
 
 def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
     """A label that leaves no token of the text is named; without a text it may take all."""
     label = " ".join(["good"] * 29)
     with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens and the model takes 28 beside a text"):
-        zero_shot.encode(zero_shot.Request("film", (label,), hypothesis_template="{}"), tokenizer)
-    assert [32] == [len(e) for e in zero_shot.encode(zero_shot.Request("", (label,), hypothesis_template="{}"), tokenizer).encodings]
+        zero_shot.encode(
+            zero_shot.Request("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")), tokenizer
+        )
+    assert [32] == [
+        len(e)
+        for e in zero_shot.encode(
+            zero_shot.Request("", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")), tokenizer
+        ).encodings
+    ]
 
 
 # ---- reranking
@@ -126,11 +142,13 @@ def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
 def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
     """Scores are sigmoids of the one logit, or on request the logits; equal ones keep the order of the texts."""
     rows = logits((-1.0,), (2.0,), (-1.0,), (100.0,))
-    request = rerank.Request("query", ("a", "b", "c", "d"), return_text=True)
+    request = rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(return_text=True))
     found = rerank.decode(request, NOTHING, rows, Head(labels=("LABEL_0",)))
     assert [(3, "d"), (1, "b"), (0, "a"), (2, "c")] == [(item["index"], item["text"]) for item in found]
     assert pytest.approx([1.0, 1 / (1 + np.exp(-2)), 1 / (1 + np.e), 1 / (1 + np.e)], abs=1e-6) == [item["score"] for item in found]
-    raw = rerank.decode(rerank.Request("query", ("a", "b", "c", "d"), raw_scores=True), NOTHING, rows, Head(labels=("LABEL_0",)))
+    raw = rerank.decode(
+        rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(raw_scores=True)), NOTHING, rows, Head(labels=("LABEL_0",))
+    )
     assert [{"index": 3, "score": 100.0}, {"index": 1, "score": 2.0}] == raw[:2]
 
 
@@ -150,7 +168,7 @@ def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], p
     for activation, (expected, logits_) in cases.items():
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
-            found = rerank.decode(rerank.Request("query", texts, raw_scores=raw), NOTHING, logits(*values), head)
+            found = rerank.decode(rerank.Request("query", texts, rerank.RerankOptions(raw_scores=raw)), NOTHING, logits(*values), head)
             assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in found} == dict(enumerate(numbers.tolist()))
             assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
@@ -185,13 +203,13 @@ def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> 
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_pair_is_cut_at_its_longer_text(tokenizer: Tokenizer, direction: Any) -> None:
     """The longer of query and text is cut, at the end that the caller names, or refused."""
-    encoded = rerank.encode(rerank.Request("a good book", ("bad", LONG), truncation_direction=direction), tokenizer)
+    encoded = rerank.encode(rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncation_direction=direction)), tokenizer)
     words = tokenizer.tokenize([LONG])[0].ids
     kept = words[-26:] if direction == "left" else words[:26]
     assert [*kept, 3] == encoded.encodings[1].ids.tolist()[-27:]
     assert encoded.truncated
     with pytest.raises(InvalidValueError, match=r"texts\[1\] have 63 tokens and the model takes 29"):
-        rerank.encode(rerank.Request("a good book", ("bad", LONG), truncate=False), tokenizer)
+        rerank.encode(rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncate=False)), tokenizer)
 
 
 # ---- embeddings
@@ -208,8 +226,8 @@ ROW = {
 @pytest.mark.parametrize("pooling", ["none", "cls", "mean", "max"])
 def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dimensions: int | None, pooling: Any) -> None:
     """All tokens count, special ones too; what is kept of a vector is brought to length 1."""
-    request = embed.Request("text", pooling=pooling, normalize=normalize, layers=layers, dimensions=dimensions)
-    tokens = ROW[embed.OUTPUTS[request.layers]].astype(np.float64)
+    request = embed.Request("text", embed.EmbedParameters(pooling=pooling, normalize=normalize, layers=layers, dimensions=dimensions))
+    tokens = ROW[embed.OUTPUTS[request.parameters.layers]].astype(np.float64)
     expected = {"none": tokens, "cls": tokens[0], "mean": sum(tokens) / 5, "max": np.max(tokens, axis=0)}[pooling][..., :dimensions]
     if normalize:
         expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
@@ -219,12 +237,14 @@ def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dim
 @pytest.mark.parametrize("pooling", ["none", "mean"])
 def test_base64_has_the_bytes_of_the_values(pooling: Any) -> None:
     """Four bytes a value, little-endian; of a text's tokens a text for each."""
-    request = embed.Request("text", pooling=pooling, dimensions=3)
+    request = embed.Request("text", embed.EmbedParameters(pooling=pooling, dimensions=3))
     numbers: Any = embed.decode(request, NOTHING, [ROW], Head())
-    found: Any = embed.decode(replace(request, encoding_format="base64"), NOTHING, [ROW], Head())
+    found: Any = embed.decode(
+        replace(request, parameters=request.parameters.model_copy(update={"encoding_format": "base64"})), NOTHING, [ROW], Head()
+    )
     vectors, texts = (numbers, found) if pooling == "none" else ([numbers], [found])
 
-    assert vectors == [list(struct.unpack("<3f", base64.b64decode(text, validate=True))) for text in texts]
+    assert [list(vector) for vector in vectors] == [list(struct.unpack("<3f", base64.b64decode(text, validate=True))) for text in texts]
 
 
 def test_a_vector_of_zeros_stays_one() -> None:
@@ -235,12 +255,14 @@ def test_a_vector_of_zeros_stays_one() -> None:
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_text_is_cut_at_the_end_that_is_asked_for(tokenizer: Tokenizer, direction: Any) -> None:
     """A text over the length loses its end, or its beginning; the prompt stands before it."""
-    encoded = embed.encode(embed.Request(LONG, prompt="the book ! ", truncation_direction=direction), tokenizer)
+    encoded = embed.encode(
+        embed.Request(LONG, prompt="the book ! ", parameters=embed.EmbedParameters(truncation_direction=direction)), tokenizer
+    )
     ids = tokenizer.tokenize(["the book ! " + LONG])[0].ids
     assert [2, *(ids[-ROOM:] if direction == "left" else ids[:ROOM]), 3] == encoded.encodings[0].ids.tolist()
     assert encoded.truncated
     with pytest.raises(InvalidValueError, match="the text has 60 tokens and the model takes 30; shorten it, or set `truncate` to true"):
-        embed.encode(embed.Request(LONG, truncate=False), tokenizer)
+        embed.encode(embed.Request(LONG, embed.EmbedParameters(truncate=False)), tokenizer)
 
 
 def test_what_is_left_open_is_as_the_bundle_says() -> None:
@@ -248,9 +270,10 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
     spec = Embedding(
         pooling="mean", normalize=True, dimensions=8, layers="last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query"
     )
-    assert {"pooling": "mean", "normalize": True, "prompt": "q: ", "width": 8} == embed.settled({}, spec)
-    chosen = embed.settled({"pooling": "cls", "normalize": False, "prompt_name": "", "layers": "last_four", "dimensions": 32}, spec)
-    assert {"pooling": "cls", "normalize": False, "prompt": "x", "layers": "last_four", "dimensions": 32, "width": 32} == chosen
+    left_open = embed.Request("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
+    assert left_open == embed.resolve(embed.EmbedParameters(), spec)
+    chosen = embed.EmbedParameters(pooling="cls", normalize=False, prompt_name="", layers="last_four", dimensions=32)
+    assert embed.Request("", chosen, prompt="x", width=32) == embed.resolve(chosen, spec)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +287,7 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
 def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:
     """The message has what was asked for and what there is."""
     with pytest.raises(InvalidValueError) as refusal:
-        embed.settled(options, Embedding(pooling="cls", normalize=False, dimensions=8, prompts={"query": "q: "}))
+        embed.resolve(embed.EmbedParameters(**options), Embedding(pooling="cls", normalize=False, dimensions=8, prompts={"query": "q: "}))
     assert message in refusal.value.message
 
 
@@ -274,7 +297,7 @@ def test_similarity_is_the_cosine() -> None:
     means = [row["last_hidden_state"].mean(axis=0) for row in rows]
     expected = [float(v @ means[0] / np.linalg.norm(v) / np.linalg.norm(means[0])) for v in means[1:]]
     for normalize in (False, True):
-        request = similarity.Request("a", ("b", "c", "a"), embed.Request("", pooling="mean", normalize=normalize))
+        request = similarity.Request("a", ("b", "c", "a"), embed.Request("", embed.EmbedParameters(pooling="mean", normalize=normalize)))
         assert pytest.approx(expected, abs=1e-6) == similarity.decode(request, NOTHING, rows, Head())
 
 

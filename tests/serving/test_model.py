@@ -22,7 +22,7 @@ from service.scheduling.scheduler import Scheduler
 from service.serving.loading import LoadOptions, choose_provider, load_models
 from service.serving.model import Model
 from service.serving.registry import Registry
-from service.tasks.classify import Request
+from service.tasks.classify import ClassifyParameters, Request
 from service.text.tokenizer import SHORT_CHARS, Tokenizer
 
 
@@ -99,7 +99,9 @@ def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) 
 
     async def check() -> None:
         with pytest.raises(InvalidValueError, match="60 tokens") as caught:
-            await bench.model.predict([Request("good" + padding), Request("good " * 60, truncation=False)], timeout_s=10)
+            await bench.model.predict(
+                [Request("good" + padding), Request("good " * 60, parameters=ClassifyParameters(truncation=False))], timeout_s=10
+            )
         assert 1 == caught.value.input_index
 
     play(bench, check)
@@ -124,7 +126,12 @@ def test_an_input_that_the_graph_fails_on_is_named(tmp_path: Path) -> None:
 def test_windows_of_a_text_become_one_result(tmp_path: Path) -> None:
     """Texts and windowed texts of one request each give one result, in order; only cut texts count as truncated."""
     bench = Bench(tmp_path)
-    requests = [Request("good"), Request("bad " * 70, window="mean", stride=4), Request("fine " * 70), Request("dull")]
+    requests = [
+        Request("good"),
+        Request("bad " * 70, parameters=ClassifyParameters(window="mean", stride=4)),
+        Request("fine " * 70),
+        Request("dull"),
+    ]
 
     async def check() -> None:
         prediction = await bench.model.predict(requests, timeout_s=10)
@@ -246,7 +253,7 @@ def test_the_cost_model_is_told_what_a_run_took_of_a_core(
         return quick(encodings)
 
     monkeypatch.setattr(bench.engine, "run", slow)
-    monkeypatch.setattr(CostModel, "follow", lambda _self, *run: learned.append(run))
+    monkeypatch.setattr(CostModel, "observe", lambda _self, *run: learned.append(run))
     play(bench, lambda: bench.model.predict([Request("good")], timeout_s=10))
 
     [(_, _, seconds, busy_s)] = learned

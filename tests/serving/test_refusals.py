@@ -16,7 +16,7 @@ import pytest
 import tiny
 from application import LONG, blocked, call, classify, faked, play, rejected
 from fakes import FakeEngine
-from service.wire import reading
+from service.http import inference
 
 SECRET = "hunter2secret"
 
@@ -194,7 +194,7 @@ def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise RuntimeError(f"while reading {SECRET}")
 
-    monkeypatch.setattr(reading, "read", fail)
+    monkeypatch.setattr(inference, "read_body", fail)
     response = classify(models, {"inputs": SECRET}, headers={"x-request-id": "r-1"})
     assert SECRET not in rejected(response, 500, "internal")
     assert SECRET not in caplog.text

@@ -18,16 +18,20 @@ LONG = "the film was not very good , but the book is great ! " * 4
 REQUESTS: dict[str, tuple[Any, list[Any]]] = {
     classify.TASK: (
         classify,
-        [*map(classify.Request, ["", "good", LONG, "a 看 film"]), classify.Request("a", LONG), classify.Request(LONG, window="max")],
+        [
+            *map(classify.Request, ["", "good", LONG, "a 看 film"]),
+            classify.Request("a", LONG),
+            classify.Request(LONG, parameters=classify.ClassifyParameters(window="max")),
+        ],
     ),
-    ner.TASK: (ner, [*map(ner.Request, ["good", LONG, "", "a 看 film", LONG[:60]]), ner.Request(LONG, stride=3)]),
+    ner.TASK: (ner, [*map(ner.Request, ["good", LONG, "", "a 看 film", LONG[:60]]), ner.Request(LONG, ner.NerParameters(stride=3))]),
     answer.TASK: (
         answer,
         [
             answer.Request("good?", "a good film"),
             answer.Request("which one is good?", LONG),
             answer.Request("a", "b"),
-            answer.Request("a", LONG, max_seq_len=16, doc_stride=2),
+            answer.Request("a", LONG, answer.AnswerParameters(max_seq_len=16, doc_stride=2)),
         ],
     ),
     fill_mask.TASK: (

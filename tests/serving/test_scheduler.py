@@ -15,7 +15,7 @@ from fakes import ManualClock
 from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
 from service.scheduling.backlog import Backlog
 from service.scheduling.job import Job
-from service.scheduling.scheduler import Scheduler, Stage, Timed
+from service.scheduling.scheduler import JobResult, Scheduler, Stage
 
 
 class Work:
@@ -46,11 +46,11 @@ def batched(rows: int, length: int) -> float:
 class Bench:
     """A scheduler under test with its work."""
 
-    def __init__(self, *, lanes: int = 1, idle_threads: int = 1, manual: bool = False, **options: Any) -> None:
+    def __init__(self, *, lanes: int = 1, solo_threads: int = 1, manual: bool = False, **options: Any) -> None:
         self.work = Work()
         self.clock = ManualClock()
         self.backlog = Backlog(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "lanes": lanes} | options)
-        self.scheduler = Scheduler(self.backlog, lanes=lanes, idle_threads=idle_threads, clock=self.clock if manual else time.monotonic)
+        self.scheduler = Scheduler(self.backlog, lanes=lanes, solo_threads=solo_threads, clock=self.clock if manual else time.monotonic)
 
     def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> Job:
         """Admits a job."""
@@ -61,11 +61,11 @@ class Bench:
         fields = {"run": self.work, "finish": list, "key": key, "cost": batched} | changes
         return Stage(work=[(tokens, payload) for payload in payloads], **fields)
 
-    def submit(self, *payloads: Any, timeout_s: float = 20.0, **options: Any) -> asyncio.Task[Timed]:
+    def submit(self, *payloads: Any, timeout_s: float = 20.0, **options: Any) -> asyncio.Task[JobResult]:
         """Starts a job in a task of its own."""
         return asyncio.ensure_future(self.scheduler.run(self.admit(8 * len(payloads), timeout_s), self.stage(*payloads, **options)))
 
-    async def blocked(self) -> asyncio.Task[Timed]:
+    async def blocked(self) -> asyncio.Task[JobResult]:
         """Occupies one lane until the gate is opened; returns the job that does."""
         self.work.gate.clear()
         task = self.submit("blocker", key=None)
@@ -103,7 +103,7 @@ def test_each_caller_gets_its_own_results_in_order() -> None:
 
 
 def test_a_lone_request_is_not_delayed() -> None:
-    """An idle lane starts at once: the wait is far below any batching timer."""
+    """A waiting lane starts at once: the wait is far below any batching timer."""
 
     async def check(bench: Bench) -> None:
         waits = [(await bench.submit("x")).queue_s for _ in range(20)]
@@ -363,8 +363,8 @@ def test_a_result_is_never_set_twice() -> None:
 
         results = await asyncio.gather(leave(), *tasks, return_exceptions=True)
         kinds = {type(result) for result in results[1:]}
-        assert kinds <= {Timed, asyncio.CancelledError, ExpiredError, EngineError}
-        answered = [(i, result.value) for i, result in enumerate(results[1:]) if isinstance(result, Timed)]
+        assert kinds <= {JobResult, asyncio.CancelledError, ExpiredError, EngineError}
+        answered = [(i, result.value) for i, result in enumerate(results[1:]) if isinstance(result, JobResult)]
         assert [(i, [i, i + 1000]) for i, _ in answered] == answered
         assert bench.scheduler.ready
 
@@ -396,14 +396,14 @@ def test_a_coroutine_that_never_ran_leaves_nothing() -> None:
     async def check(bench: Bench) -> None:
         job = bench.admit(100)
         assert bench.scheduler.close(job)
-        coroutine: Coroutine[Any, Any, Timed] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
+        coroutine: Coroutine[Any, Any, JobResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
         assert ["x"] == (await coroutine).value
 
     scenario(check)
 
 
-class Idle:
-    """A `run_idle` that echoes and remembers what it ran."""
+class Solo:
+    """A `run_solo` that echoes and remembers what it ran."""
 
     def __init__(self) -> None:
         self.ran: list[Any] = []
@@ -417,23 +417,23 @@ def test_a_lone_run_may_have_several_threads() -> None:
     """With nothing else running or waiting, now and of late, the stage's other function runs; beside a run, or with work left, not."""
 
     async def check(bench: Bench) -> None:
-        idle, clock = Idle(), bench.clock
-        assert ["lone"] == (await bench.submit("lone", run_idle=idle)).value
-        assert list(range(8)) == (await bench.submit(*range(8), key=None, run_idle=idle)).value
-        assert ["lone"] == idle.ran
+        solo, clock = Solo(), bench.clock
+        assert ["lone"] == (await bench.submit("lone", run_solo=solo)).value
+        assert list(range(8)) == (await bench.submit(*range(8), key=None, run_solo=solo)).value
+        assert ["lone"] == solo.ran
         clock.now += 1.0
-        assert ["soon after"] == (await bench.submit("soon after", run_idle=idle)).value
+        assert ["soon after"] == (await bench.submit("soon after", run_solo=solo)).value
         clock.now += 2.0
-        assert ["later"] == (await bench.submit("later", run_idle=idle)).value
-        assert ["lone", "later"] == idle.ran
+        assert ["later"] == (await bench.submit("later", run_solo=solo)).value
+        assert ["lone", "later"] == solo.ran
         blocker = await bench.blocked()
-        beside = bench.submit("beside", run_idle=idle)
+        beside = bench.submit("beside", run_solo=solo)
         await asyncio.to_thread(bench.work.started.acquire)
         bench.work.gate.set()
         await asyncio.gather(blocker, beside)
-        assert ["lone", "later"] == idle.ran
+        assert ["lone", "later"] == solo.ran
 
-    scenario(check, lanes=2, idle_threads=2, manual=True)
+    scenario(check, lanes=2, solo_threads=2, manual=True)
 
 
 @pytest.mark.parametrize(("lanes", "expected"), [(4, []), (5, []), (6, ["beside"])])
@@ -441,33 +441,33 @@ def test_with_many_lanes_a_few_runs_may_have_several_threads(lanes: int, expecte
     """Two runs of three threads fit on six cores."""
 
     async def check(bench: Bench) -> None:
-        idle = Idle()
+        solo = Solo()
         blocker = await bench.blocked()
-        assert ["beside"] == (await bench.submit("beside", run_idle=idle) if expected else await beside(bench, idle)).value
+        assert ["beside"] == (await bench.submit("beside", run_solo=solo) if expected else await beside(bench, solo)).value
         bench.work.gate.set()
         await blocker
-        assert expected == idle.ran
+        assert expected == solo.ran
 
-    async def beside(bench: Bench, idle: Idle) -> Timed:
-        task = bench.submit("beside", run_idle=idle)
+    async def beside(bench: Bench, solo: Solo) -> JobResult:
+        task = bench.submit("beside", run_solo=solo)
         await asyncio.to_thread(bench.work.started.acquire)
         bench.work.gate.set()
         return await task
 
-    scenario(check, lanes=lanes, idle_threads=3)
+    scenario(check, lanes=lanes, solo_threads=3)
 
 
-def test_a_failing_idle_run_is_tried_one_by_one() -> None:
+def test_a_failing_solo_run_is_tried_one_by_one() -> None:
     """The guilty entry of a shared run is found also where all cores were given to it."""
 
     async def check(bench: Bench) -> None:
         bench.work.guilty = {"bad"}
 
-        def run_idle(payloads: Sequence[Any]) -> list[Any]:
+        def run_solo(payloads: Sequence[Any]) -> list[Any]:
             return bench.work(payloads)
 
         with pytest.raises(EngineError, match=r"guilty: \['bad'\]"):
-            await bench.submit("good", "bad", run_idle=run_idle)
+            await bench.submit("good", "bad", run_solo=run_solo)
         assert [["good", "bad"], ["good"], ["bad"]] == bench.work.batches
 
     scenario(check)
@@ -482,11 +482,11 @@ def test_the_next_stage_of_a_lone_job_is_alone_too(monkeypatch: pytest.MonkeyPat
         notify = bench.scheduler._condition.notify
         monkeypatch.setattr(bench.scheduler._condition, "notify", lambda n: (woken.append(n), notify(n)))
         second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
-        second = replace(second, run_idle=lambda payloads: ran.append("idle") or list(payloads))  # type: ignore[func-returns-value]
+        second = replace(second, run_solo=lambda payloads: ran.append("solo") or list(payloads))  # type: ignore[func-returns-value]
         for _ in range(50):
             stage = bench.stage("raw", key=None, finish=lambda results: second)
             assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
-        assert ["idle"] * 50 == ran
+        assert ["solo"] * 50 == ran
         assert {0, 1} == set(woken)
         assert 50 >= woken.count(1)
 

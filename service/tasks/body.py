@@ -1,0 +1,129 @@
+"""What the bodies of all tasks share: the form of `inputs`, `parameters`, and the shape of an answer. Each task's file has its own.
+
+Unknown keys beside `inputs` are ignored, because clients send `options` and more. An unknown name in `parameters` is an
+error, because it would silently do nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+from service.tasks.encoded import ModelConfig
+
+# Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
+TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
+
+
+def _json_kind(*tags: str) -> Callable[[Any], str | None]:
+    """Returns what sorts inputs into tags by their JSON kind, None for one that is not among them."""
+    kinds = {str: TEXT, dict: PAIR, list: LIST}
+    return lambda value: next(
+        (tag for kind, tag in kinds.items() if tag in tags and isinstance(value, kind | BaseModel if tag == PAIR else kind)), None
+    )
+
+
+def one_of(message: str, *tags: str) -> Discriminator:
+    """Returns what tells a union's members apart by their JSON kind; `message` says what a value must be."""
+    return Discriminator(_json_kind(*tags), custom_error_type="input", custom_error_message=f"must be {message}")
+
+
+def lower(value: Any) -> Any:
+    """Returns a text in lower case, anything else as it is."""
+    return value.lower() if isinstance(value, str) else value
+
+
+def body_config(**example: Any) -> ConfigDict:
+    """Returns the configuration of a body, with an example of one for OpenAPI."""
+    return ConfigDict(strict=True, json_schema_extra={"examples": [example]})
+
+
+# without fail_fast a body of a million wrong items would make a million errors
+STOP = Field(fail_fast=True)
+
+TextOrTexts = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[list[str], STOP, Tag(LIST)],
+    one_of("a text or a list of texts", TEXT, LIST),
+    Field(description="A text, or a list of texts."),
+]
+Truncate = Annotated[bool | None, Field(description="Cut a text over the model's length, with a warning; false makes it an error.")]
+TruncationDirection = Annotated[
+    Literal["left", "right"] | None,
+    BeforeValidator(lower),
+    Field(description="At which end a text over the model's length is cut."),
+]
+Stride = Annotated[int | None, Field(ge=0, description="Tokens that neighboring windows share; 128, at most half a window.")]
+OffsetUnit = Annotated[
+    Literal["code_points", "utf16", "utf8"],
+    BeforeValidator(lower),
+    Field(description="What `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."),
+]
+
+
+class TaskParameters(BaseModel):
+    """Base of all `parameters`: an unknown name is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TaskBody(BaseModel):
+    """What all request bodies share; a task's own has `inputs` and `parameters`."""
+
+    model_config = ConfigDict(strict=True)
+
+    # Class of the `parameters`.
+    parameters_type: ClassVar[type[TaskParameters]] = TaskParameters
+    # Whether one input alone is answered like a list of one, as the official client asks of text classification.
+    always_list: ClassVar[bool] = False
+    # What the limit of inputs counts, and what holds the input that an error is about.
+    counted: ClassVar[str] = "`inputs` has {} items"
+    subject: ClassVar[str] = "inputs"
+
+    model: Annotated[str | None, Field(description="Name of the model, where several are loaded for the task.")] = None
+    # pydantic is not told: one body has a query and texts in its place
+    if TYPE_CHECKING:
+        inputs: Any
+    parameters: Any = None
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The inputs as a list."""
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the caller sent a list."""
+        return isinstance(self.inputs, list)
+
+    @property
+    def count(self) -> int:
+        """How many texts, pairs or questions the body has."""
+        return len(self.items)
+
+    def texts_of(self, item: Any) -> Iterable[str]:
+        """Returns the texts of one input, as they count for the limit of characters."""
+        return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one task request per input.
+
+        Args:
+            config: What the model says where the body does not; of embeddings alone it is needed.
+        """
+        parameters = self.parameters_type() if self.parameters is None else self.parameters
+        return [self.request(item, parameters) for item in self.items]
+
+    def request(self, item: Any, parameters: Any) -> Any:
+        """Returns the task request of one input."""
+        raise NotImplementedError
+
+    def answer(self, results: list[Any], user_agent: str = "") -> Any:
+        """Returns the value of the response's body: a list in is a list out.
+
+        Args:
+            results: One per input.
+            user_agent: The client's, for the tasks whose answer goes by it.
+        """
+        return results if self.is_list or self.always_list else results[0]

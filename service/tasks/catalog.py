@@ -1,0 +1,51 @@
+"""The list of all tasks. A new task is a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from service.bundle.files import Bundle
+from service.bundle.manifest import Manifest
+from service.errors import BundleError
+from service.tasks import answer, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from service.tasks.spec import TaskSpec
+
+TASKS: Mapping[str, TaskSpec] = {
+    spec.name: spec
+    for spec in (
+        classify.SPEC,
+        ner.SPEC,
+        answer.SPEC,
+        fill_mask.SPEC,
+        embed.SPEC,
+        similarity.SPEC,
+        rerank.SPEC,
+        zero_shot.SPEC,
+    )
+}
+
+
+def spec_of(bundle: Bundle) -> TaskSpec:
+    """Returns the task of a bundle.
+
+    Raises:
+        BundleError: It is no task that bundles are made for, or the manifest lacks what the task needs.
+    """
+    manifest = bundle.manifest
+    spec = TASKS.get(manifest.task)
+    if spec is None or spec.derivation is not None:
+        known = ", ".join(other.name for other in TASKS.values() if other.derivation is None)
+        raise BundleError(f"bundle `{bundle.path}` is for the task `{manifest.task[:64]}`; this version serves {known}.")
+    if (missing := spec.missing(manifest)) is not None:
+        raise BundleError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
+    return spec
+
+
+def tasks_of(manifest: Manifest) -> tuple[str, ...]:
+    """Returns the names of all tasks that a bundle answers, its own first."""
+    derived = (
+        spec.name
+        for spec in TASKS.values()
+        if spec.derivation is not None and spec.derivation.base == manifest.task and spec.derivation.fits(manifest)
+    )
+    return (manifest.task, *derived)

@@ -1,0 +1,88 @@
+"""TaskSpec: all that the rest of the service needs to know of a task. Routes, OpenAPI, docs and load tests follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from service.bundle.manifest import Manifest
+from service.tasks.body import TaskBody
+from service.tasks.decoding.scores import Row
+from service.tasks.encoded import Encoded, ModelConfig
+from service.text.tokenizer import Tokenizer
+
+
+class Estimate(Protocol):
+    """Guesses the tokens that a request costs, all windows counted, for admission. Cheap: nothing is tokenized."""
+
+    def __call__(self, request: Any, max_length: int) -> int:
+        """Returns the tokens, given the model's usable length."""
+        ...
+
+
+class Encode(Protocol):
+    """Turns one request into the encodings that its graph runs."""
+
+    def __call__(self, request: Any, tokenizer: Tokenizer) -> Encoded:
+        """Returns the encodings, one per window, and what `decode` needs besides."""
+        ...
+
+
+class Decode(Protocol):
+    """Turns the graph's outputs into the request's result."""
+
+    def __call__(self, request: Any, encoded: Any, rows: Sequence[Row], config: ModelConfig) -> Any:
+        """Returns the result, given one row of outputs per encoding."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """Which bundles answer a task that is not their own, and by what a body asks them for it.
+
+    Attributes:
+        base: Task of the bundles.
+        fits: Whether a bundle of that task can do it.
+        needs: What the bundle must have, in words; empty where every bundle of that task fits.
+        marker: Keys, each within the one before, that only a body of this task has. A body at a model's own path is for this
+            task if it has them.
+    """
+
+    base: str
+    fits: Callable[[ModelConfig], bool]
+    needs: str
+    marker: tuple[str, ...]
+
+
+def _nothing(manifest: Manifest) -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """A task.
+
+    Attributes:
+        name: Its Hugging Face name, as manifests and pipelines have it.
+        path: Its endpoint, without the slash.
+        title: What it does, in a few words, for OpenAPI.
+        body: The body of a request. Its `parameters_type` declares the parameters, with limits and texts.
+        answer: Type of the response's body, for OpenAPI.
+        estimate: Guesses a request's tokens.
+        encode: Turns a request into encodings.
+        decode: Turns outputs into a result.
+        derivation: Set for a task that bundles of another task answer.
+        missing: Returns what a manifest of this task lacks, in words, or None.
+    """
+
+    name: str
+    path: str
+    title: str
+    body: type[TaskBody]
+    answer: Any
+    estimate: Estimate
+    encode: Encode
+    decode: Decode
+    derivation: Derivation | None = None
+    missing: Callable[[Manifest], str | None] = _nothing

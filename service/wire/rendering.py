@@ -1,0 +1,17 @@
+"""Results as JSON. A vector stays a numpy array up to here: orjson writes it without a Python float for each number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+
+def to_json(value: Any) -> bytes:
+    """Returns a value as JSON: dicts, lists, texts, numbers and numpy arrays of them, whose float32 are written with the digits they need."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def to_plain(value: Any) -> Any:
+    """Returns a value as a client reads it: arrays are lists."""
+    return orjson.loads(to_json(value))
