@@ -10,9 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import tiny
+
+# a deadline is a wall-clock time, and machines are noisy
+hypothesis.settings.register_profile("bertserve", deadline=None)
+hypothesis.settings.load_profile("bertserve")
 
 ROOT = Path(__file__).parent.parent
 

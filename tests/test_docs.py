@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from application import call
 from conftest import Served
 from service.check import difference
 from service.http import errors
+from service.http.app import create_fastapi
 from service.metrics import Metrics
+from service.serving.build import build
 from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent
@@ -62,7 +63,7 @@ def test_no_setting_is_documented_that_does_not_exist() -> None:
 
 def test_every_endpoint_is_documented(models: Path) -> None:
     """docs/api.md names each path of the OpenAPI schema."""
-    schema = call(models, "GET", "/openapi.json").json()
+    schema = create_fastapi(build(Settings(models=models))).openapi()
     text = document("docs/api.md")
 
     assert [] == [path for path in schema["paths"] if path not in text]

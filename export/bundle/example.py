@@ -11,7 +11,6 @@ from service.backend.onnx_engine import OnnxEngine
 from service.bundle.manifest import Example, Task
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits, read_body
-from service.wire.rendering import to_plain
 
 # Requests whose answers are clear, so that another CPU's rounding does not change them.
 EXAMPLES: dict[Task, dict[str, Any]] = {
@@ -32,4 +31,4 @@ def answered(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Ex
         example["inputs"] = example["inputs"].replace("[MASK]", loaded.mask.token)
     body = read_body(loaded.task, json.dumps(example).encode(), Limits(max_inputs=1, max_chars=1000))
     (request,) = body.requests(loaded)
-    return Example(request=example, result=to_plain(body.answer([predict.answer(loaded.task, request, tokenizer, engine, loaded)])))
+    return Example(request=example, result=body.answer([predict.answer(loaded.task, request, tokenizer, engine, loaded)]))

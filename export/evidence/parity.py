@@ -26,6 +26,7 @@ from service.errors import EngineError
 from service.tasks import answer, classify, embed, fill_mask, ner
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Encoding, Tokenizer, default_stride
+from service.wire.rendering import to_plain
 
 # Largest difference of a logit to PyTorch that a precision may show. int8 is judged by task figures, not by logits:
 # its bound only catches a graph that is broken.
@@ -83,7 +84,7 @@ def compare(engine: Engine, tokenizer: Tokenizer, reference: Reference, checkpoi
         alone += rows
         misses.append(_farthest(request, expected, rows))
         table.add(encoded.encodings, expected, rows)
-        right, got = task.decode(request, encoded, expected, checkpoint), task.decode(request, encoded, rows, checkpoint)
+        right, got = (to_plain(task.decode(request, encoded, outputs, checkpoint)) for outputs in (expected, rows))
         whole += same(right, got)
         agree += same(*(choice(checkpoint.task, result, checkpoint) for result in (right, got)))
         places.append((spans(right), spans(got)))

@@ -8,10 +8,11 @@ from service.backend.onnx_engine import Engine
 from service.tasks.catalog import TASKS
 from service.tasks.encoded import ModelConfig
 from service.text.tokenizer import Tokenizer
+from service.wire.rendering import to_plain
 
 
 def answer(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, head: ModelConfig) -> Any:
-    """Returns what the service would answer, each window run alone.
+    """Returns what a client would read of the service's answer, each window run alone.
 
     Args:
         task: Hugging Face name of the task.
@@ -20,7 +21,7 @@ def answer(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, head: 
         engine: The graph.
         head: Labels and activation: a manifest, or a checkpoint.
     """
-    module = TASKS[task]
-    encoded = module.encode(request, tokenizer)
+    spec = TASKS[task]
+    encoded = spec.encode(request, tokenizer)
     rows = [engine.run([encoding])[0] for encoding in encoded.encodings]
-    return module.decode(request, encoded, rows, head)
+    return to_plain(spec.decode(request, encoded, rows, head))

@@ -25,7 +25,6 @@ from service.errors import BertServeError
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits, read_body
-from service.wire.rendering import to_plain
 
 if TYPE_CHECKING:
     from export.checkpoint.load import Checkpoint
@@ -146,7 +145,7 @@ def _example(subject: LoadedGraph) -> Check:
     name = f"example {subject.name}"
     try:
         body = read_body(manifest.task, json.dumps(manifest.example.request).encode(), Limits(max_inputs=1, max_chars=10**6))
-        result = to_plain(body.answer([subject.answer(request) for request in body.requests(manifest)]))
+        result = body.answer([subject.answer(request) for request in body.requests(manifest)])
     except BertServeError as error:
         return Check(name, False, error.message)
     reason = difference(manifest.example.result, result, tolerance)

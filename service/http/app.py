@@ -29,6 +29,12 @@ _METHOD_NOT_ALLOWED = 405
 
 def create_app(state: AppState, *, api_key: str | None = None, access_log: bool = False) -> ASGIApp:
     """Returns the application; its lanes run from its start-up to its shutdown."""
+    router_in_front = InferenceRouter(state, create_fastapi(state))
+    return RequestMiddleware(router_in_front, metrics=state.metrics, api_key=api_key, access_log=access_log)
+
+
+def create_fastapi(state: AppState) -> FastAPI:
+    """Returns what answers all requests but those that run models: documents, models, probes, metrics and wrong paths."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -42,7 +48,7 @@ def create_app(state: AppState, *, api_key: str | None = None, access_log: bool 
     app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(Exception, _answer_error)
     add_docs(app)
-    return RequestMiddleware(InferenceRouter(state, app), metrics=state.metrics, api_key=api_key, access_log=access_log)
+    return app
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

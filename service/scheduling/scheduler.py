@@ -206,7 +206,9 @@ class Scheduler:
                 self._close_expired(now)
                 if batch := self._backlog.take(now):
                     self._changed()
-                    return batch, self._may_run_solo(now)
+                    solo = self._may_run_solo(now)
+                    self._running += 1  # here, under the lock: a lane that takes the next batch must see this one
+                    return batch, solo
                 self._waiting_lanes += 1
                 self._condition.wait()
                 self._waiting_lanes -= 1
@@ -226,6 +228,8 @@ class Scheduler:
                 self._resolve(batch[0].job, None, error)
                 return
             for entry in batch:  # one by one, so that only the guilty one fails
+                with self._condition:
+                    self._running += 1
                 self._execute([entry])
             return
         run_s = self._clock() - start
@@ -235,8 +239,6 @@ class Scheduler:
     def _run(self, batch: list[Entry], solo: bool) -> Sequence[Any]:
         stage = batch[0].job.owner.stage  # all work of a key has the same run functions
         run = stage.run_solo if solo and stage.run_solo is not None else stage.run
-        with self._condition:
-            self._running += 1
         try:
             results: Sequence[Any] = run([entry.payload for entry in batch])
         finally:

@@ -388,7 +388,7 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
     line = {"question": "good ?", "context": "a film"}
     _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
 
-    assert [True, True] == [request.handle_impossible_answer for request in asked]
+    assert [True, True] == [request.parameters.handle_impossible_answer for request in asked]
     assert 0.5 == checks["exact match cpu/fp32"]["figures"]["graph"]
 
 
