@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import ipaddress
 import logging
@@ -19,30 +18,58 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+from pydantic_settings import BaseSettings, CliSubCommand, SettingsConfigDict
+
 from service import __version__
 from service.errors import SettingsError, StartError
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
-from service.settings import Settings, read_settings
+from service.settings import PREFIX, Settings, parse
 
 logger = logging.getLogger("bertserve")
 
 
+class Serve(Settings):
+    """Serve the models of a folder over HTTP. Every flag is also a BERT_SERVE_* variable."""
+
+    def run(self) -> int:
+        """Serves until a signal says stop; returns the exit code."""
+        return _serve(self)
+
+
+class Check(Settings):
+    """Check that each model answers its stored example as it did at export, and exit. Takes the same settings as serve."""
+
+    def run(self) -> int:
+        """Checks all models; returns the exit code."""
+        from service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
+
+        return asyncio.run(check(self))
+
+
+class BertServe(BaseSettings):
+    """Serve bundles made by bert-export. `bert-serve serve --help` lists all settings."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, cli_prog_name="bert-serve", cli_implicit_flags="toggle", cli_kebab_case=True, cli_avoid_json=True
+    )
+
+    serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
+    check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
+    version: bool = Field(False, description="Print the version and exit.")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="bert-serve",
-        description="Serve bundles made by bert-export. Every flag is also a BERT_SERVE_* variable.",
-        epilog="`bert-serve serve --help` lists all settings; `check` takes the same.",
-    )
-    parser.add_argument("--version", action="version", version=f"bert-serve {__version__}")
-    parser.add_argument(
-        "command", choices=("serve", "check"), help="serve the models over HTTP, or check each model's stored example and exit"
-    )
-    parser.add_argument("flags", nargs=argparse.REMAINDER, help="settings")
-    args = parser.parse_args(argv)
     try:
-        settings = read_settings(args.flags)
-        return _serve(settings) if args.command == "serve" else _check(settings)
+        parsed = parse(BertServe, sys.argv[1:] if argv is None else argv)
+        if parsed.version:
+            print(f"bert-serve {__version__}")
+            return 0
+        command = parsed.serve or parsed.check
+        if command is None:
+            raise SettingsError("give a command, `serve` or `check`; `bert-serve --help` says what they do.")
+        return command.run()
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
@@ -81,20 +108,14 @@ def _serve(settings: Settings) -> int:
     return 0
 
 
-def _check(settings: Settings) -> int:
-    from service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
-
-    return asyncio.run(check(settings))
-
-
 def _work(
     settings: Settings,
     listener: socket.socket,
     api_key: str | None,
     on_ready: Callable[[tuple[str, list[str]]], None],
     *,
-    seat: WorkerContext = SINGLE_WORKER,
-    lifeline: int | None = None,
+    context: WorkerContext = SINGLE_WORKER,
+    shutdown_pipe: int | None = None,
 ) -> None:
     """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
     from service.http.app import create_app
@@ -102,24 +123,25 @@ def _work(
     from service.process.worker import Worker
     from service.serving.build import build
 
-    service = build(settings, seat)
-    models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in service.registry.models.values()]
-    config = configure(create_app(service, api_key=api_key, access_log=settings.access_log), keep_alive_s=settings.keep_alive_s)
+    state = build(settings, context)
+    models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in state.registry.models.values()]
+    config = configure(create_app(state, api_key=api_key, access_log=settings.access_log), keep_alive_s=settings.keep_alive_s)
 
     def on_listen(address: str) -> None:
         on_ready((address, models))
 
-    if lifeline is None:
-        server = Server(config, scheduler=service.scheduler, grace_s=settings.grace_s, on_listen=on_listen)
+    if shutdown_pipe is None:
+        server = Server(config, scheduler=state.scheduler, grace_s=settings.grace_s, on_listen=on_listen)
     else:
         server = Worker(
             config,
-            scheduler=service.scheduler,
+            scheduler=state.scheduler,
             grace_s=settings.grace_s,
             on_listen=on_listen,
-            lifeline=lifeline,
-            connections=seat.connections,
-            index=seat.index,
+            shutdown_pipe=shutdown_pipe,
+            connections=context.connections,
+            heartbeats=context.heartbeats,
+            index=context.index,
         )
     server.run([listener])
 
@@ -131,12 +153,12 @@ def _supervise(settings: Settings, listener: socket.socket, api_key: str | None,
 
     with _shared_folder() as name:
         folder = Path(name)
-        connections = shared_counts(settings.workers)
+        connections, heartbeats = shared_counts(settings.workers), shared_counts(settings.workers)
         supervisor_id = os.getpid()
 
-        def work(index: int, lifeline: int, report: Callable[[Any], None]) -> None:
-            seat = WorkerContext(index, settings.workers, folder, connections)
-            _work(settings, listener, api_key, report, seat=seat, lifeline=lifeline)
+        def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
+            context = WorkerContext(index, settings.workers, folder, connections, heartbeats)
+            _work(settings, listener, api_key, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -146,7 +168,9 @@ def _supervise(settings: Settings, listener: socket.socket, api_key: str | None,
             metrics.forget(folder, pid)
             connections[index] = ABSENT
 
-        supervisor = Supervisor(work, workers=settings.workers, grace_s=settings.grace_s, on_ready=on_ready, on_end=forget)
+        supervisor = Supervisor(
+            work, workers=settings.workers, grace_s=settings.grace_s, heartbeats=heartbeats, on_ready=on_ready, on_end=forget
+        )
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = name  # prometheus_client reads it when it is first imported: in the workers
         supervisor.run()
 

@@ -6,10 +6,10 @@ import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
 
 from service.errors import SettingsError
 
@@ -36,7 +36,8 @@ class Settings(BaseSettings):
         env_prefix=PREFIX,
         frozen=True,
         extra="forbid",
-        cli_prog_name="bert-serve serve",
+        env_prefix_target="all",  # former names are aliases, and variables too
+        populate_by_name=True,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
@@ -71,12 +72,13 @@ class Settings(BaseSettings):
         le=256,
         description="Batches that run at once, one thread each; by default the cores the process may use, or 1 on a GPU.",
     )
-    idle_threads: int | None = Field(
+    solo_threads: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="Threads of a run beside which nothing runs or waits, on a CPU; by default the lanes, at most 4. "
-        "1 saves the memory of a second session of each model.",
+        validation_alias=AliasChoices("solo_threads", "idle_threads"),
+        description="Threads of a solo run: one beside which no other runs or waits, on a CPU; by default the lanes, at most 4. "
+        "1 saves the memory of a second session of each model. `idle_threads` is its former name.",
     )
     workers: int = Field(
         1, ge=1, le=256, description="Processes that serve the one port; lanes and queue are divided among them. Each loads every model."
@@ -117,48 +119,41 @@ class Settings(BaseSettings):
         return self
 
 
-def read_settings(flags: Sequence[str]) -> Settings:
-    """Reads the settings from flags and the environment.
+_Command = TypeVar("_Command", bound=BaseSettings)
+
+
+def parse(command: type[_Command], args: Sequence[str]) -> _Command:
+    """Reads a command line over the environment over the defaults.
+
+    Args:
+        command: Settings, or settings with subcommands.
+        args: The arguments behind the program's name.
 
     Raises:
         SettingsError: A value is wrong, two contradict each other, or a BERT_SERVE_* variable is no setting.
-        SystemExit: `--help`, or a flag that does not exist (code 2).
+        SystemExit: `--help`, or a flag or subcommand that does not exist (code 2).
     """
     _refuse_unknown_variables()
     try:
-        return Settings(_cli_parse_args=list(flags))  # type: ignore[call-arg]  # documented, but not in the stub
+        return CliApp.run(command, cli_args=list(args))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        if not first["loc"]:
-            raise SettingsError(f"{first['msg'].removeprefix('Value error, ')}.") from error
-        name = str(first["loc"][0])
-        raise SettingsError(
-            f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {first['msg'].removeprefix('Value error, ')}."
-        ) from error
+        message = first["msg"].removeprefix("Value error, ")
+        name = str(first["loc"][-1]) if first["loc"] else ""
+        if name not in _names():
+            raise SettingsError(f"{message}.") from error
+        raise SettingsError(f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {message}.") from error
 
 
-def usable_cores() -> int:
-    """Returns the cores that this process may really use: CPU affinity, and the cgroup's CPU quota where there is one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, period = _cgroup_quota(Path("/sys/fs/cgroup"))
-    return max(1, min(cores, int(quota / period) if quota > 0 else cores))
-
-
-def _cgroup_quota(root: Path) -> tuple[int, int]:
-    """Returns quota and period in microseconds, of cgroup v2 or v1; a quota of -1 is none."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return (-1 if quota == "max" else int(quota)), int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        return int((root / "cpu/cpu.cfs_quota_us").read_text()), int((root / "cpu/cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return -1, 1
+def _names() -> list[str]:
+    """Returns the names of all settings, former ones that are still read included."""
+    aliases = (field.validation_alias for field in Settings.model_fields.values())
+    also = [str(name) for alias in aliases if isinstance(alias, AliasChoices) for name in alias.choices]
+    return list(dict.fromkeys([*Settings.model_fields, *also]))
 
 
 def _refuse_unknown_variables() -> None:
-    known = [name.upper() for name in Settings.model_fields]
+    known = [name.upper() for name in _names()]
     for name in os.environ:
         if name.startswith(PREFIX) and (given := name.removeprefix(PREFIX)) not in known:
             near = difflib.get_close_matches(given, known, n=1)

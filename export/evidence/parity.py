@@ -25,7 +25,8 @@ from service.bundle.graph_spec import LengthParity, Precision
 from service.errors import EngineError
 from service.tasks import answer, classify, embed, fill_mask, ner
 from service.tasks.catalog import TASKS
-from service.text.tokenizer import Encoding, Tokenizer, default_stride
+from service.text.tokenizer import Encoding, Tokenizer
+from service.text.windows import default_stride
 from service.wire.rendering import to_plain
 
 # Largest difference of a logit to PyTorch that a precision may show. int8 is judged by task figures, not by logits:

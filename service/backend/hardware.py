@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,3 +76,23 @@ def tensorrt_version(load: Load = ctypes.CDLL) -> str:
         except (OSError, AttributeError):
             continue
     return "unknown"
+
+
+def usable_cores() -> int:
+    """Returns the cores that this process may really use: CPU affinity, and the cgroup's CPU quota where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = _cgroup_quota(Path("/sys/fs/cgroup"))
+    return max(1, min(cores, int(quota / period) if quota > 0 else cores))
+
+
+def _cgroup_quota(root: Path) -> tuple[int, int]:
+    """Returns quota and period in microseconds, of cgroup v2 or v1; a quota of -1 is none."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        return (-1 if quota == "max" else int(quota)), int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        return int((root / "cpu/cpu.cfs_quota_us").read_text()), int((root / "cpu/cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return -1, 1

@@ -1,10 +1,10 @@
-"""Door: how a worker takes connections from the socket that all workers share. Knows sockets and counts; nothing of HTTP.
+"""BalancedListener: how a worker takes connections from the socket that all workers share. Knows sockets and counts, no HTTP.
 
 The kernel alone would deal connections badly. From a shared socket whichever worker wakes first takes nearly all of a
 burst: of 8 connections that a client keeps, one worker got 7, and the other's lanes stood still. A socket each
 (SO_REUSEPORT) deals by a hash of the addresses: like coins thrown, also to a worker that is busy, and what waits for a
 worker that dies is lost. So the workers share one socket, and a worker that has more connections than another leaves the
-next one to that other. If nobody has come for it after a moment, for the other is busy, it takes it all the same.
+next one to that other. If the other is busy and has not taken it after a moment, the first one takes it all the same.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sys
 from collections.abc import Callable, MutableSequence
 from typing import cast
 
-logger = logging.getLogger("bertserve.door")
+logger = logging.getLogger("bertserve.listener")
 
 ABSENT = sys.maxsize  # the count of a worker that takes no connections
 BACKLOG = 2048
-PATIENCE_S = 0.001  # an idle worker needs a tenth of it
+YIELD_S = 0.001  # that a worker leaves to others; one without work needs a tenth of it
 PAUSE_S = 1.0  # when there is no descriptor or memory for another connection
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -39,7 +39,7 @@ class BalancedListener:
     """Takes connections for one worker."""
 
     def __init__(self, listener: socket.socket, counts: MutableSequence[int], index: int) -> None:
-        """Creates a closed door.
+        """Creates a listener; `start` starts it.
 
         Args:
             listener: A bound socket.
@@ -52,9 +52,9 @@ class BalancedListener:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def open(self, admit: Callable[[socket.socket], None]) -> None:
-        """Listens, and from now on gives each connection that it takes to `admit`."""
-        self._admit = admit
+    def start(self, on_connection: Callable[[socket.socket], None]) -> None:
+        """Listens, and from now on gives each connection that it takes to `on_connection`."""
+        self._on_connection = on_connection
         self._loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         self._listener.listen(BACKLOG)
@@ -75,20 +75,20 @@ class BalancedListener:
             self._counts[self._index] = connections
 
     def _watch(self) -> None:
-        self._loop.add_reader(self._listener, self._knock)
+        self._loop.add_reader(self._listener, self._on_readable)
 
-    def _knock(self) -> None:
+    def _on_readable(self) -> None:
         if self._counts[self._index] > min(self._counts):
-            self._wait(PATIENCE_S)
+            self._pause(YIELD_S)
         else:
             self._accept()
 
-    def _wait(self, seconds: float) -> None:
-        """Looks away for a while, for a socket that is readable would wake the loop again and again."""
+    def _pause(self, seconds: float) -> None:
+        """Stops watching for a while: a socket that stays readable would wake the loop again and again."""
         self._loop.remove_reader(self._listener)
-        self._timer = self._loop.call_later(seconds, self._return)
+        self._timer = self._loop.call_later(seconds, self._resume)
 
-    def _return(self) -> None:
+    def _resume(self) -> None:
         self._watch()
         self._accept()
 
@@ -102,7 +102,7 @@ class BalancedListener:
             if error.errno not in _EXHAUSTED:
                 raise
             logger.error("no connection can be taken (%s); trying again in %.0f s", error.strerror, PAUSE_S)
-            self._wait(PAUSE_S)
+            self._pause(PAUSE_S)
             return
         connection.setblocking(False)
-        self._admit(connection)
+        self._on_connection(connection)

@@ -1,4 +1,4 @@
-"""Protocol: uvicorn's HTTP protocol, with the head and the body of a response in one write."""
+"""HttpProtocol: uvicorn's HTTP protocol, with the head and the body of a response in one write."""
 
 from __future__ import annotations
 

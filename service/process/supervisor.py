@@ -3,10 +3,13 @@
 Workers are forked from a process that has one thread and has loaded neither numpy nor onnxruntime: threads do not survive a
 fork, so each worker makes its own sessions.
 
-    supervisor ── lifeline ──► workers      nobody ever writes: its end says finish what you have, and go
-    worker ───── report ─────► supervisor   what it has to say once it is ready, or why its start failed
+    supervisor ── shutdown pipe ──► workers      nobody ever writes: its end says finish what you have, and go
+    worker ────── report ─────────► supervisor   what it has to say once it is ready, or why its start failed
+    worker ────── heartbeat ──────► supervisor   in shared memory: when its event loop last turned
 
-The lifeline ends when the supervisor stops them, and also when it is killed: no worker is left behind.
+The shutdown pipe ends when the supervisor stops the workers, and also when it is killed: no worker is left behind. This is our own,
+and not gunicorn's or uvicorn's supervisor, because those share neither the listener's counts nor the metrics' folder, start workers
+one by one without saying when all are ready, and cut off what a stopping worker has admitted.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -34,7 +37,11 @@ MOST_FAILED_STARTS = 3
 # After the grace a worker joins its lanes (1 s) and sends what was produced (5 s); one that still runs then hangs.
 MARGIN_S = 8
 
-# What a worker does: its index, the lifeline to watch, and what to call with a report once it is ready.
+# A worker that has not turned its event loop for so long answers nobody; bodies of 8 MiB take it a tenth of a second.
+HUNG_S = 4.0
+CHECK_S = 0.5
+
+# What a worker does: its index, the shutdown pipe to watch, and what to call with a report once it is ready.
 Work = Callable[[int, int, Callable[[Any], None]], None]
 
 
@@ -61,14 +68,22 @@ class Supervisor:
     """Keeps a number of workers running until it is told to stop."""
 
     def __init__(
-        self, work: Work, *, workers: int, grace_s: float, on_ready: Callable[[Any], None], on_end: Callable[[int, int], None]
+        self,
+        work: Work,
+        *,
+        workers: int,
+        grace_s: float,
+        heartbeats: MutableSequence[int],
+        on_ready: Callable[[Any], None],
+        on_end: Callable[[int, int], None],
     ) -> None:
         """Creates a supervisor; `run` it.
 
         Args:
-            work: Called in each worker; returns when the lifeline has ended and all is done.
+            work: Called in each worker; returns when the shutdown pipe has ended and all is done.
             workers: How many.
             grace_s: Seconds that a worker may take to finish what it has.
+            heartbeats: By index the `time.monotonic_ns()` at which a worker's event loop last turned, in memory that all share.
             on_ready: Called once, with the report of a worker, when all of them are ready.
             on_end: Called with index and process id of each worker that has ended.
 
@@ -82,6 +97,7 @@ class Supervisor:
         self._work = work
         self._count = workers
         self._grace_s = grace_s
+        self._heartbeats = heartbeats
         self._on_ready = on_ready
         self._on_end = on_end
         self._workers: list[_Worker] = []
@@ -97,7 +113,7 @@ class Supervisor:
         Raises:
             StartError: A worker could not start, or several in a row died before they were ready.
         """
-        self._lifeline, self._lifeline_end = os.pipe()
+        self._shutdown_pipe, self._shutdown_pipe_end = os.pipe()
         self._signals, told = socket.socketpair()
         told.setblocking(False)
         for number in SIGNALS:
@@ -136,49 +152,52 @@ class Supervisor:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; while models load, the supervisor says what to do
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        os.close(self._lifeline_end)
+        os.close(self._shutdown_pipe_end)
 
         def say(what: Any) -> None:
-            with suppress(BrokenPipeError):  # the supervisor was killed; the lifeline will say so
+            with suppress(BrokenPipeError):  # the supervisor was killed; the end of the shutdown pipe will say so
                 report.send(what)
 
         try:
-            self._work(index, self._lifeline, say)
+            self._work(index, self._shutdown_pipe, say)
         except StartError as error:
             say(error)
             sys.exit(1)
 
     def _react(self) -> None:
         """Waits until something happens, and does what it asks for."""
-        timeout_s = None if self._deadline is None else max(self._deadline - time.monotonic(), 0)
+        timeout_s = CHECK_S if self._deadline is None else max(self._deadline - time.monotonic(), 0)
         reports = [worker.report for worker in self._workers if not worker.report.closed]
         happened = wait([self._signals, *reports, *(worker.process.sentinel for worker in self._workers)], timeout_s)
-        if not happened:
+        if not self._stopping:
+            self._kill_hung()
+        elif not happened and self._deadline is not None:
             logger.error("%d workers outlasted the grace by %d s and are killed", len(self._workers), MARGIN_S)
             self._kill()
             self._deadline = None
         if self._signals in happened:
             for number in self._signals.recv(64):
-                self._obey(number)
+                self._on_signal(number)
         # a report first: it says why the worker ended
         for worker in [worker for worker in self._workers if worker.report in happened]:
-            self._hear(worker)
+            self._on_report(worker)
         for worker in [worker for worker in self._workers if worker.process.sentinel in happened]:
-            self._bury(worker)
+            self._reap(worker)
 
-    def _obey(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if not self._stopping:
             self._stop()
         elif number == signal.SIGINT:  # as uvicorn: someone at the keyboard has lost patience; SIGTERM may come twice by accident
             self._kill()
 
-    def _hear(self, worker: _Worker) -> None:
+    def _on_report(self, worker: _Worker) -> None:
         with worker.report as report, suppress(EOFError):
             said = report.recv()
             if isinstance(said, StartError):
                 worker.error = said
                 return
             worker.ready = True
+            self._heartbeats[worker.index] = time.monotonic_ns()
             self._failed_starts = 0
             if self._announced:
                 logger.info("worker %d is process %d now", worker.index, worker.process.pid)
@@ -186,7 +205,7 @@ class Supervisor:
                 self._announced = True
                 self._on_ready(said)
 
-    def _bury(self, worker: _Worker) -> None:
+    def _reap(self, worker: _Worker) -> None:
         """Puts another process in the place of a worker that ended, unless that is hopeless or not wanted."""
         worker.process.join()
         self._workers.remove(worker)
@@ -208,6 +227,15 @@ class Supervisor:
             except StartError as error:  # the others finish what they have
                 self._fail(error)
 
+    def _kill_hung(self) -> None:
+        """Kills workers whose event loop stands still; `_reap` puts others in their place."""
+        now = time.monotonic_ns()
+        for worker in self._workers:
+            silent_s = (now - self._heartbeats[worker.index]) / 1e9
+            if worker.ready and worker.process.is_alive() and silent_s > HUNG_S:
+                logger.error("worker %d, process %d, has hung for %.1f s and is killed", worker.index, worker.process.pid, silent_s)
+                worker.process.kill()
+
     def _fail(self, error: StartError) -> None:
         self._failure = error
         self._stop()
@@ -216,9 +244,9 @@ class Supervisor:
         """Tells all workers to finish what they have."""
         self._stopping = True
         self._deadline = time.monotonic() + self._grace_s + MARGIN_S
-        os.close(self._lifeline_end)
+        os.close(self._shutdown_pipe_end)
         for worker in self._workers:
-            if not worker.ready:  # it has nothing to finish, and sees the lifeline only when its models are loaded
+            if not worker.ready:  # it has nothing to finish, and sees the shutdown pipe only when its models are loaded
                 worker.process.terminate()
 
     def _kill(self) -> None:

@@ -1,9 +1,10 @@
-"""Worker: the server of a process that is one of several. Stops when its supervisor says so or is gone, and shares the door."""
+"""Worker: the server of a process that is one of several. Stops when its supervisor says so or is gone, and shares the listener."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, MutableSequence
 from types import FrameType
 from typing import Any
@@ -13,6 +14,8 @@ import uvicorn
 from service.process.listener import BalancedListener
 from service.process.server import Server
 from service.scheduling.scheduler import Scheduler
+
+HEARTBEAT_S = 0.5
 
 
 class Worker(Server):
@@ -25,8 +28,9 @@ class Worker(Server):
         scheduler: Scheduler,
         grace_s: float,
         on_listen: Callable[[str], None],
-        lifeline: int,
+        shutdown_pipe: int,
         connections: MutableSequence[int],
+        heartbeats: MutableSequence[int],
         index: int,
     ) -> None:
         """Wraps uvicorn.
@@ -36,25 +40,28 @@ class Worker(Server):
             scheduler: What to drain.
             grace_s: Seconds for the drain.
             on_listen: Called with the address once connections are taken.
-            lifeline: Descriptor that is readable once the supervisor wants an end, or is dead.
-            connections: Counts of all workers, from `door.shared_counts`.
+            shutdown_pipe: Descriptor that is readable once the supervisor wants an end, or is dead.
+            connections: Counts of all workers, from `listener.shared_counts`.
+            heartbeats: Of all workers, in shared memory: the `time.monotonic_ns()` at which the event loop last turned.
             index: Of this worker.
         """
         super().__init__(config, scheduler=scheduler, grace_s=grace_s, on_listen=on_listen)
-        self._lifeline = lifeline
-        self._counts = connections
+        self._shutdown_pipe = shutdown_pipe
+        self._connections = connections
+        self._heartbeats = heartbeats
         self._index = index
         self._arriving: set[asyncio.Task[Any]] = set()
         self.server_state.connections = _Connections(self._count)
 
     async def listen(self, sockets: list[socket.socket]) -> None:
-        """Starts the application, and opens the door of the first socket."""
+        """Starts the application, and takes connections from the first socket."""
         await super().listen([])
         if self.started:
             self._loop = asyncio.get_running_loop()
-            self._loop.add_reader(self._lifeline, self._let_go)
-            self._door = BalancedListener(sockets[0], self._counts, self._index)
-            self._door.open(self._admit)
+            self._loop.add_reader(self._shutdown_pipe, self._on_shutdown)
+            self._listener = BalancedListener(sockets[0], self._connections, self._index)
+            self._listener.start(self._accept)
+            self._beat()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops, however often it is told: a terminal, or systemd, signals the workers too, and to uvicorn a second SIGINT means at once.
@@ -68,15 +75,20 @@ class Worker(Server):
         return await super().on_tick(counter) or not self._scheduler.ready
 
     async def drain(self) -> None:
-        """Answers what was admitted, refuses what comes meanwhile, and closes the door."""
+        """Answers what was admitted, refuses what comes meanwhile, and takes no more connections."""
         await super().drain()
-        self._door.close()
+        self._listener.close()
 
-    def _let_go(self) -> None:
-        self._loop.remove_reader(self._lifeline)
+    def _beat(self) -> None:
+        """Says that the event loop turns, for as long as it does: also during the drain."""
+        self._heartbeats[self._index] = time.monotonic_ns()
+        self._loop.call_later(HEARTBEAT_S, self._beat)
+
+    def _on_shutdown(self) -> None:
+        self._loop.remove_reader(self._shutdown_pipe)
         self.should_exit = True
 
-    def _admit(self, connection: socket.socket) -> None:
+    def _accept(self, connection: socket.socket) -> None:
         """Makes uvicorn's protocol for a connection, as uvicorn does for those of its own sockets."""
 
         def protocol() -> asyncio.Protocol:
@@ -95,7 +107,7 @@ class Worker(Server):
             connection.close()
 
     def _count(self) -> None:
-        self._door.count(len(self.server_state.connections) + len(self._arriving))
+        self._listener.count(len(self.server_state.connections) + len(self._arriving))
 
 
 class _Connections(set[Any]):

@@ -9,7 +9,7 @@ from typing import Any
 
 from service.backend import onnx_engine
 from service.backend.engines import MAX_SOLO_THREADS
-from service.backend.hardware import cpu_name
+from service.backend.hardware import cpu_name, usable_cores
 from service.bundle import files
 from service.bundle.evidence_policy import EvidencePolicy
 from service.errors import SettingsError
@@ -20,7 +20,7 @@ from service.serving import loading
 from service.serving.loading import LoadOptions
 from service.serving.registry import Registry
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
-from service.settings import Settings, usable_cores
+from service.settings import Settings
 from service.tasks.catalog import TASKS
 from service.wire.reading import Limits
 
@@ -71,7 +71,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
     lanes, max_queue_tokens = worker.share(lanes_total), worker.share(settings.max_queue_tokens)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
-    solo_threads = settings.idle_threads or min(lanes, MAX_SOLO_THREADS)
+    solo_threads = settings.solo_threads or min(lanes, MAX_SOLO_THREADS)
     scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue)
     options = LoadOptions(
         provider=provider,

@@ -1,4 +1,4 @@
-"""Seat: a worker's place among the workers of a service, and its part of what is limited in total."""
+"""WorkerContext: which of a service's workers this process is, and its part of what is limited in total."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ class WorkerContext:
         index: From 0.
         workers: How many there are.
         metrics: Folder in which all workers keep their metrics; None where there is only one worker.
-        connections: The open connections of each worker, by index, in memory that all share; see `Door`.
+        connections: The open connections of each worker, by index, in memory that all share; see `BalancedListener`.
+        heartbeats: When the event loop of each worker last turned, by index, in memory that all share; see `Supervisor`.
     """
 
     index: int = 0
     workers: int = 1
     metrics: Path | None = None
     connections: MutableSequence[int] = field(default_factory=list)
+    heartbeats: MutableSequence[int] = field(default_factory=list)
 
     def share(self, total: int) -> int:
         """Returns this worker's part of a total of at least one each: all parts add up to it, and differ by one at most."""

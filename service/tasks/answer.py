@@ -23,7 +23,8 @@ from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens, windows
+from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
+from service.text.windows import windows
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384

@@ -20,7 +20,8 @@ from service.tasks.body import LIST, PAIR, STOP, TEXT, Stride, TaskBody, TaskPar
 from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer, default_stride, estimate_tokens, truncate_longest_first, windows
+from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from service.text.windows import default_stride, truncate_longest_first, windows
 
 TASK = "text-classification"
 

@@ -22,7 +22,8 @@ from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer, Tokens, default_stride, estimate_tokens, windows
+from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
+from service.text.windows import default_stride, windows
 
 TASK = "token-classification"
 Strategy = Literal["none", "simple", "first", "average", "max"]

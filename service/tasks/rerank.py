@@ -21,7 +21,8 @@ from service.tasks.body import STOP, TaskBody, Truncate, TruncationDirection, bo
 from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec
-from service.text.tokenizer import Tokenizer, estimate_tokens, truncate_longest_first
+from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.windows import truncate_longest_first
 
 TASK = "text-ranking"
 RELEVANT = "relevant"

@@ -1,8 +1,8 @@
-"""Texts to token ids, over Hugging Face `tokenizers`, and the index arithmetic of truncation and windows.
+"""Texts to token ids, over Hugging Face `tokenizers`, and the templates of special tokens around them.
 
-The tokenizer is run once, without special tokens, truncation or padding (those are mutable state of a `tokenizers`
-object and unsafe to change between threads); templates, truncation and windows are done here on plain integers. Knows
-no task and no padding to a batch: the engine pads.
+The tokenizer is run once, without special tokens, truncation or padding: those are mutable state of a `tokenizers` object, and
+unsafe to change between threads. Templates are filled here, `windows.py` truncates. Knows no task, and no padding to a batch: the
+engine pads.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ import tokenizers
 from numpy.typing import NDArray
 
 from service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
-from service.errors import BundleError, EngineError, InvalidValueError
+from service.errors import BundleError, EngineError
 
 # Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TokenIds = Sequence[int]
-# Of one text; a stride just short of a window would make one for each token.
-MAX_WINDOWS = 4096
 SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/tuning.md)
 
 
@@ -189,50 +187,6 @@ class _Template:
             type_ids.extend([piece.type_id] * len(part))
         placed = tuple(start + mask for mask in masks)
         return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), start, placed)
-
-
-def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens of two texts to keep, the longer one cut first, as Hugging Face's `longest_first`.
-
-    Args:
-        a: Tokens of the first text.
-        b: Tokens of the second text.
-        room: Tokens that both may have together.
-    """
-    if a + b <= room:
-        return a, b
-    short = min(a, b)
-    kept_long = max(short, room - short)
-    if short + kept_long > room:
-        short, kept_long = room // 2, room - room // 2
-    return (kept_long, short) if a > b else (short, kept_long)
-
-
-def windows(count: int, room: int, stride: int) -> list[range]:
-    """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens.
-
-    There is always one window, also of nothing, and the last one ends with the last token.
-
-    Args:
-        count: Tokens of the text.
-        room: Tokens of a full window, greater than `stride`.
-        stride: Tokens that a window shares with the one before.
-
-    Raises:
-        InvalidValueError: There are more windows than a text may have.
-    """
-    starts = range(0, max(count - stride, 1), room - stride)
-    if len(starts) > MAX_WINDOWS:
-        raise InvalidValueError(
-            f"a text of {count} tokens needs {len(starts)} windows of {room} that share {stride}, and {MAX_WINDOWS} are allowed; "
-            "make the stride or the text smaller."
-        )
-    return [range(start, min(start + room, count)) for start in starts]
-
-
-def default_stride(room: int) -> int:
-    """Returns the overlap of windows of `room` tokens where the caller names none: 128, at most half a window."""
-    return min(128, room // 2)
 
 
 def estimate_tokens(text: str) -> int:

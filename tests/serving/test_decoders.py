@@ -20,7 +20,8 @@ from service.bundle import files
 from service.errors import InvalidValueError
 from service.tasks import answer, fill_mask, ner
 from service.tasks.decoding.scores import Floats, activate
-from service.text.tokenizer import Encoding, Tokenizer, windows
+from service.text.tokenizer import Encoding, Tokenizer
+from service.text.windows import windows
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Known words, words in pieces, unknown ones, punctuation that joins, white space of many kinds, marks that the tokenizer strips.

@@ -91,11 +91,11 @@ def test_several_threads_answer_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """`--idle-threads 1` keeps the memory; more are told in a model's description."""
+    """`--solo-threads 1` keeps the memory; more are told in a model's description."""
     tiny.bundle(tmp_path, "tiny")
     monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 16)
 
-    idle = call(tmp_path, "GET", "/models/tiny", settings={"idle_threads": threads}).json()["graph"]["idle"]
+    idle = call(tmp_path, "GET", "/models/tiny", settings={"solo_threads": threads}).json()["graph"]["idle"]
     assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == idle
 
 
@@ -103,4 +103,4 @@ def test_a_model_of_short_runs_makes_none(tmp_path: Path) -> None:
     """Where no text is worth threads the lanes' session runs everything."""
     tiny.bundle(tmp_path, "tiny")
 
-    assert call(tmp_path, "GET", "/models/tiny", settings={"idle_threads": 2}).json()["graph"]["idle"] is None
+    assert call(tmp_path, "GET", "/models/tiny", settings={"solo_threads": 2}).json()["graph"]["idle"] is None

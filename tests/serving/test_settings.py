@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service import settings
+from service.backend import hardware
+from service.backend.hardware import usable_cores
 from service.errors import SettingsError
-from service.settings import Settings, read_settings, usable_cores
+from service.settings import Settings, parse
 
 FIELDS = list(Settings.model_fields)
 DEFAULTS = {
@@ -24,7 +25,7 @@ DEFAULTS = {
     "require_evidence": False,
     "min_agreement": None,
     "lanes": None,
-    "idle_threads": None,
+    "solo_threads": None,
     "workers": 1,
     "batch_variant_graphs": False,
     "max_batch_tokens": 8192,
@@ -45,7 +46,7 @@ DEFAULTS = {
 
 def test_the_defaults_are_the_documented_ones() -> None:
     """Without flags and variables every setting has its documented default, and there are no others."""
-    assert read_settings([]).model_dump() == DEFAULTS
+    assert parse(Settings, []).model_dump() == DEFAULTS
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -57,7 +58,7 @@ def test_every_setting_is_described(name: str) -> None:
 def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     """`--help` lists each setting as a flag with its default."""
     with pytest.raises(SystemExit) as stopped:
-        read_settings(["--help"])
+        parse(Settings, ["--help"])
     assert stopped.value.code == 0
     page = capsys.readouterr().out
     assert [name for name in FIELDS if f"--{name.replace('_', '-')}" not in page] == []
@@ -80,32 +81,32 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_a_flag_and_a_variable_mean_the_same(name: str, given: str, value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """A value is read alike from the flag and from the variable."""
-    assert getattr(read_settings([f"--{name.replace('_', '-')}", given]), name) == value
+    assert getattr(parse(Settings, [f"--{name.replace('_', '-')}", given]), name) == value
     monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", given)
-    assert getattr(read_settings([]), name) == value
+    assert getattr(parse(Settings, []), name) == value
 
 
 @pytest.mark.parametrize("name", ["access_log", "batch_variant_graphs"])
 def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A switch is turned on by its flag, and off by its `--no-` flag over the variable."""
     flag = name.replace("_", "-")
-    assert getattr(read_settings([f"--{flag}"]), name) is True
+    assert getattr(parse(Settings, [f"--{flag}"]), name) is True
     monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", "true")
-    assert getattr(read_settings([f"--no-{flag}"]), name) is False
+    assert getattr(parse(Settings, [f"--no-{flag}"]), name) is False
 
 
 def test_a_flag_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag replaces what the variable says, and leaves other variables alone."""
     monkeypatch.setenv("BERT_SERVE_PORT", "1111")
     monkeypatch.setenv("BERT_SERVE_LANES", "2")
-    read = read_settings(["--port", "2222"])
+    read = parse(Settings, ["--port", "2222"])
     assert (read.port, read.lanes) == (2222, 2)
 
 
 def test_settings_are_frozen() -> None:
     """Nobody changes a setting after the start."""
     with pytest.raises(ValidationError):
-        read_settings([]).port = 1  # type: ignore[misc]
+        parse(Settings, []).port = 1  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("variable", "near"), [("BERT_SERVE_PROT", "BERT_SERVE_PORT"), ("BERT_SERVE_MAX_INPUT", "BERT_SERVE_MAX_INPUTS")])
@@ -113,27 +114,27 @@ def test_an_unknown_variable_is_refused(variable: str, near: str, monkeypatch: p
     """A misspelled variable would silently do nothing, so it is an error that names the nearest setting."""
     monkeypatch.setenv(variable, "1")
     with pytest.raises(SettingsError, match=f"the variable {variable} is no setting; did you mean {near}"):
-        read_settings([])
+        parse(Settings, [])
 
 
 def test_a_variable_like_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable with no setting near it is refused with a hint at the list."""
     monkeypatch.setenv("BERT_SERVE_XQ", "1")
     with pytest.raises(SettingsError, match="BERT_SERVE_XQ is no setting; see `bert-serve serve --help`"):
-        read_settings([])
+        parse(Settings, [])
 
 
 def test_other_variables_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable without the prefix, as of the platform, changes nothing."""
     monkeypatch.setenv("PORT", "1234")
     monkeypatch.setenv("BERT_SERVER_X", "1")
-    assert read_settings([]).port == 8000
+    assert parse(Settings, []).port == 8000
 
 
 def test_an_unknown_flag_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     """A flag that does not exist ends with code 2 and is named."""
     with pytest.raises(SystemExit) as stopped:
-        read_settings(["--prot", "1"])
+        parse(Settings, ["--prot", "1"])
     assert stopped.value.code == 2
     assert "--prot" in capsys.readouterr().err
 
@@ -149,7 +150,7 @@ def test_an_unknown_flag_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> N
 def test_limits_that_contradict_each_other_are_refused(flags: list[str], names: tuple[str, str]) -> None:
     """Two limits of which the smaller part is over the whole are an error with both numbers."""
     with pytest.raises(SettingsError) as refused:
-        read_settings(flags)
+        parse(Settings, flags)
     assert [name for name in names if name not in refused.value.message] == []
 
 
@@ -174,7 +175,7 @@ def test_limits_that_contradict_each_other_are_refused(flags: list[str], names: 
 def test_a_value_out_of_range_is_refused(flag: str, value: str) -> None:
     """A wrong value is an error with the flag, its variable and the value given."""
     with pytest.raises(SettingsError) as refused:
-        read_settings([f"{flag}={value}"])
+        parse(Settings, [f"{flag}={value}"])
     assert refused.value.message.startswith(f"{flag} (or BERT_SERVE_{flag[2:].upper().replace('-', '_')}) is `{value}`: ")
 
 
@@ -182,7 +183,7 @@ def test_a_switch_is_on_or_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable that is neither on nor off is refused, not guessed."""
     monkeypatch.setenv("BERT_SERVE_ACCESS_LOG", "perhaps")
     with pytest.raises(SettingsError, match=r"--access-log \(or BERT_SERVE_ACCESS_LOG\) is `perhaps`"):
-        read_settings([])
+        parse(Settings, [])
 
 
 CGROUPS = [
@@ -205,5 +206,5 @@ def test_usable_cores_keep_to_the_quota(files: dict[str, str], cores: int, tmp_p
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    monkeypatch.setattr(settings, "Path", lambda _: tmp_path)
+    monkeypatch.setattr(hardware, "Path", lambda _: tmp_path)
     assert usable_cores() == cores

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import tiny
 from service.bundle import files
 from service.errors import BundleError
-from service.text.tokenizer import Tokenizer, estimate_tokens, truncate_longest_first, windows
+from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.windows import truncate_longest_first, windows
 
 
 @pytest.fixture(name="tokenizer")

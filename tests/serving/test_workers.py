@@ -33,7 +33,7 @@ from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.serving.build import build
 from service.serving.worker_context import WorkerContext
-from service.settings import Settings, read_settings
+from service.settings import Settings, parse
 
 Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--lanes", "2")
@@ -125,7 +125,7 @@ def test_every_worker_has_a_lane_by_default(models: Path) -> None:
 def test_what_cannot_be_divided_is_refused(flags: tuple[str, ...], words: tuple[str, ...]) -> None:
     """Limits that leave a worker with nothing to work with are an error that names both."""
     with pytest.raises(SettingsError) as refused:
-        read_settings(flags)
+        parse(Settings, flags)
     assert [] == [word for word in words if word not in refused.value.message]
 
 
@@ -133,39 +133,39 @@ def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     """Where processes cannot be forked, as on Windows, more than one worker is wrong usage."""
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SettingsError) as refused:
-        Supervisor(lambda *_: None, workers=2, grace_s=1, on_ready=print, on_end=print)
+        Supervisor(lambda *_: None, workers=2, grace_s=1, heartbeats=[0, 0], on_ready=print, on_end=print)
     assert "--workers is 2, but this system cannot fork" in refused.value.message
 
 
-def test_the_door_leaves_connections_to_whoever_has_fewest() -> None:
+def test_the_listener_leaves_connections_to_whoever_has_fewest() -> None:
     """Of a burst of connections each of two workers takes half, also when one is always asked first."""
 
     async def run() -> list[int]:
         counts = shared_counts(2)
         taken: list[list[socket.socket]] = [[], []]
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            doors = [BalancedListener(listener.dup(), counts, index) for index in range(2)]
+            listeners = [BalancedListener(listener.dup(), counts, index) for index in range(2)]
 
             def admit(index: int, connection: socket.socket) -> None:
                 taken[index].append(connection)
-                doors[index].count(len(taken[index]))
+                listeners[index].count(len(taken[index]))
 
-            doors[0].open(lambda connection: admit(0, connection))
-            doors[1].open(lambda connection: admit(1, connection))
+            listeners[0].start(lambda connection: admit(0, connection))
+            listeners[1].start(lambda connection: admit(1, connection))
             clients = [socket.create_connection(listener.getsockname()) for _ in range(8)]
             while sum(map(len, taken)) < 8:
                 await asyncio.sleep(0.001)
-            for door in doors:
-                door.close()
+            for each in listeners:
+                each.close()
             assert [ABSENT, ABSENT] == list(counts)
-            for connection in [*clients, *taken[0], *taken[1], *(door._listener for door in doors)]:
+            for connection in [*clients, *taken[0], *taken[1], *(each._listener for each in listeners)]:
                 connection.close()
         return [len(each) for each in taken]
 
     assert [4, 4] == asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_the_door_takes_what_nobody_comes_for() -> None:
+def test_the_listener_takes_what_nobody_comes_for() -> None:
     """A worker that has more than another, which does not come, takes the connection in the end."""
 
     async def run() -> int:
@@ -173,12 +173,12 @@ def test_the_door_takes_what_nobody_comes_for() -> None:
         counts[1] = 0
         taken: asyncio.Queue[socket.socket] = asyncio.Queue()
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            door = BalancedListener(listener, counts, 0)
-            door.open(taken.put_nowait)
-            door.count(5)
+            balanced = BalancedListener(listener, counts, 0)
+            balanced.start(taken.put_nowait)
+            balanced.count(5)
             with socket.create_connection(listener.getsockname()), await taken.get():
-                door.close()
-                door.count(4)
+                balanced.close()
+                balanced.count(4)
         return counts[0]
 
     assert ABSENT == asyncio.run(asyncio.wait_for(run(), 10))
@@ -194,7 +194,8 @@ def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
             scheduler=scheduler,
             grace_s=0,
             on_listen=print,
-            lifeline=0,
+            shutdown_pipe=0,
+            heartbeats=[0],
             connections=shared_counts(1),
             index=0,
         )
@@ -240,6 +241,20 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, 
         with clients_of(served, 4) as clients:
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
             assert {13.0} == {answered(client) for client in clients}
+
+
+def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
+    """A worker whose event loop stands still is killed, and another takes its place; the other one is left alone."""
+    with serve(models, *TWO) as served:
+        before = workers_of(served)
+        os.kill(before[0], signal.SIGSTOP)  # it cannot even be told to stop
+        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        after = workers_of(served)
+        assert {0, 1} == set(after)
+        assert (before[1], True) == (after[1], before[0] != after[0])
+        assert f"worker 0, process {before[0]}, has hung for" in served.log.read_text()
+        with clients_of(served, 4) as clients:
+            assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
 
 
 def test_workers_that_cannot_be_replaced_end_the_service(models: Path, serve: Serve) -> None:
