@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, CliSubCommand, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliSubCommand, CliToggleFlag, SettingsConfigDict
 
 from service import __version__
 from service.errors import SettingsError, StartError
@@ -51,12 +51,17 @@ class BertServe(BaseSettings):
     """Serve bundles made by bert-export. `bert-serve serve --help` lists all settings."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, cli_prog_name="bert-serve", cli_implicit_flags="toggle", cli_kebab_case=True, cli_avoid_json=True
+        env_prefix=PREFIX,
+        cli_prog_name="bert-serve",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
     )
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
-    version: bool = Field(False, description="Print the version and exit.")
+    version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
