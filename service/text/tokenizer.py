@@ -27,7 +27,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 TokenIds = Sequence[int]
 # Of one text; a stride just short of a window would make one for each token.
 MAX_WINDOWS = 4096
-SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/tuning.md)
+SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/explanation/scheduling.md)
 
 
 class Tokens:
