@@ -31,7 +31,7 @@ types: dev ## mypy, strict
 unit: dev .venv/.installed ## pytest: unit, parity, end to end
 	.venv-dev/bin/python -m pytest
 
-docs: dev ## write the tables of docs/reference from the code
+docs: dev ## write the tables of the docs from the code
 	.venv-dev/bin/python docs/generate.py
 
 parity: dev ## compare real float32 bundles with their checkpoints: make parity CHECKPOINTS=DIR

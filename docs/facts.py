@@ -1,13 +1,16 @@
-"""What the reference pages state of the code: settings, flags, metrics, endpoints. Each function reads one place; none knows Markdown."""
+"""What pages state of the code: settings, flags, metrics, endpoints, layers. Each function reads one place; none knows Markdown."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
@@ -87,7 +90,21 @@ def metrics() -> list[Metric]:
     ]
 
 
+def layers(package: str) -> list[list[str]]:
+    """Returns the layers of a package from top to bottom, as import-linter holds them; those of one layer do not import each other."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    contract = next(contract for contract in contracts if contract["type"] == "layers" and contract["containers"] == [package])
+    return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+
+
 @cache
 def openapi() -> dict[str, Any]:
     """Returns the service's OpenAPI document, which is the same whatever models are loaded."""
-    return create_app(build(Settings(models=ROOT / "models", provider="cpu", idle_threads=1, workers=1))).openapi()
+    transport = httpx.ASGITransport(create_app(build(Settings(models=ROOT / "models", provider="cpu", idle_threads=1, workers=1))))
+
+    async def ask() -> dict[str, Any]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://docs") as client:
+            document: dict[str, Any] = (await client.get("/openapi.json")).json()
+            return document
+
+    return asyncio.run(ask())

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference that are facts of the code: settings, flags, metrics, endpoints. `make docs` runs it.
+"""Writes the parts of docs that are facts of the code: settings, flags, metrics, endpoints, layers. `make docs` runs it.
 
 A page has a pair of comments for each table, and this script writes what stands between them. Everything else in a page is written by
 hand. `facts` reads the code; this module knows Markdown.
@@ -103,6 +103,11 @@ def body_table(path: str) -> str:
     return _table(("field", "values", "default", "meaning"), rows)
 
 
+def layers_drawing(package: str) -> str:
+    """Returns the layers of a package, a line for each."""
+    return "\n".join(["```", *(" · ".join(layer) for layer in facts.layers(package)), "```"])
+
+
 def blocks() -> dict[str, Callable[[], str]]:
     """Returns what writes each block, by the name that its comment gives."""
     tasks = [path for path, operations in facts.openapi()["paths"].items() if "post" in operations and "{" not in path]
@@ -113,6 +118,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "commands of bert-bench": bench_commands_table,
         "flags of bert-bench": bench_table,
         "metrics": metrics_table,
+        **{f"layers of {package}": (lambda package=package: layers_drawing(package)) for package in ("service", "export", "bench")},
         "endpoints of tasks": lambda: endpoints_table("inference"),
         "endpoints of models": lambda: endpoints_table("models"),
         "endpoints of health": lambda: endpoints_table("health"),
