@@ -20,6 +20,8 @@ from service.http.app import create_app
 from service.metrics import Metrics
 from service.serving.build import build
 from service.settings import Settings
+from service.tasks.catalog import TASKS
+from service.tasks.spec import TaskSpec
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,10 +57,13 @@ def settings() -> Mapping[str, FieldInfo]:
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Returns the parsers of the commands that have flags of their own, by command."""
     subcommands = next(action.choices for action in bench_flags.parser()._actions if isinstance(action.choices, dict))
+    names: dict[argparse.ArgumentParser, str] = {}
+    for name, parser in subcommands.items():
+        names.setdefault(parser, name)  # an alias, which comes later, has the same parser
     return {
         "bert-export": cli._parser(),
         "bert-export verify": verify_cli._parser(),
-        **{f"bert-bench {name}": parser for name, parser in subcommands.items()},
+        **{f"bert-bench {name}": parser for parser, name in names.items()},
     }
 
 
@@ -74,6 +79,11 @@ def flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
         if action.choices is not None:
             value, meaning = action.dest.upper(), f"{meaning}; one of {', '.join(f'`{choice}`' for choice in action.choices)}"
         yield Flag(f"{name} {value}".strip(), meaning, action.required and bool(name))
+
+
+def tasks() -> list[TaskSpec]:
+    """Returns all tasks of the service."""
+    return list(TASKS.values())
 
 
 def metrics() -> list[Metric]:

@@ -71,6 +71,16 @@ def metrics_table() -> str:
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 
+def tasks_table() -> str:
+    """Returns a row for each task: its endpoint, and the models that answer it."""
+    rows = []
+    for spec in facts.tasks():
+        base = spec.derivation.base if spec.derivation is not None else spec.name
+        needs = f" with {_cell(spec.derivation.needs)}" if spec.derivation is not None and spec.derivation.needs else ""
+        rows.append((f"[`POST /{spec.path}`](#post-{spec.path})", _cell(spec.title), f"`{spec.name}`", f"`{base}`{needs}"))
+    return _table(("endpoint", "what it does", "task", "models that answer it"), rows)
+
+
 def endpoints_table(*tags: str) -> str:
     """Returns a row for each method and path of these OpenAPI tags."""
     rows = [
@@ -119,7 +129,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "flags of bert-bench": bench_table,
         "metrics": metrics_table,
         **{f"layers of {package}": (lambda package=package: layers_drawing(package)) for package in ("service", "export", "bench")},
-        "endpoints of tasks": lambda: endpoints_table("inference"),
+        "tasks": tasks_table,
         "endpoints of models": lambda: endpoints_table("models"),
         "endpoints of health": lambda: endpoints_table("health"),
         **{f"body of {path}": (lambda path=path: body_table(path)) for path in tasks},
