@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
 from bench import flags as bench_flags
 from export import cli, verify_cli
-from service.http.app import create_app
+from service.http.app import create_fastapi
 from service.metrics import Metrics
 from service.serving.build import build
 from service.settings import Settings
@@ -110,11 +108,4 @@ def layers(package: str) -> list[list[str]]:
 @cache
 def openapi() -> dict[str, Any]:
     """Returns the service's OpenAPI document, which is the same whatever models are loaded."""
-    transport = httpx.ASGITransport(create_app(build(Settings(models=ROOT / "models", provider="cpu", idle_threads=1, workers=1))))
-
-    async def ask() -> dict[str, Any]:
-        async with httpx.AsyncClient(transport=transport, base_url="http://docs") as client:
-            document: dict[str, Any] = (await client.get("/openapi.json")).json()
-            return document
-
-    return asyncio.run(ask())
+    return create_fastapi(build(Settings(models=ROOT / "models", provider="cpu", idle_threads=1, workers=1))).openapi()
