@@ -93,6 +93,15 @@ def test_named_flags_exist(page: Path) -> None:
     assert set() == set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*\w", page.read_text(encoding="utf-8"))) - known
 
 
+@each_current_page
+def test_named_commands_exist(page: Path) -> None:
+    """Each `bert-bench COMMAND` and `bert-serve COMMAND` that a page shows is a command, by its name of today and no alias."""
+    known = {*facts.parsers(), "bert-serve serve", "bert-serve check"}
+    shown = re.findall(r"(?:`|^|/|&& )(bert-(?:bench|serve) [a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert set() == set(shown) - known
+
+
 @pytest.mark.parametrize("page", generate.generated_pages(), ids=lambda page: page.name)
 def test_generated_tables_are_current(page: Path) -> None:
     """What stands between a page's comments is what `make docs` writes."""
