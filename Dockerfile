@@ -15,7 +15,7 @@ RUN pip install --no-cache-dir --constraint constraints.txt ".[${ONNXRUNTIME}]" 
 COPY models /models
 
 USER 10001
-# weights on huge pages, and lanes that keep their heaps (docs/tuning.md)
+# weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
 ENV GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 ENV BERT_SERVE_HOST=0.0.0.0 BERT_SERVE_PORT=8000 BERT_SERVE_MODELS=/models PYTHONUNBUFFERED=1
 EXPOSE 8000

@@ -3,12 +3,12 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# weights on huge pages, and lanes that keep their heaps (docs/tuning.md)
+# weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
-.PHONY: help serve test dev lint types unit parity avx2 export families golden clean
+.PHONY: help serve test dev lint types unit docs parity avx2 export families golden clean
 
 help: ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -31,6 +31,9 @@ types: dev ## mypy, strict
 unit: dev .venv/.installed ## pytest: unit, parity, end to end
 	.venv-dev/bin/python -m pytest
 
+docs: dev ## write the tables of the docs from the code
+	.venv-dev/bin/python docs/generate.py
+
 parity: dev ## compare real float32 bundles with their checkpoints: make parity CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
 	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) .venv-dev/bin/python -m pytest -m checkpoints
@@ -43,7 +46,7 @@ export: dev ## rebuild the embedded bundles: make export CHECKPOINTS=DIR
 	@set -e; for figures in models/*.figures.json; do \
 	  name=$$(basename $$figures .figures.json); $(EXPORT) --name $$name --figures $$figures $(CHECKPOINTS)/$$name; done
 
-families: dev ## export every family with every head and rewrite the table in docs/export.md
+families: dev ## export every family with every head and rewrite the table in docs/reference/supported-models.md
 	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py
 
 golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOINTS=DIR

@@ -23,7 +23,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="bert-bench",
         description="Load a service over HTTP and compare it with the engine alone.",
-        epilog="`bert-bench COMMAND --help` lists the flags of a command; docs/benchmarking.md explains what to measure how.",
+        epilog="`bert-bench COMMAND --help` lists the flags of a command; docs/how-to/load-test.md explains what to measure how.",
     )
     made.add_argument("--version", action="version", version=f"bert-bench {__version__}")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -1,7 +1,7 @@
 """Writes a checkpoint's graph as ONNX, with fixed tensor names and dynamic axes. Standard operators only.
 
 TorchScript tracing with eager attention, because ONNX Runtime 1.31's optimizer fuses that form fully; the dynamo path
-leaves attention unfused (docs/export.md has the comparison).
+leaves attention unfused (docs/explanation/graphs.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Takes fused operators apart again where ONNX Runtime's CPU kernels are slower than their parts.
 
-Measured with onnxruntime 1.31 on one thread (docs/export.md): SkipLayerNormalization takes three to five times as long
+Measured with onnxruntime 1.31 on one thread (docs/explanation/graphs.md): SkipLayerNormalization takes three to five times as long
 as Add and LayerNormalization, BiasGelu twice as long as Add and Gelu, and Attention longer than three matrix products and
 MultiHeadAttention. Fusing first is still worth it: it finds attention in the tracer's many forms.
 """

@@ -1,7 +1,7 @@
 """int8 for the CPU with fixed scales: what a row answers depends neither on its batch nor, but for rare sums, on the CPU.
 
 Activations get one scale per tensor from calibration, weights one per column, the word embeddings one per row. Four things keep
-the answers near float, each exact or cheap at run time (docs/export.md has what each buys):
+the answers near float, each exact or cheap at run time (docs/explanation/int8.md):
 
 1. Of the tensors whose quantization moves the model's outputs most, the few largest channels are computed in float
    (`export.outliers`).

@@ -1,4 +1,4 @@
-"""The manifest: everything the service has to know about a model. The field-by-field specification is `models/README.md`."""
+"""The manifest: everything the service has to know about a model. The field-by-field specification is docs/reference/manifest.md."""
 
 from __future__ import annotations
 

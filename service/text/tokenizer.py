@@ -25,7 +25,7 @@ from service.errors import BundleError, EngineError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TokenIds = Sequence[int]
-SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/tuning.md)
+SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/explanation/scheduling.md)
 
 
 class Tokens:

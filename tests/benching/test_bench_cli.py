@@ -361,8 +361,8 @@ def test_a_bundle_that_is_not_served_is_told(models: Path, tmp_path: Path, serve
 
 
 def test_every_flag_is_documented() -> None:
-    """docs/benchmarking.md names each flag and each figure."""
-    text = (ROOT / "docs/benchmarking.md").read_text(encoding="utf-8")
+    """docs/reference/bench-flags.md names each flag and each figure."""
+    text = (ROOT / "docs/reference/bench-flags.md").read_text(encoding="utf-8")
     commands = next(action.choices for action in flags.parser()._actions if isinstance(action.choices, dict))
     shown = {flag for command in commands.values() for flag in re.findall(r"(?<![\w-])--[a-z-]+", command.format_help())}
 

@@ -67,7 +67,7 @@ def test_the_service_gives_the_stored_answer(measured: tuple[str, str, Measured]
 
 
 def test_the_table_is_true(measured: tuple[str, str, Measured]) -> None:
-    """docs/export.md claims errors of the order of those measured, and the form that the graph has: else run `make families`."""
+    """docs/reference/supported-models.md claims errors of the order of those measured, and the form that the graph has: else run `make families`."""
     family, task, found = measured
     errors, form = read(DOCUMENT.read_text(encoding="utf-8"))[family, task]
 
@@ -77,7 +77,7 @@ def test_the_table_is_true(measured: tuple[str, str, Measured]) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    """docs/export.md has a row for each family and head, and no other."""
+    """docs/reference/supported-models.md has a row for each family and head, and no other."""
     assert CASES == list(read(DOCUMENT.read_text(encoding="utf-8")))
 
 

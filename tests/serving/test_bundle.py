@@ -12,7 +12,6 @@ import pytest
 
 import tiny
 from service.bundle import files
-from service.bundle.record import Record
 from service.errors import BundleError
 from service.tasks import catalog
 
@@ -119,14 +118,6 @@ def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str |
 
     with pytest.raises(BundleError, match=message):
         files.find_bundles(tmp_path)
-
-
-def test_the_format_is_specified_field_by_field() -> None:
-    """models/README.md names every field of every record of the manifest."""
-    text = (ROOT / "models/README.md").read_text(encoding="utf-8")
-    fields = {field for record in Record.__subclasses__() for field in record.model_fields}
-
-    assert set() == {field for field in fields if f"`{field}`" not in text}
 
 
 def test_two_bundles_differ_in_version(tmp_path: Path) -> None:

@@ -1,0 +1,111 @@
+"""What pages state of the code: settings, flags, metrics, endpoints, layers. Each function reads one place; none knows Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from prometheus_client.metrics import MetricWrapperBase
+from pydantic.fields import FieldInfo
+
+from bench import flags as bench_flags
+from export import cli, verify_cli
+from service.http.app import create_fastapi
+from service.metrics import Metrics
+from service.serving.build import build
+from service.settings import Settings
+from service.tasks.catalog import TASKS
+from service.tasks.spec import TaskSpec
+
+ROOT = Path(__file__).parent.parent
+
+
+class Flag(NamedTuple):
+    """A flag of a command line.
+
+    Attributes:
+        usage: As it is typed, such as `--name NAME`.
+        meaning: What it does, with its default.
+        required: Whether the command needs it.
+    """
+
+    usage: str
+    meaning: str
+    required: bool
+
+
+class Metric(NamedTuple):
+    """A metric, named as `/metrics` shows it without the prefix `bertserve_`."""
+
+    name: str
+    kind: str
+    labels: Sequence[str]
+    meaning: str
+
+
+def settings() -> Mapping[str, FieldInfo]:
+    """Returns the fields of the service's settings."""
+    return Settings.model_fields
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Returns the parsers of the commands that have flags of their own, by command."""
+    subcommands = next(action.choices for action in bench_flags.parser()._actions if isinstance(action.choices, dict))
+    names: dict[argparse.ArgumentParser, str] = {}
+    for name, parser in subcommands.items():
+        names.setdefault(parser, name)  # an alias, which comes later, has the same parser
+    return {
+        "bert-export": cli._parser(),
+        "bert-export verify": verify_cli._parser(),
+        **{f"bert-bench {name}": parser for parser, name in names.items()},
+    }
+
+
+def flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
+    """Yields the flags of a parser, `--help` left out."""
+    formatter = parser._get_formatter()
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        name = action.option_strings[-1] if action.option_strings else ""
+        value = "" if action.nargs == 0 else formatter._metavar_formatter(action, action.dest.upper())(1)[0]
+        meaning = formatter._expand_help(action)
+        if action.choices is not None:
+            value, meaning = action.dest.upper(), f"{meaning}; one of {', '.join(f'`{choice}`' for choice in action.choices)}"
+        yield Flag(f"{name} {value}".strip(), meaning, action.required and bool(name))
+
+
+def tasks() -> list[TaskSpec]:
+    """Returns all tasks of the service."""
+    return list(TASKS.values())
+
+
+def metrics() -> list[Metric]:
+    """Returns all metrics, in the order in which the service creates them."""
+    collectors = [value for value in vars(Metrics()).values() if isinstance(value, MetricWrapperBase)]
+    return [
+        Metric(
+            collector._name.removeprefix("bertserve_") + ("_total" if collector._type == "counter" else ""),
+            collector._type,
+            collector._labelnames,
+            collector._documentation,
+        )
+        for collector in collectors
+    ]
+
+
+def layers(package: str) -> list[list[str]]:
+    """Returns the layers of a package from top to bottom, as import-linter holds them; those of one layer do not import each other."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    contract = next(contract for contract in contracts if contract["type"] == "layers" and contract["containers"] == [package])
+    return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """Returns the service's OpenAPI document, which is the same whatever models are loaded."""
+    return create_fastapi(build(Settings(models=ROOT / "models", provider="cpu", idle_threads=1, workers=1))).openapi()

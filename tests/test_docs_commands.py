@@ -1,0 +1,82 @@
+"""Commands that documentation shows do what it says: requests get their answers, the image gets its files."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from conftest import Served
+from service.check import difference
+
+ROOT = Path(__file__).parent.parent
+Serve = Callable[..., AbstractContextManager[Served]]
+
+
+def document(name: str) -> str:
+    """Returns a document's text."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
+    """Each curl line with JSON below it, sent to the embedded models, gives that JSON, scores within 0.05: they are rounded, and int8's."""
+    pattern = r"```bash\ncurl -s localhost:8000(\S+) -d '([^\n]+?)'\n```\n\n```json\n(.+?)\n```"
+    shown = {
+        name: re.findall(pattern, document(name), re.DOTALL)
+        for name in ("README.md", "docs/tutorial/first-bundle.md", "docs/reference/http-api.md")
+    }
+    assert {"README.md": 4, "docs/tutorial/first-bundle.md": 2, "docs/reference/http-api.md": 4} == {
+        name: len(found) for name, found in shown.items()
+    }
+
+    with serve(ROOT / "models") as served:
+        for name, requests in shown.items():
+            for path, body, answer in requests:
+                with urllib.request.urlopen(served.url + path, body.encode(), timeout=20) as response:
+                    assert difference(json.loads(answer), json.load(response), 0.05) is None, (name, path)
+
+
+def test_the_readme_quotes_figures_that_were_measured() -> None:
+    """The figure of quality stands in the model's card, for the graph and for its checkpoint."""
+    graph, checkpoint = re.findall(
+        r"accuracy (0\.\d{4}) on SST-2 dev, and its checkpoint in PyTorch has (0\.\d{4})", document("README.md")
+    )[0]
+    row = next(line for line in document("models/sentiment/README.md").splitlines() if line.startswith("| accuracy, SST-2 dev"))
+
+    assert [checkpoint, graph] == [row.strip("| ").split(" | ")[1], row.strip("| ").split(" | ")[-1]]
+
+
+def test_check_passes_on_the_embedded_models() -> None:
+    """`bert-serve check`, as documented, accepts what is embedded."""
+    command = [Path(sys.executable).with_name("bert-serve"), "check", "--models", str(ROOT / "models")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert 0 == result.returncode
+    assert ["fill-mask", "ner", "qa", "sentiment"] == [line.split(":")[0] for line in result.stdout.splitlines() if line.endswith(": ok")]
+
+
+def test_containers_and_make_serve_set_the_same_memory_settings() -> None:
+    """They are settings that this machine's C library knows, and the ones that docs/how-to/tune.md shows."""
+    made = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
+    assert made == re.findall(r"glibc\.malloc\.\S+", document("Dockerfile"))
+    assert f"GLIBC_TUNABLES={made[0]}" in document("docs/how-to/tune.md")
+    if not (loader := Path("/lib64/ld-linux-x86-64.so.2")).exists():
+        pytest.skip("not a machine with glibc for x86-64")
+    known = subprocess.run([loader, "--list-tunables"], capture_output=True, text=True, check=True).stdout
+    assert {setting.partition("=")[0] for setting in made[0].split(":")} <= {line.partition(":")[0] for line in known.splitlines()}
+
+
+def test_the_image_gets_what_it_copies() -> None:
+    """The build context leaves out everything but what `.dockerignore` names: all that the Dockerfile copies must be there."""
+    kept = {line.removeprefix("!") for line in document(".dockerignore").splitlines() if line.startswith("!")}
+    copied = [source for line in document("Dockerfile").splitlines() if line.startswith("COPY ") for source in line.split()[1:-1]]
+
+    assert {"service", "export", "bench", "models", "pyproject.toml"} <= set(copied)
+    assert set(copied) <= kept

@@ -1,0 +1,125 @@
+"""Pages of documentation: links lead somewhere, every page is found, names of files, targets and flags are real, tables are current."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import facts
+import generate
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *("models/README.md", *map(str, ROOT.glob("models/*/README.md"))))
+]
+PAGES += sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
+# what was measured on a day names what was there on that day
+CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
+# flags of other programs that pages show
+OTHERS = {"--build-arg", "--help", "--no-deps", "--rm"}
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def prose(page: Path) -> str:
+    """Returns a page's text without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the anchors of a page's headings, as GitHub makes them."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(next(name for i in count() if (name := f"{slug}-{i}" if i else slug) not in found))
+    return found
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    """Yields the file and the anchor of each link of a page that stays within the project."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not target.startswith(("http:", "https:")):
+            name, _, anchor = target.partition("#")
+            yield (page.parent / name).resolve() if name else page, anchor
+
+
+@each_page
+def test_links_resolve(page: Path) -> None:
+    """Each link leads to a file of the project, and its anchor to a heading."""
+    broken = [(str(target), anchor) for target, anchor in links(page) if not target.exists() or (anchor and anchor not in anchors(target))]
+
+    assert [] == broken
+
+
+def test_every_page_is_linked() -> None:
+    """README or docs/README.md leads to each page of docs."""
+    linked = {target for index in (ROOT / "README.md", ROOT / "docs/README.md") for target, _ in links(index)}
+
+    assert set() == set(ROOT.glob("docs/**/*.md")) - linked
+
+
+@each_current_page
+def test_named_files_exist(page: Path) -> None:
+    """Files and folders that a page names, from the project's root, are there."""
+    text = page.read_text(encoding="utf-8")
+    names = re.findall(r"`((?:service|export|bench|models|docs|tests)/[\w./-]*)`", text) + re.findall(r"\bdocs/[\w/-]+\.\w+", text)
+
+    assert [] == [name for name in names if not (ROOT / name).exists() and not (page.parent / name).exists()]
+
+
+@each_current_page
+def test_named_make_targets_exist(page: Path) -> None:
+    """Each `make TARGET` that a page shows is one of the Makefile's."""
+    targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    text = page.read_text(encoding="utf-8")
+    shown = [*re.findall(r"`make ([a-z0-9-]+)", text), *re.findall(r"^make ([a-z0-9-]+)", text, re.MULTILINE)]
+
+    assert [] == [target for target in shown if target not in targets]
+
+
+@each_current_page
+def test_named_flags_exist(page: Path) -> None:
+    """Each flag that a page names is one of our programs', or of a program that the page shows beside them."""
+    known = {f"--{name.replace('_', '-')}" for name in facts.settings()} | OTHERS
+    known |= {f"--no-{name.replace('_', '-')}" for name, field in facts.settings().items() if field.annotation is bool}
+    known |= {option for parser in facts.parsers().values() for action in parser._actions for option in action.option_strings}
+
+    assert set() == set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*\w", page.read_text(encoding="utf-8"))) - known
+
+
+@each_current_page
+def test_named_commands_exist(page: Path) -> None:
+    """Each `bert-bench COMMAND` and `bert-serve COMMAND` that a page shows is a command, by its name of today and no alias."""
+    known = {*facts.parsers(), "bert-serve serve", "bert-serve check"}
+    shown = re.findall(r"(?:`|^|/|&& )(bert-(?:bench|serve) [a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+    assert set() == set(shown) - known
+
+
+@pytest.mark.parametrize("page", generate.generated_pages(), ids=lambda page: page.name)
+def test_generated_tables_are_current(page: Path) -> None:
+    """What stands between a page's comments is what `make docs` writes."""
+    text = page.read_text(encoding="utf-8")
+
+    assert generate.render(text) == text
+
+
+def test_every_generated_table_has_a_page() -> None:
+    """Settings, flags, metrics, layers, and each endpoint with its parameters stand in one page each."""
+    shown = [
+        name for page in generate.generated_pages() for name in re.findall(r"<!-- generated by `make docs`: (.+) -->", page.read_text())
+    ]
+
+    assert sorted(generate.blocks()) == sorted(shown)
+
+
+@pytest.mark.parametrize("page", [*CURRENT, ROOT / "Dockerfile"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_document_names_this_machine(page: Path) -> None:
+    """Paths of a developer's machine have no place here."""
+    assert None is re.search(r"/(work|root|tmp)/", page.read_text(encoding="utf-8"))
