@@ -140,12 +140,12 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         first = error.errors(include_url=False)[0]
         message = first["msg"].removeprefix("Value error, ")
         name = str(first["loc"][-1]) if first["loc"] else ""
-        if name not in _names():
+        if name not in setting_names():
             raise SettingsError(f"{message}.") from error
         raise SettingsError(f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {message}.") from error
 
 
-def _names() -> list[str]:
+def setting_names() -> list[str]:
     """Returns the names of all settings, former ones that are still read included."""
     aliases = (field.validation_alias for field in Settings.model_fields.values())
     also = [str(name) for alias in aliases if isinstance(alias, AliasChoices) for name in alias.choices]
@@ -153,7 +153,7 @@ def _names() -> list[str]:
 
 
 def _refuse_unknown_variables() -> None:
-    known = [name.upper() for name in _names()]
+    known = [name.upper() for name in setting_names()]
     for name in os.environ:
         if name.startswith(PREFIX) and (given := name.removeprefix(PREFIX)) not in known:
             near = difflib.get_close_matches(given, known, n=1)
