@@ -8,16 +8,6 @@ from pydantic_core import from_json
 
 from service.tasks.catalog import TASKS
 
-# By a bundle's task: the tasks derived from it, each with its marker and the marker's last key as a body spells it.
-_DERIVED = {
-    base: [
-        (spec.name, spec.derivation.marker, f'"{spec.derivation.marker[-1]}"'.encode())
-        for spec in TASKS.values()
-        if spec.derivation is not None and spec.derivation.base == base
-    ]
-    for base in TASKS
-}
-
 
 def requested_task(task: str, raw: bytes) -> str:
     """Returns which task a body asks a model for.
@@ -27,7 +17,8 @@ def requested_task(task: str, raw: bytes) -> str:
         raw: The body, which may be no JSON; who reads it will say so.
     """
     # the key's bytes are looked for first, since hardly any body has them
-    possible = [(name, marker) for name, marker, key in _DERIVED[task] if key in raw]
+    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None and spec.derivation.base == task)
+    possible = [(name, derivation.marker) for name, derivation in derived if f'"{derivation.marker[-1]}"'.encode() in raw]
     if not possible:
         return task
     try:

@@ -1,0 +1,96 @@
+"""The list of tasks: each spec is whole, and a task that is added to it is served, documented and found without another line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from application import started
+from service.tasks import classify
+from service.tasks.catalog import TASKS
+from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.spec import Derivation, TaskSpec
+from service.text.tokenizer import Tokenizer
+
+EVERY_TASK = pytest.mark.parametrize("spec", TASKS.values(), ids=lambda spec: spec.path)
+
+
+@EVERY_TASK
+def test_a_spec_is_whole(spec: TaskSpec) -> None:
+    """Name and path are its own, its body has an example that it reads itself, and a derived task names its base and its marker."""
+    assert spec is TASKS[spec.name]
+    assert [spec] == [other for other in TASKS.values() if spec.path == other.path or spec.body is other.body]
+    [example] = spec.body.model_json_schema()["examples"]
+    body = spec.body.model_validate_json(json.dumps(example))
+    assert body.count >= 1
+    if spec.derivation is not None:
+        assert TASKS[spec.derivation.base].derivation is None
+        for key in spec.derivation.marker:
+            assert key in example
+            example = example[key]
+
+
+@EVERY_TASK
+def test_every_parameter_says_what_it_does(spec: TaskSpec) -> None:
+    """OpenAPI has a text for each parameter, and refuses names that are none."""
+    schema = spec.body.parameters_type.model_json_schema()
+    assert [] == [name for name, field in schema.get("properties", {}).items() if len(field.get("description", "")) < 10]
+    assert schema["additionalProperties"] is False
+
+
+@dataclass(frozen=True, slots=True)
+class _Length:
+    text: str
+
+    @property
+    def chars(self) -> int:
+        return len(self.text)
+
+
+class _LengthBody(classify.ClassifyBody):
+    """Body of a task that is only tested."""
+
+    count_tokens: bool
+
+    def request(self, item: Any, parameters: Any) -> _Length:
+        return _Length(item)
+
+
+def _encode(request: _Length, tokenizer: Tokenizer) -> Encoded:
+    return classify.encode(classify.Request(request.text), tokenizer)
+
+
+def _decode(request: _Length, encoded: Encoded, rows: Sequence[Any], config: ModelConfig) -> int:
+    return len(encoded.encodings[0])
+
+
+def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its endpoint, its models, its documents and the discriminator follow from its spec."""
+    spec = replace(
+        classify.SPEC,
+        name="token-counting",
+        path="count",
+        body=_LengthBody,
+        answer=list[int],
+        estimate=lambda request, max_length: 8,
+        encode=_encode,
+        decode=_decode,
+        derivation=Derivation(base=classify.TASK, fits=lambda config: len(config.labels) > 1, needs="two labels", marker=("count_tokens",)),
+    )
+    monkeypatch.setitem(TASKS, spec.name, spec)  # type: ignore[arg-type]  # a dict, which only tests change
+    body = {"inputs": ["good", "a good film"], "count_tokens": True}
+    with started(models) as send:
+        answers = [send("POST", path, json=body) for path in ("/count", "/models/tiny")]
+        described = send("GET", "/models/tiny").json()
+        documented = send("GET", "/openapi.json").json()
+        wrong = send("GET", "/count")
+
+    assert [(200, [3, 5])] * 2 == [(answer.status_code, answer.json()) for answer in answers]
+    assert ["/classify", "/count"] == described["endpoints"]
+    assert "#/components/schemas/_LengthBody" in json.dumps(documented["paths"]["/count"]["post"]["requestBody"])
+    assert (405, "POST") == (wrong.status_code, wrong.headers["allow"])
