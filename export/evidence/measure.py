@@ -10,7 +10,8 @@ from export.errors import ParityError
 from export.evidence import latency, parity
 from export.evidence.batch_invariance import HALF_ROW_ERROR, MAX_ROW_ERROR
 from export.graph import onnx_files
-from service.backend.onnx_engine import OnnxEngine, why_not
+from service.backend.onnx_engine import OnnxEngine
+from service.backend.sessions import why_not
 from service.bundle.files import digest
 from service.bundle.graph_spec import Evidence, GraphFile, GraphSpec
 from service.errors import BertServeError

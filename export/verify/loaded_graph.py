@@ -7,7 +7,8 @@ from functools import cached_property
 from typing import Any
 
 from export.evidence import predict
-from service.backend.onnx_engine import OnnxEngine, why_not
+from service.backend.onnx_engine import OnnxEngine
+from service.backend.sessions import why_not
 from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.errors import BertServeError, BundleError

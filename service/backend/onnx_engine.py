@@ -11,29 +11,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.backend import hardware, providers
+from service.backend.sessions import THREADS, open_session
 from service.bundle.graph_spec import GraphSpec, OutputSpec, Provider
-from service.errors import EngineError, ProviderError
+from service.errors import EngineError
 from service.text.tokenizer import Encoding
-
-try:
-    import onnxruntime as ort
-except ImportError as error:  # both wheels share this import name, so neither is in the base install
-    raise ProviderError(
-        "ONNX Runtime is not installed: `pip install 'bertserve[cpu]'`, or `'bertserve[gpu]'` on a machine with an NVIDIA GPU."
-    ) from error
-
-VERSION: str = ort.__version__
-THREADS = 1  # of one run: lanes give the parallelism
-# A graph of one Identity, as onnx.save writes it: what a session on it gets, others get too.
-_PROBE = bytes.fromhex(
-    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
-)
 
 Row = dict[str, NDArray[np.float32]]
 _Feed = dict[str, NDArray[np.int32 | np.int64]]
@@ -76,19 +62,7 @@ class OnnxEngine:
             ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
         """
         self.provider = provider or graph.provider
-        wanted = providers.NAMES[self.provider]
-        if wanted not in ort.get_available_providers():
-            raise ProviderError(f"`{path}` needs {wanted}: {_missing(self.provider)} Or choose another --provider.")
-        asked = _asked(self.provider, graph, engine_cache)
-        try:
-            self._session = _open(str(path), self.provider, asked, threads)
-        except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-            raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
-        if wanted not in self._session.get_providers():
-            raise ProviderError(
-                f"`{path}` asked for {wanted}, but the session got {', '.join(self._session.get_providers())} only: "
-                f"{_missing(self.provider)} Or choose another --provider."
-            )
+        self._session = open_session(path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache)
         self._inputs = graph.inputs
         self._outputs = graph.outputs
         self._names = [output.name for output in graph.outputs]
@@ -196,68 +170,3 @@ class OnnxEngine:
                     spec.fill
                 ]
         return feed
-
-
-def available_provider() -> Provider:
-    """Returns the provider that `auto` means: CUDA where this onnxruntime has it, else the CPU."""
-    return "cuda" if providers.NAMES["cuda"] in ort.get_available_providers() else "cpu"
-
-
-def why_not(provider: Provider) -> str | None:
-    """Returns why sessions on this machine do not get a provider, or None where they do; opens one on a tiny graph to see."""
-    name = providers.NAMES[provider]
-    if name in ort.get_available_providers():
-        try:
-            if name in _open(_PROBE, provider, [(name, {})], THREADS).get_providers():
-                return None
-        except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
-            return f"{_missing(provider)} onnxruntime says: {error}"
-    return _missing(provider)
-
-
-def _missing(provider: Provider) -> str:
-    libraries = Path(ort.__file__).parent / "capi"
-    found = providers.missing(provider, ort.get_available_providers(), version=VERSION, libraries=libraries)
-    return found or "driver and libraries are there, so see what onnxruntime logs when it loads them."
-
-
-def _asked(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, providers.Options]]:
-    """Returns the providers of a session with their options, the first one first."""
-    if provider == "cpu":
-        return [(providers.NAMES["cpu"], {})]
-    fallback = (providers.NAMES["cuda"], providers.cuda(graph.precision))
-    if provider == "cuda":
-        return [fallback]
-    folder = None
-    if engine_cache is not None:
-        version = hardware.tensorrt_version()
-        folder = providers.engine_folder(engine_cache, graph, hardware.first_gpu(), tensorrt=version, onnxruntime=VERSION)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
-    return [(providers.NAMES["tensorrt"], providers.tensorrt(graph, folder)), fallback]
-
-
-def _open(model: str | bytes, provider: Provider, asked: Sequence[tuple[str, providers.Options]], threads: int) -> Any:
-    if provider != "cpu":
-        ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
-    # onnxruntime's own fallback would open the session, or go on in the middle of service, on another provider and only print it
-    return ort.InferenceSession(model, _session_options(threads), providers=list(asked), enable_fallback=0)
-
-
-def _session_options(threads: int) -> Any:
-    options = ort.SessionOptions()
-    # The default takes every core of the host and spins between runs.
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Lanes share a session, and its arena hands them buffers from all over: over minutes up to a third slower than malloc, which keeps
-    # a heap for each thread and gives back what was just used, still in the cache.
-    options.enable_cpu_mem_arena = False
-    # The pattern cache keeps memory for every shape ever seen, and lengths vary without end.
-    options.enable_mem_pattern = False
-    # The exporter chose the operators by measurement; the extended level would fuse some of them into slower ones.
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.log_severity_level = 3
-    return options

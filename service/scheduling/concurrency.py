@@ -1,4 +1,4 @@
-"""PeakConcurrency: how many runs wanted a core at once, of late. Pure, no clock of its own."""
+"""PeakConcurrency: how many runs wanted a core at once, recently. Pure, no clock of its own."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.backend import onnx_engine
+from service.backend import sessions
 from service.backend.engines import MAX_SOLO_THREADS
 from service.backend.hardware import cpu_name, usable_cores
 from service.bundle import files
@@ -95,10 +95,10 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes_total},
         machine={
             "cpu": cpu_name(),
-            "onnxruntime": onnx_engine.VERSION,
+            "onnxruntime": sessions.VERSION,
             "provider_asked": asked,
             "provider": provider,
-            "threads_per_run": onnx_engine.THREADS,
+            "threads_per_run": sessions.THREADS,
         },
         worker={"index": worker.index, "workers": worker.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
     )

@@ -10,7 +10,8 @@ from typing import Literal
 
 from service.backend.cost import CostModel
 from service.backend.engines import Engines, SoloEngine, min_solo_tokens
-from service.backend.onnx_engine import THREADS, OnnxEngine, available_provider, why_not
+from service.backend.onnx_engine import OnnxEngine
+from service.backend.sessions import THREADS, available_provider, why_not
 from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy
 from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec, Precision, Provider

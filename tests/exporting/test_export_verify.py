@@ -18,7 +18,8 @@ import tiny
 from export import cli, verify_cli
 from export.evidence import predict
 from export.verify.verify import Check
-from service.backend.onnx_engine import OnnxEngine, why_not
+from service.backend.onnx_engine import OnnxEngine
+from service.backend.sessions import why_not
 from service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
 from service.bundle.graph_spec import GraphSpec
 from service.text.tokenizer import Tokenizer

@@ -14,7 +14,8 @@ from transformers import BertConfig
 import tiny
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, PyTorch, edit_weights, few_texts, naming, save
 from export.pipeline import ExportSpec, export
-from service.backend.onnx_engine import OnnxEngine, why_not
+from service.backend.onnx_engine import OnnxEngine
+from service.backend.sessions import why_not
 from service.bundle import files
 from service.serving.build import AppState, build
 from service.settings import Settings

@@ -12,7 +12,7 @@ import pytest
 
 import tiny
 from application import call
-from service.backend import hardware, onnx_engine, providers
+from service.backend import hardware, providers, sessions
 from service.backend.hardware import Gpu
 from service.bundle import files
 from service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec
@@ -255,7 +255,7 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
 
 def test_the_cpu_is_always_had() -> None:
     """Sessions on the CPU need nothing."""
-    assert onnx_engine.why_not("cpu") is None
+    assert sessions.why_not("cpu") is None
     assert "cpu" == loading.obtain_provider("cpu", allow_fallback=False)
 
 
@@ -272,7 +272,7 @@ def test_info_has_graph_and_machine(models: Path) -> None:
     }
     assert call(models, "GET", "/info").json()["machine"] == {
         "cpu": hardware.cpu_name(),
-        "onnxruntime": onnx_engine.VERSION,
+        "onnxruntime": sessions.VERSION,
         "provider_asked": "cpu",
         "provider": "cpu",
         "threads_per_run": 1,

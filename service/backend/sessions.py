@@ -1,0 +1,119 @@
+"""Opens ONNX Runtime sessions on the provider that was asked for, and says why one cannot be had. The one import of onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from service.backend import hardware, providers
+from service.bundle.graph_spec import GraphSpec, Provider
+from service.errors import ProviderError
+
+try:
+    import onnxruntime as ort
+except ImportError as error:  # both wheels share this import name, so neither is in the base install
+    raise ProviderError(
+        "ONNX Runtime is not installed: `pip install 'bertserve[cpu]'`, or `'bertserve[gpu]'` on a machine with an NVIDIA GPU."
+    ) from error
+
+VERSION: str = ort.__version__
+THREADS = 1  # of one run: lanes give the parallelism
+# A graph of one Identity, as onnx.save writes it: what a session on it gets, others get too.
+_PROBE = bytes.fromhex(
+    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
+)
+
+
+def open_session(path: Path, graph: GraphSpec, *, provider: Provider, threads: int = THREADS, engine_cache: Path | None = None) -> Any:
+    """Returns an `onnxruntime.InferenceSession`.
+
+    Args:
+        path: The ONNX file.
+        graph: Its entry in the manifest.
+        provider: What runs it.
+        threads: Threads of one run.
+        engine_cache: Folder that TensorRT's engines are kept in; None builds them at every start.
+
+    Raises:
+        ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
+    """
+    wanted = providers.NAMES[provider]
+    if wanted not in ort.get_available_providers():
+        raise ProviderError(f"`{path}` needs {wanted}: {_missing(provider)} Or choose another --provider.")
+    options = _provider_options(provider, graph, engine_cache)
+    try:
+        session = _session(str(path), provider, options, threads)
+    except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
+        raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
+    if wanted not in session.get_providers():
+        raise ProviderError(
+            f"`{path}` asked for {wanted}, but the session got {', '.join(session.get_providers())} only: {_missing(provider)} "
+            "Or choose another --provider."
+        )
+    return session
+
+
+def available_provider() -> Provider:
+    """Returns the provider that `auto` means: CUDA where this onnxruntime has it, else the CPU."""
+    return "cuda" if providers.NAMES["cuda"] in ort.get_available_providers() else "cpu"
+
+
+def why_not(provider: Provider) -> str | None:
+    """Returns why sessions on this machine do not get a provider, or None where they do; opens one on a tiny graph to see."""
+    name = providers.NAMES[provider]
+    if name in ort.get_available_providers():
+        try:
+            if name in _session(_PROBE, provider, [(name, {})], THREADS).get_providers():
+                return None
+        except Exception as error:  # noqa: BLE001 - onnxruntime's pybind exceptions share no base class but Exception
+            return f"{_missing(provider)} onnxruntime says: {error}"
+    return _missing(provider)
+
+
+def _missing(provider: Provider) -> str:
+    libraries = Path(ort.__file__).parent / "capi"
+    found = providers.missing(provider, ort.get_available_providers(), version=VERSION, libraries=libraries)
+    return found or "driver and libraries are there, so see what onnxruntime logs when it loads them."
+
+
+def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, providers.Options]]:
+    """Returns the providers of a session with their options, the first one first."""
+    if provider == "cpu":
+        return [(providers.NAMES["cpu"], {})]
+    fallback = (providers.NAMES["cuda"], providers.cuda(graph.precision))
+    if provider == "cuda":
+        return [fallback]
+    folder = None
+    if engine_cache is not None:
+        version = hardware.tensorrt_version()
+        folder = providers.engine_folder(engine_cache, graph, hardware.first_gpu(), tensorrt=version, onnxruntime=VERSION)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
+    return [(providers.NAMES["tensorrt"], providers.tensorrt(graph, folder)), fallback]
+
+
+def _session(model: str | bytes, provider: Provider, asked: Sequence[tuple[str, providers.Options]], threads: int) -> Any:
+    if provider != "cpu":
+        ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
+    # onnxruntime's own fallback would open the session, or go on in the middle of service, on another provider and only print it
+    return ort.InferenceSession(model, _session_options(threads), providers=list(asked), enable_fallback=0)
+
+
+def _session_options(threads: int) -> Any:
+    options = ort.SessionOptions()
+    # The default takes every core of the host and spins between runs.
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Lanes share a session, and its arena hands them buffers from all over: over minutes up to a third slower than malloc, which keeps
+    # a heap for each thread and gives back what was just used, still in the cache.
+    options.enable_cpu_mem_arena = False
+    # The pattern cache keeps memory for every shape ever seen, and lengths vary without end.
+    options.enable_mem_pattern = False
+    # The exporter chose the operators by measurement; the extended level would fuse some of them into slower ones.
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 3
+    return options
