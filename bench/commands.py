@@ -7,14 +7,20 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from bench import experiments, inspection, session
-from bench.engine_limit import BareEngine
+from bench.engine import benchmark
+from bench.engine.bare_engine import BareEngine
 from bench.errors import BenchError
-from bench.load.client import Plan
+from bench.experiments import aggregation, load_test
+from bench.experiments import compare as compare_
+from bench.experiments import concurrent_targets as concurrent_targets_
+from bench.experiments import sweep as sweep_
+from bench.experiments import tail_latency as tail_latency_
+from bench.experiments.load_test import Session
+from bench.load.generator import Plan
 from bench.progress import Progress
 from bench.report.report import Report
 from bench.report.slo import Condition
-from bench.session import Session
+from bench.target import info, probe
 from bench.workload import bodies, mixes
 
 _LIMIT_SHARE = 0.5  # of --seconds, for a limit that only accompanies a load
@@ -24,7 +30,7 @@ def closed(args: argparse.Namespace, report: Report, conditions: Sequence[Condit
     """One closed loop, and the engine's limit if there is a bundle."""
     made = _session(args, report, stop, progress)
     report.runs.append(made.closed(args.connections))
-    report.judged = experiments.figures(report.runs[0])
+    report.judged = aggregation.figures(report.runs[0])
     _accompany(args, report, made)
 
 
@@ -35,14 +41,14 @@ def open_loop(
     made = _session(args, report, stop, progress)
     run, _, _ = made.open_loop(args.rate)
     report.runs.append(run)
-    report.judged = experiments.figures(run)
+    report.judged = aggregation.figures(run)
     _accompany(args, report, made)
 
 
 def sweep(args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress) -> None:
     """Open loops at rates between which the highest one lies that keeps the conditions."""
     made = _session(args, report, stop, progress)
-    experiments.sweep(made, report, conditions, connections=args.connections, steps=args.steps, most_rate=args.max_rate)
+    sweep_.sweep(made, report, conditions, connections=args.connections, steps=args.steps, most_rate=args.max_rate)
     _accompany(args, report, made)
 
 
@@ -51,7 +57,7 @@ def compare(
 ) -> None:
     """Served and bare in turn."""
     made = _session(args, report, stop, progress)
-    experiments.compare(made, report, connections=args.connections, rounds=args.rounds)
+    compare_.compare(made, report, connections=args.connections, rounds=args.rounds)
 
 
 def together(
@@ -61,14 +67,14 @@ def together(
     if len(args.target or ()) < 2:
         raise BenchError("together takes two --target or more, of different models.")
     made = _session(args, report, stop, progress)
-    experiments.together(made, report, connections=args.connections, rounds=args.rounds)
+    concurrent_targets_.together(made, report, connections=args.connections, rounds=args.rounds)
 
 
 def tail(args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress) -> None:
     """An open loop against an ideal queue."""
     made = _session(args, report, stop, progress)
     lanes = (report.service or {}).get("limits", {}).get("lanes", args.threads)
-    experiments.tail(made, report, connections=args.connections, share=args.share, servers=args.servers or int(lanes), rounds=args.rounds)
+    tail_latency_.tail(made, report, connections=args.connections, share=args.share, servers=args.servers or int(lanes), rounds=args.rounds)
 
 
 def limit(args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress) -> None:
@@ -76,7 +82,7 @@ def limit(args: argparse.Namespace, report: Report, conditions: Sequence[Conditi
     bare = BareEngine(args.bundle, args.bare_graph)
     mix = args.mix or mixes.DEFAULTS.get(bare.task, "short")
     work = bare.work(bodies.bodies(mix, texts=args.texts, seed=args.seed))
-    engine = session.Engine(bare, work, args.threads, stop, progress)
+    engine = benchmark.Engine(bare, work, args.threads, stop, progress)
     report.engine = engine.facts() | {"mix": mix}
     report.limits.append(engine.limit(args.seconds))
     done = report.limits[0]
@@ -105,14 +111,14 @@ def answered(report: Report) -> bool:
 def _session(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> Session:
     headers = _headers(args)
     given = args.target or [args.default_target]
-    read = [session.read_target(text, headers, texts=args.texts, seed=args.seed) for text in given]
+    read = [probe.read_target(text, headers, texts=args.texts, seed=args.seed) for text in given]
     targets = [made for made, _ in read]
-    report.service = inspection.service_info(targets[0].address, headers)
+    report.service = info.service_info(targets[0].address, headers)
     report.models = [model for _, model in read if model]
     engine = None
     if getattr(args, "bundle", None):
-        session.check_single(targets, f"{args.command} with --bundle")
-        engine = session.make_engine(args.bundle, args.bare_graph, targets[0].bodies, threads=args.threads, stop=stop, progress=progress)
+        load_test.check_single(targets, f"{args.command} with --bundle")
+        engine = benchmark.make_engine(args.bundle, args.bare_graph, targets[0].bodies, threads=args.threads, stop=stop, progress=progress)
         report.engine = engine.facts()
         digest = (read[0][1] or {}).get("version")
         if digest not in (None, report.engine["digest"]):

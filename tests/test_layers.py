@@ -27,7 +27,7 @@ HOMES = {
     "pydantic_core": {"service.tasks", "service.wire"},
     "orjson": {"service.wire"},
     "tokenizers": {"service.text"},
-    "onnxruntime": {"service.backend", "export", "bench.engine_limit"},
+    "onnxruntime": {"service.backend", "export", "bench.engine"},
     "prometheus_client": {"service.metrics"},
     "uvloop": {"bench.load"},
     "matplotlib": {"bench.report.plots"},

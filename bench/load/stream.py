@@ -14,35 +14,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from bench.errors import BenchError
 from bench.load.connection import Connection
-from bench.load.target import Target
+from bench.load.record import OK, Record
 from bench.load.timer import PreciseTimer
+from bench.target.target import Target
 
-OK = 200
 _RETRY_S = 0.1  # before a connection is tried again
-
-
-class Record(NamedTuple):
-    """How one request ended. Times are of `time.perf_counter`.
-
-    Attributes:
-        intended: When it was due; in a closed loop when it was sent.
-        sent: When it was sent; when it ended, if it never was.
-        ended: When its answer was complete, or its failure known.
-        outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `malformed`, `interrupted`.
-        item: Index of its body.
-        timing: The answer's server-timing header, in lower case.
-    """
-
-    intended: float
-    sent: float
-    ended: float
-    outcome: int | str
-    item: int
-    timing: bytes
 
 
 class Stream(ABC):

@@ -7,71 +7,16 @@ when they came, the answers of a few long requests that run side by side would c
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.inspection import Batches
-from bench.load.client import Load
-from bench.load.stream import OK, Record
+from bench.load.record import OK, Record
+from bench.report.latency import Latency, latency, percentile
+from bench.target.metrics import Batches
 
 _DURATION = re.compile(rb"(\w+);dur=([0-9.]+)")
-_CURVE = 200  # points of a distribution that a report keeps
-# beyond these the generator is part of what it measures
-BUSY_SHARE = 0.7
-LATE_MS = 5.0
-
-
-def percentile(ascending: Sequence[float], share: float) -> float:
-    """Returns the smallest value that at least this share of the values does not exceed (nearest rank).
-
-    Args:
-        ascending: At least one value, sorted.
-        share: Within (0, 1].
-    """
-    return ascending[max(math.ceil(share * len(ascending) - 1e-9), 1) - 1]
-
-
-@dataclass(frozen=True, slots=True)
-class Latency:
-    """Milliseconds that answered requests took.
-
-    Attributes:
-        count: How many they are.
-        curve: Percentiles for a plot: `[share, milliseconds]`, denser towards 1.
-    """
-
-    count: int
-    mean_ms: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    p999_ms: float
-    max_ms: float
-    curve: list[list[float]]
-
-
-def latency(milliseconds: Iterable[float]) -> Latency | None:
-    """Returns the distribution, or None of nothing."""
-    ascending = sorted(milliseconds)
-    if not ascending:
-        return None
-    # equal steps of log(1 - share): as many points between 99 % and 99.9 % as between 90 % and 99 %
-    least = 1 / len(ascending)
-    shares = [1 - least ** (i / _CURVE) for i in range(_CURVE)] + [1.0]
-    p50, p90, p99, p999 = (percentile(ascending, share) for share in (0.5, 0.9, 0.99, 0.999))
-    return Latency(
-        count=len(ascending),
-        mean_ms=math.fsum(ascending) / len(ascending),
-        p50_ms=p50,
-        p90_ms=p90,
-        p99_ms=p99,
-        p999_ms=p999,
-        max_ms=ascending[-1],
-        curve=[[share, percentile(ascending, share)] for share in shares],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,48 +129,3 @@ def _server_p50(records: Sequence[Record]) -> dict[str, float]:
         for name, milliseconds in _DURATION.findall(record.timing):
             values.setdefault(name.decode(), []).append(float(milliseconds))
     return {name: percentile(sorted(given), 0.5) for name, given in values.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Generator:
-    """What the load generator cost and how well it kept time.
-
-    Attributes:
-        cpu_share: Of one core.
-        cpu_us_per_request: Microseconds of CPU.
-        lag_p99_ms: How late its own timer went off; over a few milliseconds it did not get a core when it needed one.
-        late_p99_ms: How late requests were sent that an idle connection was there for; None in a closed loop.
-        capped: Requests that waited because no more connections were allowed.
-        connections: Most connections open at once.
-        warnings: Why the figures may be the generator's rather than the service's; empty if they are not.
-    """
-
-    cpu_share: float
-    cpu_us_per_request: float
-    lag_p99_ms: float
-    late_p99_ms: float | None
-    capped: int
-    connections: int
-    warnings: list[str]
-
-
-def generator(load: Load, *, open_loop: bool) -> Generator:
-    """Returns the generator's own figures of a load."""
-    start, end = load.measured
-    counted = [record for records in load.records for record in records if start <= record.ended < end]
-    share = load.cpu_s / max(end - start, 1e-9)
-    lag = percentile(sorted(load.lags), 0.99) * 1000 if load.lags else 0.0
-    sent = sorted(
-        (record.sent - record.intended) * 1000 for records in load.records for record in records if start <= record.intended < end
-    )
-    late = percentile(sent, 0.99) if open_loop and sent else None
-    warnings = []
-    if share > BUSY_SHARE:
-        warnings.append(f"the generator used {share:.0%} of a core; its own speed may be what was measured")
-    if lag > LATE_MS:
-        warnings.append(f"the generator's timer was {lag:.1f} ms late at p99: it did not get a core when it needed one; run it elsewhere")
-    if late is not None and late > LATE_MS and not load.capped:
-        warnings.append(f"requests were sent {late:.1f} ms late at p99, which their latencies include")
-    if load.capped:
-        warnings.append(f"{load.capped} requests waited for a connection, which their latencies include; raise --max-connections")
-    return Generator(share, load.cpu_s / max(len(counted), 1) * 1e6, lag, late, load.capped, load.connections, warnings)

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.engine_limit import Limit
+from bench.engine.limit import Limit
 from bench.errors import BenchError
-from bench.report.measurement import Generator, Measurement
+from bench.report.generator_cost import Generator
+from bench.report.measurement import Measurement
 from bench.report.slo import Verdict
 from service import __version__
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.engine_limit import Limit
-from bench.report.measurement import Generator, Measurement
+from bench.engine.limit import Limit
+from bench.report.generator_cost import Generator
+from bench.report.measurement import Measurement
 from bench.report.report import Report, Run
 from bench.report.slo import Verdict
 

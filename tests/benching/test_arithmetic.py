@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 import tiny
-from bench import inspection, queueing
-from bench.engine_limit import BareEngine
+from bench.engine.bare_engine import BareEngine
 from bench.errors import BenchError
-from bench.load import arrivals, target
-from bench.load.stream import Record
-from bench.report import measurement, slo
+from bench.experiments import queue_simulation
+from bench.load import arrivals
+from bench.load.record import Record
+from bench.report import latency, measurement, slo
+from bench.target import address as addresses
+from bench.target import metrics, target
 from bench.workload import bodies, mixes, sentences
 
 ROOT = Path(__file__).parent.parent.parent
@@ -50,19 +52,19 @@ def test_the_queue_by_hand() -> None:
     """Two servers, four jobs: the third and the fourth wait for whoever is free first."""
     jobs = [[3.0], [1.0], [1.0], [1.0]]
 
-    assert [3.0, 1.0, 1.5, 2.0] == queueing.simulate([0.0, 0.0, 0.5, 1.0], jobs, 2)
+    assert [3.0, 1.0, 1.5, 2.0] == queue_simulation.simulate([0.0, 0.0, 0.5, 1.0], jobs, 2)
 
 
 def test_parts_of_a_job_run_side_by_side() -> None:
     """A job of three parts on two servers is done when its last part is."""
-    assert [2.0, 1.0] == queueing.simulate([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
+    assert [2.0, 1.0] == queue_simulation.simulate([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
 
 
 def test_the_queue_gives_the_known_mean_of_one_exponential_server() -> None:
     """M/M/1 at 50 % load: the mean time in the system is 1 / (mu - lambda)."""
     random_ = random.Random(98)
     times = arrivals.poisson(0.5, 400_000, seed=0)
-    latencies = queueing.simulate(times, [[random_.expovariate(1.0)] for _ in times], 1)
+    latencies = queue_simulation.simulate(times, [[random_.expovariate(1.0)] for _ in times], 1)
 
     assert 2.0 == pytest.approx(fmean(latencies), rel=0.03)
 
@@ -71,21 +73,21 @@ def test_the_queue_gives_the_known_mean_of_one_steady_server() -> None:
     """M/D/1 at 50 % load: half of the waiting of M/M/1, so 1 + 0.5 of the run time."""
     times = arrivals.poisson(0.5, 400_000, seed=0)
 
-    assert 1.5 == pytest.approx(fmean(queueing.simulate(times, [[1.0]] * len(times), 1)), rel=0.03)
+    assert 1.5 == pytest.approx(fmean(queue_simulation.simulate(times, [[1.0]] * len(times), 1)), rel=0.03)
 
 
 def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
     """M/M/2 at 70 % load: by Erlang's formula a job is 1 / (1 - 0.7^2) of its run time in the system."""
     random_ = random.Random(99)
     times = arrivals.poisson(1.4, 200_000, seed=1)
-    latencies = queueing.simulate(times, [[random_.expovariate(1.0)] for _ in times], 2)
+    latencies = queue_simulation.simulate(times, [[random_.expovariate(1.0)] for _ in times], 2)
 
     assert 1 / (1 - 0.49) == pytest.approx(fmean(latencies), rel=0.03)
 
 
 def test_scaling_gives_the_queue_its_capacity() -> None:
     """Run times keep their proportions, and servers / mean run time is the capacity."""
-    jobs = queueing.scaled([[1.0], [2.0, 1.0]], 2, 10.0)
+    jobs = queue_simulation.scaled([[1.0], [2.0, 1.0]], 2, 10.0)
 
     assert 10.0 == pytest.approx(2 / fmean(map(sum, jobs)))
     assert 2.0 == pytest.approx(jobs[1][0] / jobs[0][0])
@@ -94,12 +96,12 @@ def test_scaling_gives_the_queue_its_capacity() -> None:
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])
 def test_percentiles_are_values_that_occurred(share: float, expected: float) -> None:
     """By nearest rank, of 1 to 10."""
-    assert expected == measurement.percentile([float(i) for i in range(1, 11)], share)
+    assert expected == latency.percentile([float(i) for i in range(1, 11)], share)
 
 
 def test_a_distribution_keeps_its_tail() -> None:
     """The curve rises from the least to the greatest value, and the percentiles lie on it."""
-    spread = measurement.latency(map(float, range(1000, 0, -1)))
+    spread = latency.latency(map(float, range(1000, 0, -1)))
     assert spread is not None
 
     assert (500.0, 900.0, 990.0, 999.0, 1000.0, 1000) == (
@@ -116,7 +118,7 @@ def test_a_distribution_keeps_its_tail() -> None:
 
 def test_nothing_has_no_distribution() -> None:
     """Where nothing was answered there is no percentile to pass."""
-    assert None is measurement.latency([])
+    assert None is latency.latency([])
 
 
 def test_latency_counts_from_when_a_request_was_due() -> None:
@@ -170,10 +172,10 @@ def test_batches_are_the_growth_of_the_metrics() -> None:
         ("bertserve_tokens_total", "m", "padded"): 10.0,
     }
 
-    found = inspection.batches(before, after, "m")
+    found = metrics.batches(before, after, "m")
 
-    assert inspection.Batches(runs=4, mean_rows=1.75, rows={"1": 2, "2": 1, "4": 1}, real_tokens=90, padding_share=0.1) == found
-    assert None is inspection.batches(before, after, "another")
+    assert metrics.Batches(runs=4, mean_rows=1.75, rows={"1": 2, "2": 1, "4": 1}, real_tokens=90, padding_share=0.1) == found
+    assert None is metrics.batches(before, after, "another")
 
 
 @pytest.mark.parametrize(
@@ -212,12 +214,12 @@ def test_a_wrong_target_is_refused(text: str) -> None:
 def test_a_wrong_address_is_refused(url: str) -> None:
     """The message shows one that is right."""
     with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:8000/classify"):
-        target.parse(url)
+        addresses.parse(url)
 
 
 def test_a_request_is_whole_http() -> None:
     """Path and query, host with its port, headers, length, body."""
-    address = target.parse("http://[::1]:8000/classify?a=b")
+    address = addresses.parse("http://[::1]:8000/classify?a=b")
     made = target.make(address, "m", [bodies.Body(b"{}", 1)], {"x-a": "1"})
     expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -18,7 +18,7 @@ import pytest
 
 import tiny
 from bench import cli, flags
-from bench.engine_limit import BareEngine
+from bench.engine.bare_engine import BareEngine
 from bench.errors import BenchError, MissingExtraError
 from bench.load.arrivals import poisson
 from bench.report import html as html_report

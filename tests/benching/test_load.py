@@ -11,11 +11,13 @@ from collections import Counter
 import pytest
 
 from bench.errors import BenchError
-from bench.load import client, target
-from bench.load.client import Load, Plan
-from bench.load.stream import Record
+from bench.load import generator
+from bench.load.generator import Load, Plan
+from bench.load.record import Record
 from bench.progress import Progress
 from bench.report import measurement
+from bench.target import address as addresses
+from bench.target import target
 from bench.workload.bodies import Body
 from listening import BUSY, OK, listening, ok
 
@@ -25,17 +27,17 @@ BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
 def made(port: int) -> target.Target:
     """Returns a target on loopback."""
-    return target.make(target.parse(f"http://127.0.0.1:{port}/classify"), "test", BODIES, {"x-test": "1"})
+    return target.make(addresses.parse(f"http://127.0.0.1:{port}/classify"), "test", BODIES, {"x-test": "1"})
 
 
 def closed(port: int, connections: int = 2, plan: Plan = PLAN, stop: threading.Event | None = None) -> Load:
     """Loads in a closed loop."""
-    return client.closed([made(port)], connections, plan, stop=stop or threading.Event(), progress=Progress(quiet=True))
+    return generator.closed([made(port)], connections, plan, stop=stop or threading.Event(), progress=Progress(quiet=True))
 
 
 def opened(port: int, arrivals: list[float], *, most: int = 64, plan: Plan = PLAN) -> Load:
     """Loads in an open loop."""
-    return client.open_loop([made(port)], [arrivals], most, plan, stop=threading.Event(), progress=Progress(quiet=True))
+    return generator.open_loop([made(port)], [arrivals], most, plan, stop=threading.Event(), progress=Progress(quiet=True))
 
 
 def outcomes(load: Load) -> set[int | str]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from bench.load.stream import ClosedStream, OpenStream, Record, Stream
-from bench.load.target import Target
+from bench.load.record import Record
+from bench.load.stream import ClosedStream, OpenStream, Stream
 from bench.progress import Progress
+from bench.target.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of CPU
 _LAST_S = 1.0  # for requests in flight after Ctrl-C

@@ -8,11 +8,9 @@ decoding: what a caller who had the session in hand could get.
 from __future__ import annotations
 
 import itertools
-import statistics
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from bench.engine.limit import Limit, summary
+from bench.engine.workload import Feed, Work
 from bench.errors import BenchError
 from bench.workload.bodies import Body
 from service.bundle import files
@@ -35,55 +35,6 @@ _ANY = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 _WARMUP = 0.1  # share of the time
 # names of inputs in exports that are not ours
 _STOCK = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids", "mask_index": "mask_index"}
-
-Feed = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What the engine has to do for some bodies.
-
-    Attributes:
-        feeds: For each body, the inputs of its runs: one a text, or one a window.
-        lengths: Of each run, tokens, special ones counted.
-        texts: Of each body.
-    """
-
-    feeds: Sequence[Sequence[Feed]]
-    lengths: Sequence[Sequence[int]]
-    texts: Sequence[int]
-
-    @property
-    def tokens(self) -> list[int]:
-        """Tokens of each body."""
-        return [sum(lengths) for lengths in self.lengths]
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """What the bare loop did.
-
-    Attributes:
-        threads: It ran on.
-        seconds: Measured.
-        runs: Of the graph.
-        runs_per_s: Runs a second on all threads together.
-        requests_per_s: Bodies a second that these runs amount to.
-        texts_per_s: Texts a second.
-        tokens_per_s: Tokens a second.
-        run_ms: Mean milliseconds of one run, while the other threads run too.
-        feed_s: Of each body, median seconds of each of its runs.
-    """
-
-    threads: int
-    seconds: float
-    runs: int
-    runs_per_s: float
-    requests_per_s: float
-    texts_per_s: float
-    tokens_per_s: float
-    run_ms: float
-    feed_s: Sequence[Sequence[float]]
 
 
 class BareEngine:
@@ -179,7 +130,7 @@ class BareEngine:
             raise BenchError(f"`{self.graph}` failed on a text of the load: {failures[0]}") from failures[0]
         runs = [run for mine in finished for run in mine]
         end = min(end, max(now for _, _, now in runs))
-        return _summary(
+        return summary(
             work,
             [(order[at][0], order[at][1], now - before) for at, before, now in runs if start < now <= end],
             threads,
@@ -195,28 +146,6 @@ class BareEngine:
             "mask_index": np.array(encoding.masks, dtype=np.int64),
         }
         return {name: np.ascontiguousarray(values[fill].astype(kind)) for name, fill, kind in self._inputs}
-
-
-def _summary(work: Work, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> Limit:
-    """Returns the limit from `(body, part, seconds)` of each run."""
-    timed: dict[tuple[int, int], list[float]] = {}
-    for body, part, taken in runs:
-        timed.setdefault((body, part), []).append(taken)
-    mean = statistics.fmean(taken for _, _, taken in runs) if runs else 0.0
-    span = seconds or 1.0
-    shares = [1 / len(feeds) for feeds in work.feeds]
-    return Limit(
-        threads=threads,
-        seconds=seconds,
-        runs=len(runs),
-        runs_per_s=len(runs) / span,
-        requests_per_s=sum(shares[body] for body, _, _ in runs) / span,
-        texts_per_s=sum(shares[body] * work.texts[body] for body, _, _ in runs) / span,
-        tokens_per_s=sum(work.lengths[body][part] for body, part, _ in runs) / span,
-        run_ms=mean * 1000,
-        # a long mix may not get to its last text in a short time
-        feed_s=[[statistics.median(timed.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(work.feeds)],
-    )
 
 
 def _session(path: Path, *, as_written: bool) -> Any:

@@ -1,14 +1,12 @@
-"""Where a load goes: an address with the requests for it, encoded once, before any clock runs."""
+"""URLs: parsed, with the sentence for one that cannot be reached."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from bench.errors import BenchError
-from bench.workload.bodies import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +61,3 @@ def parse(url: str) -> Address:
     tls = parts.scheme == "https"
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Address(url, host, port or (443 if tls else 80), path, tls)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """An endpoint under load.
-
-    Attributes:
-        address: Where it is.
-        mix: The name of its mix, or its file of bodies.
-        bodies: What is sent to it, in turn.
-        requests: The same as whole HTTP requests.
-    """
-
-    address: Address
-    mix: str
-    bodies: Sequence[Body]
-    requests: Sequence[bytes]
-
-    @property
-    def label(self) -> str:
-        """How reports name it."""
-        return f"{self.address.path} {self.mix}"
-
-
-def make(address: Address, mix: str, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
-    """Returns a target with its requests.
-
-    Args:
-        address: Where it is.
-        mix: What the bodies are called.
-        bodies: At least one.
-        headers: Sent with every request.
-    """
-    given = {name.lower() for name in headers}
-    own = {"Host": address.authority, "Content-Type": "application/json"}
-    lines = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers)
-    head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
-    requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
-    return Target(address, mix, bodies, requests)

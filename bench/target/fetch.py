@@ -1,0 +1,47 @@
+"""Single requests outside a load."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from bench.errors import BenchError
+from bench.target.address import Address
+
+_TIMEOUT_S = 30
+
+
+def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns the JSON object at a path, or None where there is none."""
+    status, raw = fetch(address, "GET", path, headers)
+    try:
+        value = json.loads(raw) if status == 200 else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, bytes]:
+    """Sends one request; returns the status and the body of its answer.
+
+    Raises:
+        BenchError: The address cannot be reached or does not answer in HTTP.
+    """
+    context = address.context
+    connection = (
+        http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
+        if context is None
+        else http.client.HTTPSConnection(address.host, address.port, timeout=_TIMEOUT_S, context=context)
+    )
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json", **headers})
+        response = connection.getresponse()
+        return response.status, response.read()
+    except OSError as error:
+        raise BenchError(address.unreachable(error)) from error
+    except http.client.HTTPException as error:
+        raise BenchError(f"{address.url} does not answer in HTTP: {type(error).__name__}.") from error
+    finally:
+        connection.close()
