@@ -1,1 +1,1 @@
-"""bert-bench: load over HTTP, the engine's own limit, and reports with plots. Nothing in service or export imports this."""
+"""bert-bench: the load generator for HTTP endpoints, the limit of the engine alone, and reports. Neither service nor export imports it."""

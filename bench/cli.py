@@ -1,7 +1,7 @@
 """bert-bench: load a service over HTTP and compare it with the engine alone.
 
-Exit codes: 0 done, 1 a target was missed or nothing was answered, 2 wrong usage or nobody there, 3 the bench extra is not
-installed, 130 interrupted.
+Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an address that cannot be reached, 3 the
+bench extra is not installed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ _INTERRUPTED = 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    args = flags.parser().parse_args(argv)
+    args = flags.build_parser().parse_args(argv)
     stop = threading.Event()
     try:
-        with _interruptible(stop):
-            return _report(args) if args.command == "report" else _measure(args, stop)
+        with _set_on_interrupt(stop):
+            return _draw(args) if args.command == "report" else _measure(args, stop)
     except BenchError as error:
         print(f"bert-bench: {error}", file=sys.stderr)
         return 3 if isinstance(error, MissingExtraError) else 2
@@ -40,50 +40,50 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _interruptible(stop: threading.Event) -> Iterator[None]:
-    """Lets the first Ctrl-C end a command orderly, and the second at once."""
+def _set_on_interrupt(stop: threading.Event) -> Iterator[None]:
+    """Sets an event on the first Ctrl-C, and raises KeyboardInterrupt on the second."""
 
-    def interrupt(*_: object) -> None:
+    def on_sigint(*_: object) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
 
-    before = signal.signal(signal.SIGINT, interrupt)
+    before = signal.signal(signal.SIGINT, on_sigint)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def _report(args: argparse.Namespace) -> int:
+def _draw(args: argparse.Namespace) -> int:
+    """Runs `report`."""
     from bench.report import html
 
-    write(html.page([read(file) for file in args.files]), args.html)
+    write(html.render_page([read(file) for file in args.files]), args.html)
     return 0
 
 
 def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
-    """Runs a command that measures, and reports also what an error left behind."""
-    conditions = slo.parse(args.slo or flags.DEFAULT_SLO.get(args.command, ()))
+    """Runs a command that measures. What was measured before an error is reported too."""
+    objectives = slo.parse_objectives(args.slo or flags.DEFAULT_OBJECTIVES.get(args.command, ()))
     if args.html:
-        plots.require()  # before the load, not after it
+        plots.require_matplotlib()  # before the load, not after it
     report = Report(args.command, flags.settings(args))
     progress = Progress(quiet=args.quiet)
     # tokenizers, pydantic and onnxruntime take a second to import; --help and wrong flags need not wait for them
     from bench import commands
 
-    run: Callable[..., None] = commands.COMMANDS[args.command]
     try:
-        run(args, report, conditions, stop=stop, progress=progress)
+        commands.run(args, report, objectives, stop=stop, progress=progress)
     finally:
         report.interrupted = stop.is_set()
         if report.runs or report.limits:
-            report.verdicts = slo.judge(conditions, report.judged | report.figures)
+            report.verdicts = slo.evaluate(objectives, report.judged | report.figures)
             _write(report, args)
     if report.interrupted:
         return _INTERRUPTED
     missed = any(not verdict.passed for verdict in report.verdicts)
-    return 1 if missed or not commands.answered(report) else 0
+    return 1 if missed or not commands.has_results(report) else 0
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
@@ -93,12 +93,12 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     if args.json == Path("-"):
         print(json.dumps(document, indent=1))
     else:
-        for line in summary.lines(report):
+        for line in summary.summary_lines(report):
             print(line)
         if args.json:
             write(json.dumps(document, indent=1) + "\n", args.json)
     if args.html:
-        write(html.page([document]), args.html)
+        write(html.render_page([document]), args.html)
 
 
 if __name__ == "__main__":

@@ -1,160 +1,147 @@
-"""From flags to measurements: one function a subcommand. Each fills the report as it goes."""
+"""From flags to measurements: builds what a subcommand needs, and runs it. The report is filled along the way."""
 
 from __future__ import annotations
 
 import argparse
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.engine import benchmark
 from bench.engine.bare_engine import BareEngine
+from bench.engine.benchmark import EngineBenchmark, load_benchmark
 from bench.errors import BenchError
-from bench.experiments import aggregation, load_test
-from bench.experiments import compare as compare_
-from bench.experiments import concurrent_targets as concurrent_targets_
-from bench.experiments import sweep as sweep_
-from bench.experiments import tail_latency as tail_latency_
-from bench.experiments.load_test import Session
-from bench.load.generator import Plan
+from bench.experiments.aggregation import run_figures
+from bench.experiments.compare import compare
+from bench.experiments.concurrent_targets import compare_concurrent_targets
+from bench.experiments.load_test import LoadTest
+from bench.experiments.sweep import sweep
+from bench.experiments.tail_latency import compare_tail_latency
+from bench.load.generator import Durations
 from bench.progress import Progress
 from bench.report.report import Report
-from bench.report.slo import Condition
-from bench.target import info, probe
+from bench.report.slo import Objective
+from bench.target.info import service_info
+from bench.target.probe import probe_target
 from bench.workload import bodies, mixes
 
-_LIMIT_SHARE = 0.5  # of --seconds, for a limit that only accompanies a load
+_ENGINE_LIMIT_SHARE = 0.5  # of --seconds, for an engine limit that only accompanies a load
 
 
-def closed(args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress) -> None:
-    """One closed loop, and the engine's limit if there is a bundle."""
-    made = _session(args, report, stop, progress)
-    report.runs.append(made.closed(args.connections))
-    report.judged = aggregation.figures(report.runs[0])
-    _accompany(args, report, made)
+def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective], *, stop: threading.Event, progress: Progress) -> None:
+    """Runs the subcommand `args.command`, one of those that measure.
+
+    Args:
+        args: The parsed flags.
+        report: Gets each result as soon as it is measured.
+        objectives: The objectives of a sweep.
+        stop: Set by Ctrl-C; ends the command early with what was measured.
+        progress: Gets the counts of each load.
+
+    Raises:
+        BenchError: A flag, a file or an address is wrong.
+    """
+    if args.command == "engine-limit":
+        _measure_engine_limit(args, report, stop, progress)
+        return
+    if args.command == "concurrent-targets" and len(args.target or ()) < 2:
+        raise BenchError("concurrent-targets takes two --target or more, of different models.")
+    test = _build_load_test(args, report, stop, progress)
+    match args.command:
+        case "closed":
+            report.runs.append(test.run_closed_loop(args.connections))
+            report.judged = run_figures(report.runs[0])
+        case "open":
+            report.runs.append(test.run_open_loop(args.rate)[0])
+            report.judged = run_figures(report.runs[0])
+        case "sweep":
+            sweep(test, report, objectives, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
+        case "compare":
+            compare(test, report, connections=args.connections, rounds=args.rounds)
+        case "concurrent-targets":
+            compare_concurrent_targets(test, report, connections=args.connections, rounds=args.rounds)
+        case "tail-latency":
+            lanes = (report.service or {}).get("limits", {}).get("lanes", args.threads)
+            servers = args.servers or int(lanes)
+            compare_tail_latency(test, report, connections=args.connections, share=args.share, servers=servers, rounds=args.rounds)
+    if args.command in ("closed", "open", "sweep"):
+        _add_engine_limit(args, report, test)
 
 
-def open_loop(
-    args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress
-) -> None:
-    """One open loop, and the engine's limit if there is a bundle."""
-    made = _session(args, report, stop, progress)
-    run, _, _ = made.open_loop(args.rate)
-    report.runs.append(run)
-    report.judged = aggregation.figures(run)
-    _accompany(args, report, made)
+def has_results(report: Report) -> bool:
+    """Returns whether the report has at least one request that was answered with 200, or one run of the engine.
+
+    A sweep also needs a rate that met the objectives.
+    """
+    answered = any(target.latency for run in report.runs for target in run.targets)
+    found = report.command != "sweep" or report.figures.get("max_rate") is not None
+    return (answered and found) or any(limit.runs for limit in report.limits)
 
 
-def sweep(args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress) -> None:
-    """Open loops at rates between which the highest one lies that keeps the conditions."""
-    made = _session(args, report, stop, progress)
-    sweep_.sweep(made, report, conditions, connections=args.connections, steps=args.steps, most_rate=args.max_rate)
-    _accompany(args, report, made)
-
-
-def compare(
-    args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress
-) -> None:
-    """Served and bare in turn."""
-    made = _session(args, report, stop, progress)
-    compare_.compare(made, report, connections=args.connections, rounds=args.rounds)
-
-
-def together(
-    args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress
-) -> None:
-    """Each target alone and all at once, in turn."""
-    if len(args.target or ()) < 2:
-        raise BenchError("together takes two --target or more, of different models.")
-    made = _session(args, report, stop, progress)
-    concurrent_targets_.together(made, report, connections=args.connections, rounds=args.rounds)
-
-
-def tail(args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress) -> None:
-    """An open loop against an ideal queue."""
-    made = _session(args, report, stop, progress)
-    lanes = (report.service or {}).get("limits", {}).get("lanes", args.threads)
-    tail_latency_.tail(made, report, connections=args.connections, share=args.share, servers=args.servers or int(lanes), rounds=args.rounds)
-
-
-def limit(args: argparse.Namespace, report: Report, conditions: Sequence[Condition], *, stop: threading.Event, progress: Progress) -> None:
-    """The engine alone."""
-    bare = BareEngine(args.bundle, args.bare_graph)
-    mix = args.mix or mixes.DEFAULTS.get(bare.task, "short")
-    work = bare.work(bodies.bodies(mix, texts=args.texts, seed=args.seed))
-    engine = benchmark.Engine(bare, work, args.threads, stop, progress)
-    report.engine = engine.facts() | {"mix": mix}
-    report.limits.append(engine.limit(args.seconds))
-    done = report.limits[0]
-    rates = {"rps": done.requests_per_s, "texts_per_s": done.texts_per_s, "tokens_per_s": done.tokens_per_s}
+def _measure_engine_limit(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> None:
+    engine = BareEngine(args.bundle, args.bare_graph)
+    mix = args.mix or mixes.DEFAULTS.get(engine.task, "short")
+    encoded = engine.encode(bodies.build_bodies(mix, texts=args.texts, seed=args.seed))
+    benchmark = EngineBenchmark(engine, encoded, args.threads, stop, progress)
+    report.engine = benchmark.describe() | {"mix": mix}
+    limit = benchmark.measure_limit(args.seconds)
+    report.limits.append(limit)
+    rates = {"rps": limit.requests_per_s, "texts_per_s": limit.texts_per_s, "tokens_per_s": limit.tokens_per_s}
     report.judged = {**rates, "error_rate": 0.0}  # a run that fails ends the command
 
 
-COMMANDS: Mapping[str, Callable[..., None]] = {
-    "closed": closed,
-    "open": open_loop,
-    "sweep": sweep,
-    "compare": compare,
-    "together": together,
-    "tail": tail,
-    "limit": limit,
-}
+def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> LoadTest:
+    """Probes the targets and loads the bundle of the engine benchmark.
 
-
-def answered(report: Report) -> bool:
-    """Returns whether anything was: at least one request with 200, or run of the engine."""
-    loads = any(target.latency for run in report.runs for target in run.targets)
-    found = report.command != "sweep" or report.figures.get("max_rate") is not None
-    return (loads and found) or any(done.runs for done in report.limits)
-
-
-def _session(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> Session:
-    headers = _headers(args)
-    given = args.target or [args.default_target]
-    read = [probe.read_target(text, headers, texts=args.texts, seed=args.seed) for text in given]
-    targets = [made for made, _ in read]
-    report.service = info.service_info(targets[0].address, headers)
-    report.models = [model for _, model in read if model]
+    Raises:
+        BenchError: A target, a header or the bundle is wrong.
+    """
+    headers = _request_headers(args)
+    probed = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target or [args.default_target]]
+    targets = [target for target, _ in probed]
+    report.service = service_info(targets[0].address, headers)
+    report.models = [model for _, model in probed if model]
     engine = None
     if getattr(args, "bundle", None):
-        load_test.check_single(targets, f"{args.command} with --bundle")
-        engine = benchmark.make_engine(args.bundle, args.bare_graph, targets[0].bodies, threads=args.threads, stop=stop, progress=progress)
-        report.engine = engine.facts()
-        digest = (read[0][1] or {}).get("version")
-        if digest not in (None, report.engine["digest"]):
-            progress.say(
-                f"warning: the service runs bundle {digest}, but --bundle is {report.engine['digest']}; the ratio compares two models"
-            )
+        if len(targets) != 1:
+            raise BenchError(f"{args.command} with --bundle takes one --target, not {len(targets)}.")
+        engine = load_benchmark(args.bundle, args.bare_graph, targets[0].bodies, threads=args.threads, stop=stop, progress=progress)
+        report.engine = engine.describe()
+        _warn_of_another_bundle((probed[0][1] or {}).get("version"), report.engine["digest"], progress)
     elif getattr(args, "bare_graph", None):
         raise BenchError("--bare-graph runs in place of a bundle's graph; give the bundle too, with --bundle.")
-    return Session(
+    return LoadTest(
         targets=targets,
         headers=headers,
-        models=[model for _, model in read],
-        plan=Plan(args.seconds, args.warmup_s, args.timeout_s),
+        models=[model for _, model in probed],
+        durations=Durations(args.seconds, args.warmup_s, args.timeout_s),
         stop=stop,
         progress=progress,
         engine=engine,
-        most_connections=getattr(args, "max_connections", 512),
+        max_connections=getattr(args, "max_connections", 512),
         seed=args.seed,
     )
 
 
-def _accompany(args: argparse.Namespace, report: Report, made: Session) -> None:
-    """Measures the engine's limit after the load, in the same run of the tool."""
-    if made.engine and report.runs and not made.stop.is_set():
-        done = made.engine.limit(args.seconds * _LIMIT_SHARE)
-        report.runs[-1] = replace(report.runs[-1], limit=done)
-        if done.texts_per_s:
+def _warn_of_another_bundle(served: str | None, given: str, progress: Progress) -> None:
+    if served not in (None, given):
+        progress.log(f"warning: the service runs bundle {served}, but --bundle is {given}; the ratio compares two models")
+
+
+def _add_engine_limit(args: argparse.Namespace, report: Report, test: LoadTest) -> None:
+    """Measures the engine limit after the load, if there is a bundle, and adds it to the last run."""
+    if test.engine and report.runs and not test.stop.is_set():
+        limit = test.engine.measure_limit(args.seconds * _ENGINE_LIMIT_SHARE)
+        report.runs[-1] = replace(report.runs[-1], limit=limit)
+        if limit.texts_per_s:
             best = max(target.texts_per_s for run in report.runs for target in run.targets)
-            report.figures["ratio"] = best / done.texts_per_s
+            report.figures["ratio"] = best / limit.texts_per_s
 
 
-def _headers(args: argparse.Namespace) -> dict[str, str]:
+def _request_headers(args: argparse.Namespace) -> dict[str, str]:
     """Returns the headers of every request.
 
     Raises:
-        BenchError: One is not `NAME: VALUE`, or the key cannot be read.
+        BenchError: A header is not `NAME: VALUE`, or the file of the key cannot be read.
     """
     headers = {}
     for header in args.header:

@@ -1,10 +1,10 @@
-"""What ends a command before it has measured anything: one exception, its message a sentence for the person at the keyboard."""
+"""The errors that end a command before it has measured anything. The message is one sentence for the user."""
 
 from __future__ import annotations
 
 
 class BenchError(Exception):
-    """The command cannot be run as it was given: a wrong flag, file or address. Exit code 2."""
+    """The command cannot be run as given: a flag, a file or an address is wrong. Exit code 2."""
 
 
 class MissingExtraError(BenchError):

@@ -1,42 +1,47 @@
-"""What a waiting person sees: one line on stderr, redrawn on a terminal, every few seconds in a log."""
+"""Progress on stderr: one line that is redrawn on a terminal, and a line every few seconds in a log.
+
+tqdm would cover the terminal alone: in a log it writes carriage returns in place of lines, so the log lines would stay ours, and it
+would be a dependency of the base install.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
 
-_TERMINAL_S = 0.5
-_LOG_S = 5.0
+_TERMINAL_INTERVAL_S = 0.5
+_LOG_INTERVAL_S = 5.0
 
 
 class Progress:
-    """Says how far a run is."""
+    """Reports the state of the current measurement."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._terminal = sys.stderr.isatty()
-        self._next = 0.0
+        self._interval_s = _TERMINAL_INTERVAL_S if self._terminal else _LOG_INTERVAL_S
+        self._next_update = 0.0
         self._label = ""
 
-    def say(self, line: str) -> None:
-        """Prints a line of its own."""
+    def log(self, line: str) -> None:
+        """Prints a line that stays."""
         if not self._quiet:
             self._write(line, end="\n")
 
-    def begin(self, label: str) -> None:
-        """Begins a run."""
+    def start(self, label: str) -> None:
+        """Starts the progress of one measurement."""
         self._label = label
-        self._next = time.monotonic() + (_TERMINAL_S if self._terminal else _LOG_S)
+        self._next_update = time.monotonic() + self._interval_s
         if not self._terminal:
-            self.say(label)
+            self.log(label)
 
     def update(self, elapsed_s: float, total_s: float, done: int, failed: int) -> None:
-        """Shows the counts, not more often than is of use."""
+        """Shows the counts, at most once an interval."""
         now = time.monotonic()
-        if now >= self._next and not self._quiet:
-            self._next = now + (_TERMINAL_S if self._terminal else _LOG_S)
-            trouble = f", {failed} failed" if failed else ""
-            self._write(f"{self._label}: {elapsed_s:.0f} of {total_s:.0f} s, {done} done{trouble}", end="" if self._terminal else "\n")
+        if now >= self._next_update and not self._quiet:
+            self._next_update = now + self._interval_s
+            failures = f", {failed} failed" if failed else ""
+            self._write(f"{self._label}: {elapsed_s:.0f} of {total_s:.0f} s, {done} done{failures}", end="" if self._terminal else "\n")
 
     def _write(self, line: str, *, end: str) -> None:
         sys.stderr.write(f"\r\x1b[K{line}{end}" if self._terminal else line + end)

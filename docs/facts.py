@@ -54,7 +54,7 @@ def settings() -> Mapping[str, FieldInfo]:
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
     """Returns the parsers of the commands that have flags of their own, by command."""
-    subcommands = next(action.choices for action in bench_flags.parser()._actions if isinstance(action.choices, dict))
+    subcommands = next(action.choices for action in bench_flags.build_parser()._actions if isinstance(action.choices, dict))
     names: dict[argparse.ArgumentParser, str] = {}
     for name, parser in subcommands.items():
         names.setdefault(parser, name)  # an alias, which comes later, has the same parser

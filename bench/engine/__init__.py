@@ -1,1 +1,1 @@
-"""The engine alone, without a service: what a bundle's graph can do at most."""
+"""The engine limit: what the graph of a model does in a loop, without HTTP, queue, batching or decoding."""

@@ -1,4 +1,4 @@
-"""The engine of the limit, with the bodies of a load made ready for it."""
+"""The engine benchmark of a command: a bundle loaded, with the bodies of the load encoded for it."""
 
 from __future__ import annotations
 
@@ -9,59 +9,67 @@ from pathlib import Path
 from typing import Any
 
 from bench.engine.bare_engine import VERSION, BareEngine
-from bench.engine.limit import Limit
-from bench.engine.workload import Work
+from bench.engine.encoded_bodies import EncodedBodies
+from bench.engine.limit import EngineLimit
 from bench.progress import Progress
 from bench.workload.bodies import Body
 from service.bundle import files
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """The engine of the limit, with the bodies of the load made ready for it."""
+class EngineBenchmark:
+    """A bare engine and what it runs.
 
-    bare: BareEngine
-    work: Work
+    Attributes:
+        engine: The engine.
+        encoded: The bodies of the load, as inputs of the graph.
+        threads: Number of threads of the bare loop.
+        stop: Set by Ctrl-C; ends a loop early.
+        progress: Gets a line for each loop.
+    """
+
+    engine: BareEngine
+    encoded: EncodedBodies
     threads: int
     stop: threading.Event
     progress: Progress
 
-    def limit(self, seconds: float) -> Limit:
-        """Runs the bare loop."""
-        self.progress.begin(f"engine alone on {self.threads} threads, {seconds:g} s")
-        return self.bare.measure(self.work, threads=self.threads, seconds=seconds, stop=self.stop)
+    def measure_limit(self, seconds: float) -> EngineLimit:
+        """Runs the bare loop for this many seconds."""
+        self.progress.start(f"engine alone on {self.threads} threads, {seconds:g} s")
+        return self.engine.run_loop(self.encoded, threads=self.threads, seconds=seconds, stop=self.stop)
 
-    def facts(self) -> dict[str, Any]:
-        """Returns what a report says of it."""
-        loaded = self.bare.bundle
-        spec = loaded.graph("cpu")
-        own = self.bare.graph == loaded.path / spec.file
+    def describe(self) -> dict[str, Any]:
+        """Returns the entry of a report: bundle, graph, precision, version of onnxruntime, threads."""
+        bundle = self.engine.bundle
+        spec = bundle.graph("cpu")
+        own = self.engine.graph == bundle.path / spec.file
         return {
-            "bundle": loaded.manifest.name,
-            "digest": loaded.version,
-            "graph": self.bare.graph.name,
-            "graph_sha256": spec.identity if own else files.digest(self.bare.graph),
+            "bundle": bundle.manifest.name,
+            "digest": bundle.version,
+            "graph": self.engine.graph.name,
+            "graph_sha256": spec.identity if own else files.digest(self.engine.graph),
             "onnxruntime": VERSION,
             "precision": spec.precision if own else None,
             "threads": self.threads,
         }
 
 
-def make_engine(
-    path: Path, graph: Path | None, given: Sequence[Body], *, threads: int, stop: threading.Event, progress: Progress
-) -> Engine:
-    """Loads a bundle for the limit.
+def load_benchmark(
+    path: Path, graph: Path | None, bodies: Sequence[Body], *, threads: int, stop: threading.Event, progress: Progress
+) -> EngineBenchmark:
+    """Loads a bundle and encodes bodies for it.
 
     Args:
-        path: The bundle's folder.
-        graph: Another graph to run, or None.
-        given: Bodies to run.
-        threads: Of the bare loop.
-        stop: Set by Ctrl-C.
-        progress: Told of the loops.
+        path: Folder of the bundle.
+        graph: ONNX file to run in place of the bundle's graph, or None.
+        bodies: Bodies to run.
+        threads: Number of threads of the bare loop.
+        stop: Set by Ctrl-C; ends a loop early.
+        progress: Gets a line for each loop.
 
     Raises:
         BenchError: The bundle or the graph cannot be used, or does not take these bodies.
     """
-    bare = BareEngine(path, graph)
-    return Engine(bare, bare.work(given), threads, stop, progress)
+    engine = BareEngine(path, graph)
+    return EngineBenchmark(engine, engine.encode(bodies), threads, stop, progress)

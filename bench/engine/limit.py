@@ -1,4 +1,4 @@
-"""What the bare loop did."""
+"""The engine limit as figures: runs, texts and tokens per second of the bare loop."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.engine.workload import Work
+from bench.engine.encoded_bodies import EncodedBodies
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """What the bare loop did.
+class EngineLimit:
+    """The figures of one bare loop. The field names are those of the JSON report.
 
     Attributes:
-        threads: It ran on.
-        seconds: Measured.
-        runs: Of the graph.
-        runs_per_s: Runs a second on all threads together.
-        requests_per_s: Bodies a second that these runs amount to.
-        texts_per_s: Texts a second.
-        tokens_per_s: Tokens a second.
-        run_ms: Mean milliseconds of one run, while the other threads run too.
-        feed_s: Of each body, median seconds of each of its runs.
+        threads: Number of threads that ran the graph.
+        seconds: Measured time.
+        runs: Runs of the graph.
+        runs_per_s: Runs per second on all threads together.
+        requests_per_s: Bodies per second that these runs amount to.
+        texts_per_s: Texts per second.
+        tokens_per_s: Tokens per second.
+        run_ms: Mean time of one run in milliseconds, while the other threads run too.
+        feed_s: For each body, the median time of each of its runs in seconds.
     """
 
     threads: int
@@ -36,23 +36,30 @@ class Limit:
     feed_s: Sequence[Sequence[float]]
 
 
-def summary(work: Work, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> Limit:
-    """Returns the limit from `(body, part, seconds)` of each run."""
-    timed: dict[tuple[int, int], list[float]] = {}
+def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> EngineLimit:
+    """Returns the figures of a bare loop.
+
+    Args:
+        encoded: The bodies that were run.
+        runs: For each run, `(index of the body, index of the run in the body, seconds)`.
+        threads: Number of threads that ran the graph.
+        seconds: Measured time.
+    """
+    times: dict[tuple[int, int], list[float]] = {}
     for body, part, taken in runs:
-        timed.setdefault((body, part), []).append(taken)
+        times.setdefault((body, part), []).append(taken)
     mean = statistics.fmean(taken for _, _, taken in runs) if runs else 0.0
     span = seconds or 1.0
-    shares = [1 / len(feeds) for feeds in work.feeds]
-    return Limit(
+    shares = [1 / len(feeds) for feeds in encoded.feeds]  # of a body in each of its runs
+    return EngineLimit(
         threads=threads,
         seconds=seconds,
         runs=len(runs),
         runs_per_s=len(runs) / span,
         requests_per_s=sum(shares[body] for body, _, _ in runs) / span,
-        texts_per_s=sum(shares[body] * work.texts[body] for body, _, _ in runs) / span,
-        tokens_per_s=sum(work.lengths[body][part] for body, part, _ in runs) / span,
+        texts_per_s=sum(shares[body] * encoded.texts[body] for body, _, _ in runs) / span,
+        tokens_per_s=sum(encoded.lengths[body][part] for body, part, _ in runs) / span,
         run_ms=mean * 1000,
-        # a long mix may not get to its last text in a short time
-        feed_s=[[statistics.median(timed.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(work.feeds)],
+        # a short loop may not reach the last text of a mix; the mean stands in for it
+        feed_s=[[statistics.median(times.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(encoded.feeds)],
     )

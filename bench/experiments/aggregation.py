@@ -1,4 +1,4 @@
-"""Figures of a run over its targets, and of several runs."""
+"""The figures of a run over all its targets, and their medians over several runs."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from bench.report.slo import FIGURES
 RATES = ("rps", "texts_per_s", "tokens_per_s")
 
 
-def figures(run: Run) -> dict[str, float | None]:
-    """Returns a run's figures: over several targets the worst of each, and the sum of rates."""
+def run_figures(run: Run) -> dict[str, float | None]:
+    """Returns a run's figures: the sum of rates over its targets, and the worst of every other figure."""
     each = [target.figures() for target in run.targets]
-    return {name: _total(name, [values[name] for values in each]) for name in each[0]}
+    return {name: _combine(name, [values[name] for values in each]) for name in each[0]}
 
 
 def median_figures(runs: Sequence[Run]) -> dict[str, float | None]:
     """Returns the median of each figure over runs."""
-    each = [figures(run) for run in runs]
+    each = [run_figures(run) for run in runs]
     return {name: median([values[name] for values in each]) for name in (each[0] if each else {})}
 
 
-def _total(name: str, values: Sequence[float | None]) -> float | None:
+def median(values: Sequence[float | None]) -> float | None:
+    """Returns the median of the values that are not None, or None if there are none."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _combine(name: str, values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return None
     if name in RATES:
         return sum(known)
     return max(known) if FIGURES[name] else min(known)
-
-
-def median(values: Sequence[float | None]) -> float | None:
-    """Returns the median of the values that are known, or None."""
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None

@@ -1,4 +1,4 @@
-"""What all commands share: targets that were tried once, the engine to compare with, and single loads as results."""
+"""A load test: probed targets and how to load them, and each load as a run of the report."""
 
 from __future__ import annotations
 
@@ -8,100 +8,106 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.engine.benchmark import Engine
-from bench.errors import BenchError
-from bench.load import arrivals, generator
-from bench.load.generator import Load, Plan
+from bench.engine.benchmark import EngineBenchmark
+from bench.load import generator
+from bench.load.arrivals import poisson_arrivals
+from bench.load.generator import Durations, LoadResult
 from bench.progress import Progress
-from bench.report import generator_cost, measurement
+from bench.report.generator_stats import generator_stats
+from bench.report.measurement import measure
 from bench.report.report import Run
-from bench.target import metrics
+from bench.target.metrics import Metrics, batch_stats, read_metrics
 from bench.target.target import Target
 
 
 @dataclass(slots=True)
-class Session:
-    """Targets under load.
+class LoadTest:
+    """Targets and how to load them.
 
     Attributes:
-        targets: What is loaded.
-        headers: Sent with every request.
-        models: Of each target, what its endpoint says of its model.
-        plan: How long a load is.
+        targets: Endpoints to load, each of which has accepted one request.
+        headers: Headers of every request.
+        models: For each target, what its endpoint says of its model.
+        durations: How long each load is.
         stop: Set by Ctrl-C.
-        progress: Told of the loads.
-        engine: For limits, and to count tokens; only with a single target.
-        most_connections: Of an open loop.
-        seed: Of arrivals.
+        progress: Gets the counts of each load.
+        engine: Measures the engine limit and counts the tokens of the bodies; only with a single target.
+        max_connections: Limit of the connections to each target in an open loop.
+        seed: Seed of the arrival times.
     """
 
     targets: Sequence[Target]
     headers: Mapping[str, str]
     models: Sequence[Mapping[str, Any] | None]
-    plan: Plan
+    durations: Durations
     stop: threading.Event
     progress: Progress
-    engine: Engine | None = None
-    most_connections: int = 512
+    engine: EngineBenchmark | None = None
+    max_connections: int = 512
     seed: int = 0
 
-    def closed(self, connections: int, *, only: int | None = None, name: str = "") -> Run:
-        """Loads with a fixed number of connections to each target, or to the one target `only`."""
-        chosen = list(range(len(self.targets))) if only is None else [only]
+    def run_closed_loop(self, connections: int, *, only: int | None = None, name: str = "") -> Run:
+        """Runs a closed loop.
+
+        Args:
+            connections: Number of connections to each target.
+            only: Index of the one target to load, or None for all.
+            name: Name of the run in the report.
+        """
+        indices = list(range(len(self.targets))) if only is None else [only]
         name = name or f"closed, {connections} connections"
-        self.progress.begin(name)
-        before = self._metrics()
-        targets = [self.targets[i] for i in chosen]
-        load = generator.closed(targets, connections, self.plan, stop=self.stop, progress=self.progress)
-        return self._result(name, chosen, load, before, open_loop=False)
+        self.progress.start(name)
+        before = self._read_metrics()
+        targets = [self.targets[i] for i in indices]
+        load = generator.run_closed_loop(targets, connections, self.durations, stop=self.stop, progress=self.progress)
+        return self._build_run(name, indices, load, before, open_loop=False)
 
-    def open_loop(self, rate: float, *, name: str = "") -> tuple[Run, Load, list[float]]:
-        """Loads with Poisson arrivals, the rate shared evenly by the targets; returns the first target's arrivals too."""
+    def run_open_loop(self, rate: float, *, name: str = "") -> tuple[Run, LoadResult, list[float]]:
+        """Runs an open loop with Poisson arrivals.
+
+        Args:
+            rate: Requests per second, shared evenly by the targets.
+            name: Name of the run in the report.
+
+        Returns:
+            The run, the load as recorded, and the arrival times of the first target in seconds from the start of the load.
+        """
         name = name or f"open, {rate:.4g}/s"
-        self.progress.begin(name)
-        before = self._metrics()
-        seconds = self.plan.warmup_s + self.plan.seconds
-        times = [arrivals.poisson(rate / len(self.targets), seconds, seed=self.seed + i) for i in range(len(self.targets))]
-        load = generator.open_loop(self.targets, times, self.most_connections, self.plan, stop=self.stop, progress=self.progress)
-        return self._result(name, list(range(len(self.targets))), load, before, open_loop=True), load, times[0]
+        self.progress.start(name)
+        before = self._read_metrics()
+        seconds = self.durations.warmup_s + self.durations.seconds
+        count = len(self.targets)
+        arrivals = [poisson_arrivals(rate / count, seconds, seed=self.seed + i) for i in range(count)]
+        load = generator.run_open_loop(self.targets, arrivals, self.max_connections, self.durations, stop=self.stop, progress=self.progress)
+        return self._build_run(name, list(range(count)), load, before, open_loop=True), load, arrivals[0]
 
-    def require_engine(self) -> Engine:
-        """Returns the engine; the command line asks for a bundle."""
-        assert self.engine is not None, "the command line asks for a bundle"
+    def require_engine(self) -> EngineBenchmark:
+        """Returns the engine benchmark of an experiment that always has one."""
+        assert self.engine is not None, "the command line requires --bundle"
         return self.engine
 
-    def _metrics(self) -> metrics.Metrics:
-        return metrics.metrics(self.targets[0].address, self.headers)
+    def _read_metrics(self) -> Metrics:
+        return read_metrics(self.targets[0].address, self.headers)
 
-    def _result(self, name: str, chosen: Sequence[int], load: Load, before: metrics.Metrics, *, open_loop: bool) -> Run:
-        after = self._metrics()
-        names = [(self.models[i] or {}).get("name") for i in chosen]
-        shared = Counter(names)
-        results = []
-        for i, model, records in zip(chosen, names, load.records, strict=True):
-            # of two targets with one model nobody can say whose runs were whose
-            batches = metrics.batches(before, after, model) if model and shared[model] == 1 else None
-            results.append(
-                measurement.measure(
+    def _build_run(self, name: str, indices: Sequence[int], load: LoadResult, before: Metrics, *, open_loop: bool) -> Run:
+        after = self._read_metrics()
+        models = [(self.models[i] or {}).get("name") for i in indices]
+        targets_of_model = Counter(models)
+        measurements = []
+        for i, model, records in zip(indices, models, load.records, strict=True):
+            # the metrics of a model do not tell its targets apart
+            batches = batch_stats(before, after, model) if model and targets_of_model[model] == 1 else None
+            measurements.append(
+                measure(
                     self.targets[i].label,
                     records,
                     load.measured,
                     texts=[body.texts for body in self.targets[i].bodies],
-                    tokens=self.engine.work.tokens if self.engine else None,
+                    tokens=self.engine.encoded.tokens if self.engine else None,
                     batches=batches,
                 )
             )
-        run = Run(name, results, generator_cost.generator(load, open_loop=open_loop))
+        run = Run(name, measurements, generator_stats(load, open_loop=open_loop))
         for warning in run.generator.warnings:
-            self.progress.say(f"warning: {warning}")
+            self.progress.log(f"warning: {warning}")
         return run
-
-
-def check_single(targets: Sequence[object], command: str) -> None:
-    """Raises an error where a command takes one target and was given several.
-
-    Raises:
-        BenchError: There is more than one.
-    """
-    if len(targets) != 1:
-        raise BenchError(f"{command} takes one --target, not {len(targets)}.")

@@ -1,6 +1,7 @@
-"""An ideal service to compare with: one first-in-first-out queue before several equal servers. Pure arithmetic, no clock.
+"""The simulation of an ideal service: one first-in-first-out queue in front of several equal servers.
 
-It has no HTTP, no tokenizer and no scheduler, and it never pauses: its latencies are waiting and running alone.
+It has no HTTP, no tokenizer and no scheduler, and it never pauses: a latency is waiting time plus run time. It is pure arithmetic without
+a clock.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from collections.abc import Sequence
 
 
 def simulate(arrivals: Sequence[float], jobs: Sequence[Sequence[float]], servers: int) -> list[float]:
-    """Returns each job's latency in seconds, from its arrival until its last part is done.
+    """Returns each job's latency in seconds, from its arrival to the end of its last part.
 
     Args:
         arrivals: Arrival times in seconds, ascending.
-        jobs: Run times in seconds of each job's parts; a part runs on whichever server is free first.
-        servers: How many parts run at once.
+        jobs: For each job, the run times of its parts in seconds; a part runs on the server that is free first.
+        servers: Number of parts that run at the same time.
     """
     free = [0.0] * servers
     latencies = []
@@ -29,13 +30,13 @@ def simulate(arrivals: Sequence[float], jobs: Sequence[Sequence[float]], servers
     return latencies
 
 
-def scaled(jobs: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
-    """Returns the jobs with all run times stretched by one factor, so that the queue's capacity is what was measured.
+def scale_to_capacity(jobs: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
+    """Returns the jobs with all run times multiplied by one factor, so that the queue has the given capacity.
 
     Args:
-        jobs: Run times in seconds of each job's parts; not all zero.
-        servers: How many parts run at once; `servers` / mean job time is the queue's capacity.
-        capacity: Jobs a second that the queue shall be able to do.
+        jobs: For each job, the run times of its parts in seconds; not all zero.
+        servers: Number of parts that run at the same time. The capacity of the queue is `servers` over the mean time of a job.
+        capacity: Jobs per second that the queue shall be able to do.
     """
     factor = servers * len(jobs) / (capacity * sum(map(sum, jobs)))
     return [[part * factor for part in parts] for parts in jobs]

@@ -1,55 +1,56 @@
-"""The highest rate of an open loop that keeps the conditions."""
+"""The highest rate of an open loop that meets the objectives, found by bisection."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bench.errors import BenchError
-from bench.experiments.aggregation import RATES, figures
-from bench.experiments.load_test import Session
+from bench.experiments.aggregation import RATES, run_figures
+from bench.experiments.load_test import LoadTest
 from bench.report.report import Report
-from bench.report.slo import Condition
+from bench.report.slo import Objective
 
-_ABOVE = 1.1  # the sweep looks up to here, of the closed loop's maximum
+_HEADROOM = 1.1  # upper bound of the search, relative to the maximum of the closed loop
 
 
-def sweep(
-    session: Session, report: Report, conditions: Sequence[Condition], *, connections: int, steps: int, most_rate: float | None
-) -> None:
-    """Finds the highest rate of an open loop at which all conditions hold, by halving; at most `steps` loads.
+def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None) -> None:
+    """Finds the highest rate of an open loop at which all objectives are met, with at most `steps` loads.
 
     Args:
-        session: What to load.
+        test: What to load.
         report: Gets `max_rate`, None if no rate was low enough, and the figures of the run at that rate.
-        conditions: On latencies and errors.
-        connections: Of the closed loop whose rate says where to look.
-        steps: Loads.
-        most_rate: Where to look instead, in requests a second.
+        objectives: Objectives on latencies and errors; those on rates are not considered.
+        connections: Connections of the closed loop that gives the upper bound of the search.
+        steps: Number of loads.
+        max_rate: Upper bound of the search in requests per second, in place of the closed loop's.
+
+    Raises:
+        BenchError: No request of the closed loop was answered.
     """
-    if most_rate is None:
-        run = session.closed(connections)
+    if max_rate is None:
+        run = test.run_closed_loop(connections)
         report.runs.append(run)
-        most_rate = (figures(run)["rps"] or 0.0) * _ABOVE
-        if not most_rate:
+        max_rate = (run_figures(run)["rps"] or 0.0) * _HEADROOM
+        if not max_rate:
             raise BenchError("no request of the closed loop was answered; there is no rate to begin with.")
-    low, high = 0.0, most_rate
+    low, high = 0.0, max_rate
     report.figures["max_rate"] = None
     for step in range(steps):
-        if session.stop.is_set():
+        if test.stop.is_set():
             break
-        # the top first: it may hold, and if not, half of it is next
+        # the upper bound comes first: if it meets the objectives, the search is over
         rate = high if step == 0 else (low + high) / 2
-        run, _, _ = session.open_loop(rate)
+        run, _, _ = test.run_open_loop(rate)
         report.runs.append(run)
-        if session.stop.is_set():
+        if test.stop.is_set():
             break
-        found = figures(run)
-        holds = all(condition.holds(found.get(condition.figure)) for condition in conditions if condition.figure not in RATES)
-        session.progress.say(f"  {rate:.4g}/s: p99 {found['p99_ms'] or 0:.1f} ms: {'holds' if holds else 'does not hold'}")
-        if holds:
+        found = run_figures(run)
+        met = all(objective.is_met(found.get(objective.figure)) for objective in objectives if objective.figure not in RATES)
+        test.progress.log(f"  {rate:.4g}/s: p99 {found['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
+        if met:
             low = rate
             report.figures["max_rate"] = rate
-            report.judged = figures(run)
+            report.judged = found
             if rate == high:
                 break
         else:

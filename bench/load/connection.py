@@ -14,11 +14,11 @@ from typing import Protocol, cast
 class Owner(Protocol):
     """Who is told of what happens to a connection."""
 
-    def answered(self, connection: Connection, status: int, timing: bytes, now: float) -> None:
+    def on_response(self, connection: Connection, status: int, server_timing: bytes, now: float) -> None:
         """The answer is complete; the connection takes another request unless it `closing`."""
         ...
 
-    def lost(self, connection: Connection, kind: str | None) -> None:
+    def on_connection_lost(self, connection: Connection, kind: str | None) -> None:
         """The connection is gone; `kind` says why the request in flight, if any, has no answer."""
         ...
 
@@ -30,7 +30,7 @@ class Connection(asyncio.Protocol):
         busy: Whether a request is in flight.
         intended: When that request was due, on the clock of `time.perf_counter`.
         sent: When it was sent.
-        item: Which of the target's bodies it was.
+        body_index: Which of the target's bodies it was.
         closing: Whether the server said that it closes after this answer.
     """
 
@@ -43,10 +43,10 @@ class Connection(asyncio.Protocol):
         "_status",
         "_timing",
         "_transport",
+        "body_index",
         "busy",
         "closing",
         "intended",
-        "item",
         "sent",
     )
 
@@ -62,13 +62,13 @@ class Connection(asyncio.Protocol):
         self.busy = False
         self.closing = False
         self.intended = self.sent = 0.0
-        self.item = 0
+        self.body_index = 0
 
-    def send(self, request: bytes, *, item: int, intended: float, now: float) -> None:
+    def send(self, request: bytes, *, body_index: int, intended: float, now: float) -> None:
         """Sends a request; the owner hears of its end exactly once."""
         assert self._transport is not None, "only an open connection is asked to send"
         self.busy = True
-        self.item = item
+        self.body_index = body_index
         self.intended = intended
         self.sent = now
         self._transport.write(request)
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         if self.busy and self._mode == "close" and exc is None and self._reason == "closed":
             self._finish()
         busy, self.busy = self.busy, False
-        self._owner.lost(self, self._reason if busy else None)
+        self._owner.on_connection_lost(self, self._reason if busy else None)
 
     def _read_head(self, data: bytes) -> None:
         end = data.find(b"\r\n\r\n")
@@ -135,4 +135,4 @@ class Connection(asyncio.Protocol):
 
     def _finish(self) -> None:
         self._mode, self._head, self.busy = "head", b"", False
-        self._owner.answered(self, self._status, self._timing, time.perf_counter())
+        self._owner.on_response(self, self._status, self._timing, time.perf_counter())

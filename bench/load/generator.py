@@ -1,8 +1,7 @@
-"""The load generator: closed loop or open loop, to one target or several at once, on one thread.
+"""The load generator: a closed or an open loop, to one target or to several at once, on one thread.
 
-In an open loop latency counts from the time a request was *due*: a stall of the service, or of this generator, shows in
-every request that it delayed. The generator measures itself too: its CPU time, how late it sent, and how late its own
-timer went off.
+In an open loop latency counts from the time a request was *due*: a stall of the service, or of this generator, shows in every
+request that it delayed. The generator also measures itself: its CPU time, how late it sent, and how late its own timer expired.
 """
 
 from __future__ import annotations
@@ -17,23 +16,24 @@ from dataclasses import dataclass, field
 import uvloop
 
 from bench.load.record import Record
-from bench.load.stream import ClosedStream, OpenStream, Stream
+from bench.load.stream import ClosedLoopStream, OpenLoopStream, Stream
 from bench.progress import Progress
 from bench.target.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of CPU
-_LAST_S = 1.0  # for requests in flight after Ctrl-C
-_FIRST_CONNECTIONS = 8  # of an open loop
+_DRAIN_S = 1.0  # for requests in flight after Ctrl-C
+_TRANSPORT_CLOSE_S = 0.01  # transports report that they have closed by a callback
+_INITIAL_CONNECTIONS = 8  # of an open loop, per target
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How long to load.
+class Durations:
+    """The durations of a load, in seconds.
 
     Attributes:
-        seconds: Measured.
-        warmup_s: Before that; requests due then are not counted.
-        timeout_s: After which a request is given up.
+        seconds: The measured time.
+        warmup_s: The time before it; requests due then are not counted.
+        timeout_s: The time after which a request is aborted.
     """
 
     seconds: float
@@ -42,17 +42,17 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Load:
-    """All that a run recorded.
+class LoadResult:
+    """Everything that a load recorded.
 
     Attributes:
-        records: Of each target, all requests, those of the warm-up too.
+        records: All requests of each target, including those of the warm-up.
         start: When the load began, on the clock of `time.perf_counter`.
-        measured: From when to when requests count.
-        cpu_s: CPU time of this process within that.
-        lags: How late the generator's timer went off, in seconds, each time.
+        measured: Start and end of the measured time, on the same clock.
+        cpu_s: CPU time of this process within the measured time.
+        timer_lags_s: How late the generator's timer expired, each time.
         capped: Requests that waited because all connections were busy and no more were allowed.
-        connections: Most connections open at once.
+        peak_connections: Most connections open at once.
         interrupted: Whether Ctrl-C ended it early.
     """
 
@@ -60,56 +60,72 @@ class Load:
     start: float
     measured: tuple[float, float]
     cpu_s: float = 0.0
-    lags: list[float] = field(default_factory=list)
+    timer_lags_s: list[float] = field(default_factory=list)
     capped: int = 0
-    connections: int = 0
+    peak_connections: int = 0
     interrupted: bool = False
 
 
-def closed(targets: Sequence[Target], connections: int, plan: Plan, *, stop: threading.Event, progress: Progress) -> Load:
-    """Loads with a fixed number of connections to each target.
+def run_closed_loop(
+    targets: Sequence[Target], connections: int, durations: Durations, *, stop: threading.Event, progress: Progress
+) -> LoadResult:
+    """Loads each target over a fixed number of connections.
 
     Args:
-        targets: Loaded at the same time.
-        connections: Of each target; each has one request in flight.
-        plan: How long.
-        stop: Set by Ctrl-C: ends early, with what there is.
-        progress: Told of the counts.
-
-    Raises:
-        BenchError: A target cannot be reached.
-    """
-    return _run(lambda: [ClosedStream(target, plan.timeout_s) for target in targets], connections, plan, stop, progress)
-
-
-def open_loop(
-    targets: Sequence[Target], arrivals: Sequence[Sequence[float]], most: int, plan: Plan, *, stop: threading.Event, progress: Progress
-) -> Load:
-    """Loads each target with requests that are due at fixed times.
-
-    Args:
-        targets: Loaded at the same time.
-        arrivals: Of each target, when requests are due, in seconds from the start of the warm-up.
-        most: Connections that a target may have.
-        plan: How long.
-        stop: Set by Ctrl-C: ends early, with what there is.
-        progress: Told of the counts.
+        targets: Endpoints to load at the same time.
+        connections: Number of connections to each target; each has one request in flight.
+        durations: How long to load.
+        stop: Set by Ctrl-C; ends the load early with what was recorded.
+        progress: Gets the counts.
 
     Raises:
         BenchError: A target cannot be reached.
     """
 
     def streams() -> list[Stream]:
-        return [OpenStream(target, plan.timeout_s, times, most) for target, times in zip(targets, arrivals, strict=True)]
+        return [ClosedLoopStream(target, durations.timeout_s) for target in targets]
 
-    return _run(streams, min(_FIRST_CONNECTIONS, most), plan, stop, progress)
+    return _run(streams, connections, durations, stop, progress)
 
 
-def _run(make: Callable[[], Sequence[Stream]], connections: int, plan: Plan, stop: threading.Event, progress: Progress) -> Load:
-    async def run() -> Load:
-        return await _Driver(make(), plan, stop, progress).run(connections)
+def run_open_loop(
+    targets: Sequence[Target],
+    arrivals: Sequence[Sequence[float]],
+    max_connections: int,
+    durations: Durations,
+    *,
+    stop: threading.Event,
+    progress: Progress,
+) -> LoadResult:
+    """Loads each target with requests that are due at fixed times.
 
-    # nothing here makes cycles, and a collection in the middle would delay what is due
+    Args:
+        targets: Endpoints to load at the same time.
+        arrivals: For each target, when its requests are due, in seconds from the start of the warm-up.
+        max_connections: Limit of the connections to each target.
+        durations: How long to load.
+        stop: Set by Ctrl-C; ends the load early with what was recorded.
+        progress: Gets the counts.
+
+    Raises:
+        BenchError: A target cannot be reached.
+    """
+
+    def streams() -> list[Stream]:
+        return [
+            OpenLoopStream(target, durations.timeout_s, times, max_connections) for target, times in zip(targets, arrivals, strict=True)
+        ]
+
+    return _run(streams, min(_INITIAL_CONNECTIONS, max_connections), durations, stop, progress)
+
+
+def _run(
+    make_streams: Callable[[], Sequence[Stream]], connections: int, durations: Durations, stop: threading.Event, progress: Progress
+) -> LoadResult:
+    async def run() -> LoadResult:
+        return await _LoadRun(make_streams(), durations, stop, progress).run(connections)
+
+    # the load makes no reference cycles, and a collection in the middle would delay what is due
     gc.collect()
     gc.disable()
     try:
@@ -119,75 +135,75 @@ def _run(make: Callable[[], Sequence[Stream]], connections: int, plan: Plan, sto
         gc.enable()
 
 
-class _Driver:
-    """Runs streams from the first connection to the last answer."""
+class _LoadRun:
+    """One load over its streams, from the first connection to the last response."""
 
-    def __init__(self, streams: Sequence[Stream], plan: Plan, stop: threading.Event, progress: Progress) -> None:
+    def __init__(self, streams: Sequence[Stream], durations: Durations, stop: threading.Event, progress: Progress) -> None:
         self._streams = streams
-        self._plan = plan
+        self._durations = durations
         self._stop = stop
         self._progress = progress
-        self._lags: list[float] = []
+        self._timer_lags_s: list[float] = []
 
-    async def run(self, connections: int) -> Load:
-        """Opens the connections, loads, waits for the last answers, and closes."""
+    async def run(self, connections: int) -> LoadResult:
+        """Opens the connections, loads, waits for the last responses and closes."""
         try:
             for stream in self._streams:
-                await stream.open(connections)
+                await stream.connect(connections)
             return await self._load()
         finally:
+            # the result shares the streams' records, so the requests that end here are in it
             for stream in self._streams:
                 stream.close("interrupted" if self._stop.is_set() else "timeout")
-            await asyncio.sleep(0.01)  # lets the transports close before the loop does
+            await asyncio.sleep(_TRANSPORT_CLOSE_S)
 
-    async def _load(self) -> Load:
+    async def _load(self) -> LoadResult:
         start = time.perf_counter()
-        warm = start + self._plan.warmup_s
-        end = warm + self._plan.seconds
+        warm = start + self._durations.warmup_s
+        end = warm + self._durations.seconds
         for stream in self._streams:
-            stream.begin(start)
-        await self._until(warm, start)
+            stream.start(start)
+        await self._wait_until(warm, start)
         warm, cpu = min(warm, time.perf_counter()), time.process_time()
-        await self._until(end, start)
+        await self._wait_until(end, start)
         cpu = time.process_time() - cpu
         end = min(end, time.perf_counter())
-        lags, self._lags = self._lags, []
+        lags, self._timer_lags_s = self._timer_lags_s, []
         for stream in self._streams:
             stream.end()
         await self._drain()
-        for stream in self._streams:
-            stream.close("interrupted" if self._stop.is_set() else "timeout")
-        await asyncio.sleep(0.01)  # closing is told by callback
-        return Load(
+        return LoadResult(
             records=[stream.records for stream in self._streams],
             start=start,
             measured=(warm, end),
             cpu_s=cpu,
-            lags=lags,
+            timer_lags_s=lags,
             capped=sum(stream.capped for stream in self._streams),
-            connections=sum(stream.most_connections for stream in self._streams),
+            peak_connections=sum(stream.peak_connections for stream in self._streams),
             interrupted=self._stop.is_set(),
         )
 
-    async def _until(self, end: float, start: float) -> None:
+    async def _wait_until(self, end: float, start: float) -> None:
         while not self._stop.is_set() and (left := end - time.perf_counter()) > 0:
             await self._tick(min(left, _TICK_S), start)
 
     async def _drain(self) -> None:
+        """Waits for the requests in flight."""
         begun = time.perf_counter()
         while any(stream.pending for stream in self._streams):
-            if time.perf_counter() - begun > (_LAST_S if self._stop.is_set() else self._plan.timeout_s + _LAST_S):
+            if time.perf_counter() - begun > (_DRAIN_S if self._stop.is_set() else self._durations.timeout_s + _DRAIN_S):
                 return
             await self._tick(_TICK_S, None)
 
     async def _tick(self, seconds: float, start: float | None) -> None:
+        """Sleeps, records how late the timer expired, aborts overdue requests, and reports progress if `start` is given."""
         planned = time.perf_counter() + seconds
         await asyncio.sleep(seconds)
         now = time.perf_counter()
-        self._lags.append(max(now - planned, 0.0))
+        self._timer_lags_s.append(max(now - planned, 0.0))
         for stream in self._streams:
-            stream.give_up(now)
+            stream.abort_overdue(now)
         if start is not None:
             done = sum(len(stream.records) for stream in self._streams)
             failed = sum(stream.failed for stream in self._streams)
-            self._progress.update(now - start, self._plan.warmup_s + self._plan.seconds, done, failed)
+            self._progress.update(now - start, self._durations.warmup_s + self._durations.seconds, done, failed)

@@ -1,4 +1,4 @@
-"""How one request ended."""
+"""The record of one request. Every request of a load ends in exactly one of these."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ OK = 200
 
 
 class Record(NamedTuple):
-    """How one request ended. Times are of `time.perf_counter`.
+    """How one request ended. Times are in seconds on the clock of `time.perf_counter`.
 
     Attributes:
-        intended: When it was due; in a closed loop when it was sent.
-        sent: When it was sent; when it ended, if it never was.
-        ended: When its answer was complete, or its failure known.
-        outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `malformed`, `interrupted`.
-        item: Index of its body.
-        timing: The answer's server-timing header, in lower case.
+        intended: When it was due; in a closed loop, when it was sent.
+        sent: When it was sent; when it ended, if it was never sent.
+        ended: When its response was complete, or its failure known.
+        outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `unreachable`, `malformed`, `interrupted`.
+        body_index: Index of its body among those of the target.
+        server_timing: Value of the response's `server-timing` header, empty if there is none.
     """
 
     intended: float
     sent: float
     ended: float
     outcome: int | str
-    item: int
-    timing: bytes
+    body_index: int
+    server_timing: bytes

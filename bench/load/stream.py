@@ -1,7 +1,7 @@
-"""The connections to one target and the records of its requests: what to send when, in a closed loop or an open one.
+"""The connections and records of one target: which request is sent when, in a closed or in an open loop.
 
-In a closed loop each connection sends its next request when the last one was answered. In an open loop requests are due
-at times fixed beforehand, whatever the service does; what waits for a free connection waits here, its clock running.
+In a closed loop each connection sends its next request when the last one was answered. In an open loop requests are due at times
+fixed before the load, whatever the service does; a request that finds no free connection waits here while its latency counts.
 Every request ends in exactly one record: a status, or the kind of its failure.
 """
 
@@ -21,54 +21,68 @@ from bench.load.record import OK, Record
 from bench.load.timer import PreciseTimer
 from bench.target.target import Target
 
-_RETRY_S = 0.1  # before a connection is tried again
+_RECONNECT_DELAY_S = 0.1
 
 
 class Stream(ABC):
-    """The connections and records of one target."""
+    """The connections and records of one target.
+
+    Attributes:
+        records: The requests that have ended.
+        failed: How many of them have another outcome than 200.
+        capped: Requests that had to wait because the target had as many connections as it may have.
+        connections: Open connections.
+        connecting: How many more are being opened.
+        peak_connections: Most connections open at once.
+        ended: Whether no new request becomes due.
+    """
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.records: list[Record] = []
-        self.capped = 0
         self.failed = 0
+        self.capped = 0
         self.connections: set[Connection] = set()
-        self.opening = 0
-        self.most_connections = 0
+        self.connecting = 0
+        self.peak_connections = 0
         self.ended = False
         self._target = target
         self._requests = target.requests
-        self._context: ssl.SSLContext | None = target.address.context
+        self._ssl_context: ssl.SSLContext | None = target.address.ssl_context
         self._timeout_s = timeout_s
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
 
     @abstractmethod
-    def begin(self, start: float) -> None:
-        """Starts to load."""
+    def start(self, now: float) -> None:
+        """Starts to send requests.
+
+        Args:
+            now: The time that arrival times are relative to, on the clock of `time.perf_counter`.
+        """
 
     @abstractmethod
-    def ready(self, connection: Connection) -> None:
-        """Takes a connection that can take a request."""
+    def on_connection_free(self, connection: Connection) -> None:
+        """Uses a connection that has no request in flight."""
 
     @abstractmethod
-    def unopened(self, kind: str) -> None:
-        """Takes note that a connection could not be opened."""
+    def on_connect_failed(self, kind: str) -> None:
+        """Records that a connection could not be opened."""
 
     @property
     def pending(self) -> bool:
-        """Whether a request has no end yet."""
+        """Whether a request has not ended yet."""
         return any(connection.busy for connection in self.connections)
 
     @property
-    def wanted(self) -> bool:
-        """Whether a lost connection is to be replaced."""
+    def replaces_connections(self) -> bool:
+        """Whether a lost connection is replaced."""
         return not self.ended
 
     def end(self) -> None:
-        """Sends no new request."""
+        """Lets no new request become due."""
         self.ended = True
 
-    async def open(self, count: int) -> None:
+    async def connect(self, count: int) -> None:
         """Opens the first connections.
 
         Raises:
@@ -77,59 +91,59 @@ class Stream(ABC):
         try:
             await asyncio.gather(*(self._connect() for _ in range(count)))
         except OSError as error:
-            raise BenchError(self._target.address.unreachable(error)) from error
+            raise BenchError(self._target.address.unreachable_message(error)) from error
 
-    def answered(self, connection: Connection, status: int, timing: bytes, now: float) -> None:
-        """Records an answer and uses the connection again."""
+    def on_response(self, connection: Connection, status: int, server_timing: bytes, now: float) -> None:
+        """Records a response and uses the connection again."""
         self.failed += status != OK
-        self.records.append(Record(connection.intended, connection.sent, now, status, connection.item, timing))
+        self.records.append(Record(connection.intended, connection.sent, now, status, connection.body_index, server_timing))
         if connection.closing:
             connection.abort("closed")
         else:
-            self.ready(connection)
+            self.on_connection_free(connection)
 
-    def lost(self, connection: Connection, kind: str | None) -> None:
-        """Records what was in flight and replaces the connection."""
+    def on_connection_lost(self, connection: Connection, kind: str | None) -> None:
+        """Records the request in flight, if any, and replaces the connection."""
         self.connections.discard(connection)
         if kind is not None:
-            self._fail(connection.intended, connection.sent, kind, connection.item)
-        if self.wanted:
-            self.open_another()
+            self._record_failure(connection.intended, connection.sent, kind, connection.body_index)
+        if self.replaces_connections:
+            self.connect_in_background()
 
-    def give_up(self, now: float) -> None:
-        """Ends the requests that took too long."""
-        late = now - self._timeout_s
-        for connection in [connection for connection in self.connections if connection.busy and connection.sent < late]:
+    def abort_overdue(self, now: float) -> None:
+        """Ends the requests that took longer than the timeout."""
+        limit = now - self._timeout_s
+        for connection in [connection for connection in self.connections if connection.busy and connection.sent < limit]:
             connection.abort("timeout")
 
     def close(self, reason: str) -> None:
-        """Ends what has not ended, and all connections."""
+        """Closes all connections and ends all requests, which are recorded with this reason."""
         self.end()
         for task in self._tasks:
             task.cancel()
         for connection in list(self.connections):
             connection.abort(reason)
 
-    def open_another(self, delay_s: float = 0.0) -> None:
-        """Opens one more connection in the background."""
+    def connect_in_background(self, delay_s: float = 0.0) -> None:
+        """Opens one more connection in a task of its own."""
         task = self._loop.create_task(self._try_connect(delay_s))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _fail(self, intended: float, sent: float | None, kind: str, item: int) -> None:
+    def _record_failure(self, intended: float, sent: float | None, kind: str, body_index: int) -> None:
         now = time.perf_counter()
         self.failed += 1
-        self.records.append(Record(intended, now if sent is None else sent, now, kind, item, b""))
+        self.records.append(Record(intended, now if sent is None else sent, now, kind, body_index, b""))
 
     async def _connect(self) -> Connection:
         address = self._target.address
-        self.opening += 1
+        self.connecting += 1
         try:
-            _, connection = await self._loop.create_connection(lambda: Connection(self), address.host, address.port, ssl=self._context)
+            _, connection = await self._loop.create_connection(lambda: Connection(self), address.host, address.port, ssl=self._ssl_context)
         finally:
-            self.opening -= 1
+            self.connecting -= 1
         self.connections.add(connection)
-        self.most_connections = max(self.most_connections, len(self.connections))
+        self.peak_connections = max(self.peak_connections, len(self.connections))
         return connection
 
     async def _try_connect(self, delay_s: float) -> None:
@@ -137,124 +151,124 @@ class Stream(ABC):
         try:
             connection = await asyncio.wait_for(self._connect(), self._timeout_s)
         except OSError as error:
-            self.unopened("refused" if isinstance(error, ConnectionRefusedError) else "unreachable")
+            self.on_connect_failed("refused" if isinstance(error, ConnectionRefusedError) else "unreachable")
         else:
-            self.ready(connection)
+            self.on_connection_free(connection)
 
 
-class ClosedStream(Stream):
-    """Each connection sends when its last request was answered."""
+class ClosedLoopStream(Stream):
+    """Each connection sends its next request when the last one was answered."""
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         super().__init__(target, timeout_s)
-        self._items = itertools.cycle(range(len(target.requests)))
+        self._body_indices = itertools.cycle(range(len(target.requests)))
 
-    def begin(self, start: float) -> None:
-        """Sends what is due first."""
+    def start(self, now: float) -> None:
+        """Sends the first request of each connection."""
         for connection in self.connections:
-            self.ready(connection)
+            self.on_connection_free(connection)
 
-    def ready(self, connection: Connection) -> None:
-        """Sends the next request, if one is due."""
+    def on_connection_free(self, connection: Connection) -> None:
+        """Sends the next request, unless the load has ended."""
         if not self.ended:
-            item = next(self._items)
+            body_index = next(self._body_indices)
             now = time.perf_counter()
-            connection.send(self._requests[item], item=item, intended=now, now=now)
+            connection.send(self._requests[body_index], body_index=body_index, intended=now, now=now)
 
-    def unopened(self, kind: str) -> None:
-        """Records the request that the connection was for."""
+    def on_connect_failed(self, kind: str) -> None:
+        """Records the request that the connection would have sent, and tries again."""
         if not self.ended:
             now = time.perf_counter()
-            self._fail(now, now, kind, next(self._items))
-            self.open_another(_RETRY_S)
+            self._record_failure(now, now, kind, next(self._body_indices))
+            self.connect_in_background(_RECONNECT_DELAY_S)
 
 
-class OpenStream(Stream):
+class OpenLoopStream(Stream):
     """Requests are due at fixed times."""
 
-    def __init__(self, target: Target, timeout_s: float, arrivals: Sequence[float], most: int) -> None:
+    def __init__(self, target: Target, timeout_s: float, arrivals: Sequence[float], max_connections: int) -> None:
         super().__init__(target, timeout_s)
         self._arrivals = arrivals
-        self._most = most
-        self._next = 0
+        self._max_connections = max_connections
+        self._next_arrival = 0
         self._start = 0.0
         self._idle: list[Connection] = []
-        self._waiting: deque[tuple[float, int]] = deque()
-        self._alarm = PreciseTimer(self._loop, self._due)
+        self._waiting: deque[tuple[float, int]] = deque()  # (when it was due, index of its body)
+        self._timer = PreciseTimer(self._loop, self._send_due)
 
     @property
     def pending(self) -> bool:
-        """Whether a request has no end yet."""
+        """Whether a request has not ended yet."""
         return bool(self._waiting) or super().pending
 
     @property
-    def wanted(self) -> bool:
-        """Whether a lost connection is to be replaced."""
-        return bool(self._waiting) or super().wanted
+    def replaces_connections(self) -> bool:
+        """Whether a lost connection is replaced."""
+        return bool(self._waiting) or super().replaces_connections
 
-    def begin(self, start: float) -> None:
-        """Sends what is due first."""
-        self._start = start
+    def start(self, now: float) -> None:
+        """Sends the first request when it is due."""
+        self._start = now
         self._idle = list(self.connections)
-        self._due()
+        self._send_due()
 
     def end(self) -> None:
-        """Sends no new request but those that are due."""
+        """Lets no new request become due; those that wait for a connection are still sent."""
         super().end()
-        self._alarm.close()
+        self._timer.close()
 
-    def ready(self, connection: Connection) -> None:
-        """Sends the next request, if one is due."""
+    def on_connection_free(self, connection: Connection) -> None:
+        """Sends the request that has waited longest, if one waits."""
         if self._waiting:
-            intended, item = self._waiting.popleft()
-            connection.send(self._requests[item], item=item, intended=intended, now=time.perf_counter())
+            intended, body_index = self._waiting.popleft()
+            connection.send(self._requests[body_index], body_index=body_index, intended=intended, now=time.perf_counter())
         else:
             self._idle.append(connection)
 
-    def lost(self, connection: Connection, kind: str | None) -> None:
-        """Forgets a connection."""
+    def on_connection_lost(self, connection: Connection, kind: str | None) -> None:
+        """Removes a connection, also from the idle ones."""
         if kind is None and connection in self._idle:
             self._idle.remove(connection)
-        super().lost(connection, kind)
+        super().on_connection_lost(connection, kind)
 
-    def unopened(self, kind: str) -> None:
-        """Records the request that the connection was for."""
-        if self._waiting:  # it was opened for the one that waits longest
-            intended, item = self._waiting.popleft()
-            self._fail(intended, None, kind, item)
+    def on_connect_failed(self, kind: str) -> None:
+        """Records the request that has waited longest: the connection was opened for it."""
+        if self._waiting:
+            intended, body_index = self._waiting.popleft()
+            self._record_failure(intended, None, kind, body_index)
 
-    def give_up(self, now: float) -> None:
-        """Ends the requests that took too long, those that wait for a connection too."""
-        super().give_up(now)
+    def abort_overdue(self, now: float) -> None:
+        """Ends the requests that took longer than the timeout, also those that wait for a connection."""
+        super().abort_overdue(now)
         while self._waiting and self._waiting[0][0] < now - self._timeout_s:
-            intended, item = self._waiting.popleft()
-            self._fail(intended, None, "timeout", item)
+            intended, body_index = self._waiting.popleft()
+            self._record_failure(intended, None, "timeout", body_index)
 
     def close(self, reason: str) -> None:
-        """Ends what has not ended, and all connections."""
+        """Closes all connections and ends all requests, also those that wait for a connection."""
         super().close(reason)
-        for intended, item in self._waiting:
-            self._fail(intended, None, reason, item)
+        for intended, body_index in self._waiting:
+            self._record_failure(intended, None, reason, body_index)
         self._waiting.clear()
 
-    def _due(self) -> None:
-        """Sends what is due, and sets the alarm for what is due next."""
+    def _send_due(self) -> None:
+        """Sends the requests that are due, and sets the timer for the next one."""
         if self.ended:
             return
         requests = self._requests
-        while self._next < len(self._arrivals):
+        while self._next_arrival < len(self._arrivals):
             now = time.perf_counter()
-            due = self._start + self._arrivals[self._next]
+            due = self._start + self._arrivals[self._next_arrival]
             if due > now:
-                self._alarm.set(due)
+                self._timer.set(due)
                 return
-            item = self._next % len(requests)
-            self._next += 1
+            body_index = self._next_arrival % len(requests)
+            self._next_arrival += 1
             if self._idle:
-                self._idle.pop().send(requests[item], item=item, intended=due, now=now)
+                self._idle.pop().send(requests[body_index], body_index=body_index, intended=due, now=now)
                 continue
-            self._waiting.append((due, item))
-            if len(self.connections) + self.opening < self._most:
-                self.open_another()
+            self._waiting.append((due, body_index))
+            if len(self.connections) + self.connecting < self._max_connections:
+                self.connect_in_background()
             else:
                 self.capped += 1

@@ -1,1 +1,1 @@
-"""What was measured, as JSON, lines and a page with plots."""
+"""Measurements and their reports: figures, objectives, JSON, a summary for the terminal and an HTML page with plots."""

@@ -1,4 +1,4 @@
-"""Reports as one HTML page that needs nothing beside itself: results, plots, settings."""
+"""Reports as one self-contained HTML page: results, plots, settings. It reads the JSON form, also of older files."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ from typing import Any
 from bench.report import plots
 
 
-def page(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Returns one self-contained HTML page of one report, or of several together.
+def render_page(documents: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the page of one report, or of several together.
+
+    Args:
+        documents: Reports in their JSON form.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
     runs = [run for document in documents for run in document["runs"]]
-    drawings = "".join(f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>" for title, svg in plots.draw(runs).items())
+    figures = "".join(
+        f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>" for title, svg in plots.draw_plots(runs).items()
+    )
     return _PAGE.format(
         title=html.escape(", ".join(f"{document['command']} {document['started']}" for document in documents)),
-        verdicts="".join(map(_verdicts, documents)),
-        runs=_runs(runs),
-        plots=drawings,
+        verdicts="".join(map(_results_list, documents)),
+        runs=_runs_table(runs),
+        plots=figures,
         warnings=_list([f"{run['name']}: {warning}" for run in runs for warning in run["generator"]["warnings"]]),
-        facts="".join(map(_facts, documents)),
+        settings="".join(map(_settings_block, documents)),
     )
 
 
-def _verdicts(document: Mapping[str, Any]) -> str:
-    lines = [f"{name}: {_number(value)}" for name, value in document["figures"].items()]
+def _results_list(document: Mapping[str, Any]) -> str:
+    lines = [f"{name}: {_format(value)}" for name, value in document["figures"].items()]
     lines += [
-        f"{'passed' if verdict['passed'] else 'MISSED'}: {verdict['condition']}, measured {_number(verdict['measured'])}"
+        f"{'passed' if verdict['passed'] else 'MISSED'}: {verdict['condition']}, measured {_format(verdict['measured'])}"
         for verdict in document["verdicts"]
     ]
     return _list(lines)
 
 
-def _runs(runs: Sequence[Mapping[str, Any]]) -> str:
+def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
     head: tuple[str, ...] = (
         "run",
         "target",
@@ -56,28 +61,28 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for run in runs:
         for target in run["targets"]:
-            spread, batches, limit = target["latency"] or {}, target["batches"] or {}, run["limit"] or {}
+            latency, batches, limit = target["latency"] or {}, target["batches"] or {}, run["limit"] or {}
             cells = [run["name"], target["target"], target["requests"], f"{target['error_rate']:.2%}"]
-            cells += [_number(target[name]) for name in ("rps", "texts_per_s", "tokens_per_s")]
-            cells += [_number(spread.get(name)) for name in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")]
-            cells += [_number(batches.get("mean_rows")), f"{batches['padding_share']:.1%}" if batches else "–"]
-            cells += [_number(limit.get("texts_per_s")), f"{run['generator']['cpu_share']:.0%}"]
+            cells += [_format(target[name]) for name in ("rps", "texts_per_s", "tokens_per_s")]
+            cells += [_format(latency.get(name)) for name in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")]
+            cells += [_format(batches.get("mean_rows")), f"{batches['padding_share']:.1%}" if batches else "–"]
+            cells += [_format(limit.get("texts_per_s")), f"{run['generator']['cpu_share']:.0%}"]
             rows.append("".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells))
     return "<table><tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
 
 
-def _facts(document: Mapping[str, Any]) -> str:
-    facts = {name: document[name] for name in ("command", "started", "version", "machine", "settings", "engine", "service", "models")}
-    facts["errors"] = [target["statuses"] | target["errors"] for run in document["runs"] for target in run["targets"]]
-    shown = html.escape(json.dumps(facts, indent=1, ensure_ascii=False))
-    return f"<details open><summary>Settings, service and models</summary><pre>{shown}</pre></details>"
+def _settings_block(document: Mapping[str, Any]) -> str:
+    shown = {name: document[name] for name in ("command", "started", "version", "machine", "settings", "engine", "service", "models")}
+    shown["errors"] = [target["statuses"] | target["errors"] for run in document["runs"] for target in run["targets"]]
+    text = html.escape(json.dumps(shown, indent=1, ensure_ascii=False))
+    return f"<details open><summary>Settings, service and models</summary><pre>{text}</pre></details>"
 
 
 def _list(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{html.escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
-def _number(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
@@ -96,6 +101,6 @@ pre {{ font-size: 11px; overflow: auto; }} .warnings {{ color: #a33; }}
 <div class="warnings">{warnings}</div>
 {runs}
 <div class="plots">{plots}</div>
-{facts}
+{settings}
 </body></html>
 """

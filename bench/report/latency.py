@@ -1,4 +1,4 @@
-"""Percentiles."""
+"""Latency percentiles and the distribution that a report plots."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_CURVE = 200  # points of a distribution that a report keeps
+_CURVE_POINTS = 200
 
 
 def percentile(ascending: Sequence[float], share: float) -> float:
@@ -21,11 +21,11 @@ def percentile(ascending: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds that answered requests took.
+    """The latency distribution of answered requests, in milliseconds. The field names are those of the JSON report.
 
     Attributes:
-        count: How many they are.
-        curve: Percentiles for a plot: `[share, milliseconds]`, denser towards 1.
+        count: Number of requests.
+        curve: Points `[share, milliseconds]` of the cumulative distribution, denser towards a share of 1.
     """
 
     count: int
@@ -38,14 +38,14 @@ class Latency:
     curve: list[list[float]]
 
 
-def latency(milliseconds: Iterable[float]) -> Latency | None:
-    """Returns the distribution, or None of nothing."""
+def latency_distribution(milliseconds: Iterable[float]) -> Latency | None:
+    """Returns the distribution, or None if there are no values."""
     ascending = sorted(milliseconds)
     if not ascending:
         return None
     # equal steps of log(1 - share): as many points between 99 % and 99.9 % as between 90 % and 99 %
     least = 1 / len(ascending)
-    shares = [1 - least ** (i / _CURVE) for i in range(_CURVE)] + [1.0]
+    shares = [1 - least ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS)] + [1.0]
     p50, p90, p99, p999 = (percentile(ascending, share) for share in (0.5, 0.9, 0.99, 0.999))
     return Latency(
         count=len(ascending),

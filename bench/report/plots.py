@@ -1,4 +1,4 @@
-"""The four plots of a report, each an SVG to stand in a page; the only room that knows matplotlib."""
+"""The four plots of a report as SVG elements of the HTML page. Only this module imports matplotlib."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SIZE_INCHES = (6.4, 4.0)
 Runs = Sequence[Mapping[str, Any]]
 
 
-def require() -> None:
-    """Raises an error where plots cannot be drawn.
+def require_matplotlib() -> None:
+    """Raises an error if plots cannot be drawn.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -27,16 +27,16 @@ def require() -> None:
         raise MissingExtraError("the HTML report needs matplotlib: pip install 'bertserve[bench]'; --json needs nothing.")
 
 
-def draw(runs: Runs) -> dict[str, str]:
-    """Returns the plots by their titles, as SVG.
+def draw_plots(runs: Runs) -> dict[str, str]:
+    """Returns the plots as SVG, by title.
 
     Args:
-        runs: The `runs` of a report.
+        runs: The `runs` of a report in its JSON form.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    require()
+    require_matplotlib()
     return {
         "Throughput against latency": _figure(_throughput, runs),
         "Latency distribution": _figure(_distribution, runs),
@@ -49,22 +49,23 @@ def _figure(plot: Any, runs: Runs) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
-    # text stays text; ids are salted by plot, since all of them share one page
+    # text stays text; the ids of each plot have a salt of their own, since all plots share one page
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.__name__, "font.size": 9}):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
         if not plot(axes, runs):
             axes.set_axis_off()
             axes.text(0.5, 0.5, "nothing was measured", ha="center", va="center", transform=axes.transAxes)
-        page = io.StringIO()
-        figure.savefig(page, format="svg", metadata={"Date": None, "Creator": None})
-    text = page.getvalue()
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    # matplotlib numbers its groups anew in each figure; only ids that something refers to are of use, and those are hashes
+    # matplotlib numbers its groups from 1 in each figure, so these ids clash; only ids that something refers to are kept, and those are hashes
     return re.sub(r' id="([^"]+)"', lambda match: match[0] if f"#{match[1]}" in text else "", text)
 
 
 def _targets(runs: Runs) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the measurements of all runs, each with its label."""
     return [
         (f"{run['name']} {target['target']}" if len(run["targets"]) > 1 else str(run["name"]), target)
         for run in runs
@@ -73,7 +74,7 @@ def _targets(runs: Runs) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _throughput(axes: Axes, runs: Runs) -> bool:
-    """Open loops are a curve over their rates; closed loops are points beside it."""
+    """Draws open loops as a curve over their rates, and closed loops as points. Returns whether there was anything to draw."""
     drawn = False
     for open_loop, style in ((True, "o-"), (False, "s")):
         chosen = [run for run in runs if (run["generator"]["late_p99_ms"] is not None) == open_loop]
@@ -81,7 +82,7 @@ def _throughput(axes: Axes, runs: Runs) -> bool:
         points.sort(key=lambda point: float(point[0]))
         for color, name in enumerate(("p50_ms", "p90_ms", "p99_ms") if points else ()):
             label = f"{name.removesuffix('_ms')}, {'open' if open_loop else 'closed'} loop"
-            axes.plot([rps for rps, _ in points], [spread[name] for _, spread in points], style, color=f"C{color}", label=label)
+            axes.plot([rps for rps, _ in points], [latency[name] for _, latency in points], style, color=f"C{color}", label=label)
         drawn = drawn or bool(points)
     if drawn:
         axes.set(xlabel="requests/s", ylabel="latency, ms", xlim=(0, None), ylim=(0, None))
@@ -92,7 +93,7 @@ def _throughput(axes: Axes, runs: Runs) -> bool:
 def _distribution(axes: Axes, runs: Runs) -> bool:
     drawn = [(label, target["latency"]["curve"]) for label, target in _targets(runs) if target["latency"]]
     for label, curve in drawn:
-        # 1 - share on a logarithmic axis: the tail is what one looks for
+        # 1 - share on a logarithmic axis shows the tail
         axes.plot([ms for _, ms in curve], [max(1 - share, 1e-6) for share, _ in curve], drawstyle="steps-post", label=label)
     if drawn:
         axes.set(xlabel="latency, ms", ylabel="share of requests that took longer", yscale="log", xlim=(0, None))

@@ -1,4 +1,7 @@
-"""The report: all that a command measured and what it measured it on, as JSON."""
+"""The report of a command: what it measured and what it measured it on, as JSON.
+
+The JSON keys are the names of the dataclass fields below. `FORMAT_VERSION` says which they are: a file of today's version must stay readable.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.engine.limit import Limit
+from bench.engine.limit import EngineLimit
 from bench.errors import BenchError
-from bench.report.generator_cost import Generator
+from bench.report.generator_stats import GeneratorStats
 from bench.report.measurement import Measurement
 from bench.report.slo import Verdict
 from service import __version__
@@ -27,34 +30,35 @@ class Run:
     """One load.
 
     Attributes:
-        name: What it was, such as `closed, 16 connections`.
-        targets: One measurement of each target.
-        generator: The generator's own figures.
-        limit: The engine alone, measured right after it, where asked for.
+        name: Description such as `closed, 16 connections`.
+        targets: One measurement for each target.
+        generator: Figures of the load generator itself.
+        limit: Engine limit measured right after the load, if it was asked for.
     """
 
     name: str
     targets: Sequence[Measurement]
-    generator: Generator
-    limit: Limit | None = None
+    generator: GeneratorStats
+    limit: EngineLimit | None = None
 
 
 @dataclass(slots=True)
 class Report:
-    """What a command has to say; grows while it runs, and is whole at any time.
+    """Everything that a command reports. It is filled while the command runs, and complete at any time.
 
     Attributes:
         command: The subcommand.
         settings: Its flags, without keys.
-        service: `/info` of the service, where it has one.
+        service: `/info` of the service, if it has one.
         models: What the endpoints say of their models: digest of the bundle, precision, labels.
-        engine: Bundle digest and graph of the engine's limit, where measured.
+        engine: Bundle and graph of the engine limit, if it was measured.
         runs: The loads, in order.
-        limits: Loops of the engine alone that no load belongs to.
+        limits: Engine limits that belong to no load.
         figures: Results of the command as a whole, such as `ratio`.
-        judged: The loads' figures that targets are held against, with `figures`.
-        verdicts: On the targets given.
-        interrupted: Whether Ctrl-C ended it early.
+        judged: Figures of the loads that the objectives are checked against, besides `figures`.
+        verdicts: Results of the objectives.
+        interrupted: Whether Ctrl-C ended the command early.
+        started: Start of the command, in ISO 8601 with the offset of the time zone.
     """
 
     command: str
@@ -63,7 +67,7 @@ class Report:
     models: list[Mapping[str, Any]] = field(default_factory=list)
     engine: Mapping[str, Any] | None = None
     runs: list[Run] = field(default_factory=list)
-    limits: list[Limit] = field(default_factory=list)
+    limits: list[EngineLimit] = field(default_factory=list)
     figures: dict[str, float | None] = field(default_factory=dict)
     judged: dict[str, float | None] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -74,18 +78,14 @@ class Report:
         """Returns the report as plain JSON values."""
         document = {"format": FORMAT, "format_version": FORMAT_VERSION, "version": __version__, "machine": _machine(), **asdict(self)}
         document["verdicts"] = [
-            {"condition": str(verdict.condition), "measured": verdict.measured, "passed": verdict.passed} for verdict in self.verdicts
+            {"condition": str(verdict.objective), "measured": verdict.measured, "passed": verdict.passed} for verdict in self.verdicts
         ]
         value: dict[str, Any] = json.loads(json.dumps(document, default=str))
         return value
 
 
-def _machine() -> dict[str, Any]:
-    return {"cpus": os.cpu_count(), "system": platform.system(), "processor": platform.machine(), "python": platform.python_version()}
-
-
 def write(text: str, path: Path) -> None:
-    """Writes a report.
+    """Writes a report to a file.
 
     Raises:
         BenchError: The file cannot be written.
@@ -100,7 +100,7 @@ def read(path: Path) -> dict[str, Any]:
     """Reads a report that `--json` wrote.
 
     Raises:
-        BenchError: The file is not one.
+        BenchError: The file cannot be read, or is not a report of this format version.
     """
     try:
         value = json.loads(path.read_bytes())
@@ -109,3 +109,7 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict) or (value.get("format"), value.get("format_version")) != (FORMAT, FORMAT_VERSION):
         raise BenchError(f"`{path}` is not a report of bert-bench, version {FORMAT_VERSION}; give files that --json wrote.")
     return value
+
+
+def _machine() -> dict[str, Any]:
+    return {"cpus": os.cpu_count(), "system": platform.system(), "processor": platform.machine(), "python": platform.python_version()}

@@ -1,4 +1,4 @@
-"""Targets such as `p99_ms=50`: parsed, and held against what was measured."""
+"""Service level objectives such as `p99_ms=50`: parsed, and checked against what was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bench.errors import BenchError
 
-# figure -> whether it must be at most (True) or at least (False) the target
+# figure -> whether the objective is an upper bound (True) or a lower bound (False)
 FIGURES: Mapping[str, bool] = {
     "p50_ms": True,
     "p90_ms": True,
@@ -28,63 +28,63 @@ DEFAULT_ERROR_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """One target.
+class Objective:
+    """A bound on one figure.
 
     Attributes:
         figure: One of FIGURES.
-        target: Its bound, in the unit that the figure's name ends with.
+        bound: In the unit that the figure's name ends with.
     """
 
     figure: str
-    target: float
+    bound: float
 
-    def holds(self, measured: float | None) -> bool:
-        """Returns whether a measured value keeps the bound; what was not measured does not."""
+    def is_met(self, measured: float | None) -> bool:
+        """Returns whether a measured value keeps the bound. None, a figure that was not measured, does not."""
         if measured is None:
             return False
-        return measured <= self.target if FIGURES[self.figure] else measured >= self.target
+        return measured <= self.bound if FIGURES[self.figure] else measured >= self.bound
 
     def __str__(self) -> str:
-        return f"{self.figure} {'<=' if FIGURES[self.figure] else '>='} {self.target:g}"
+        return f"{self.figure} {'<=' if FIGURES[self.figure] else '>='} {self.bound:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A condition and what was measured; `None` where nothing was."""
+    """An objective and the measured value, None if the figure was not measured."""
 
-    condition: Condition
+    objective: Objective
     measured: float | None
 
     @property
     def passed(self) -> bool:
-        """Whether the condition holds."""
-        return self.condition.holds(self.measured)
+        """Whether the objective is met."""
+        return self.objective.is_met(self.measured)
 
 
-def parse(texts: Sequence[str]) -> tuple[Condition, ...]:
-    """Reads conditions, each text one or a comma list of them.
+def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
+    """Parses objectives; each text is one, or several separated by commas.
 
-    A limit on errors of 1 % is added where none is given: a service that refuses half of its requests is not fast.
+    If there is any objective but none on `error_rate`, a bound of 1 % is added: a service that refuses half of its requests is not fast.
 
     Raises:
         BenchError: A text is not `FIGURE=NUMBER`, or names an unknown figure.
     """
-    found: dict[str, Condition] = {}
+    found: dict[str, Objective] = {}
     for part in (part for text in texts for part in text.split(",")):
         figure, equals, number = part.strip().partition("=")
         try:
-            target = float(number)
+            bound = float(number)
         except ValueError:
-            target = math.nan
-        if figure not in FIGURES or not equals or not math.isfinite(target) or target < 0:
+            bound = math.nan
+        if figure not in FIGURES or not equals or not math.isfinite(bound) or bound < 0:
             raise BenchError(f"`{part}` is not a target; give FIGURE=NUMBER, where FIGURE is one of {', '.join(FIGURES)}.")
-        found[figure] = Condition(figure, target)
+        found[figure] = Objective(figure, bound)
     if found:
-        found.setdefault("error_rate", Condition("error_rate", DEFAULT_ERROR_RATE))
+        found.setdefault("error_rate", Objective("error_rate", DEFAULT_ERROR_RATE))
     return tuple(found.values())
 
 
-def judge(conditions: Sequence[Condition], figures: Mapping[str, float | None]) -> list[Verdict]:
-    """Returns the verdict on each condition."""
-    return [Verdict(condition, figures.get(condition.figure)) for condition in conditions]
+def evaluate(objectives: Sequence[Objective], figures: Mapping[str, float | None]) -> list[Verdict]:
+    """Returns the verdict on each objective."""
+    return [Verdict(objective, figures.get(objective.figure)) for objective in objectives]

@@ -1,1 +1,1 @@
-"""The endpoints under load: their addresses, what is sent to them and what they say of themselves."""
+"""Endpoints under load: their addresses, the requests for them, and what the service behind them says of itself."""

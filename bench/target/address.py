@@ -1,4 +1,4 @@
-"""URLs: parsed, with the sentence for one that cannot be reached."""
+"""The address of an endpoint, parsed from its URL."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Address:
     """A parsed URL.
 
     Attributes:
-        url: As it was given.
+        url: The URL as it was given.
         host: Name or IP address.
         port: TCP port.
         path: Path and query, `/` at least.
-        tls: Whether it is https.
+        tls: Whether the scheme is https.
     """
 
     url: str
@@ -29,27 +29,27 @@ class Address:
 
     @property
     def authority(self) -> str:
-        """What the Host header says."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
-    def unreachable(self, error: OSError) -> str:
-        """Returns the sentence for an address that cannot be reached."""
+    @property
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """TLS context with the system's certificates, or None without TLS."""
+        return ssl.create_default_context() if self.tls else None
+
+    def unreachable_message(self, error: OSError) -> str:
+        """Returns the message for an address that cannot be reached."""
         if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
             return f"nothing listens at {self.url}; start the service, or give its address with --target."
         return f"{self.url} cannot be reached: {error.strerror or error}."
 
-    @property
-    def context(self) -> ssl.SSLContext | None:
-        """The TLS context, or None without TLS."""
-        return ssl.create_default_context() if self.tls else None
 
-
-def parse(url: str) -> Address:
-    """Reads a URL.
+def parse_url(url: str) -> Address:
+    """Parses a URL.
 
     Raises:
-        BenchError: It is not `http://HOST[:PORT]/PATH` or its https sister.
+        BenchError: It is not `http://HOST[:PORT]/PATH` or the same with https.
     """
     try:
         parts = urlsplit(url)

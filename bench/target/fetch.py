@@ -1,4 +1,4 @@
-"""Single requests outside a load."""
+"""Single HTTP requests before and after a load. The load itself does not come through here."""
 
 from __future__ import annotations
 
@@ -13,23 +13,13 @@ from bench.target.address import Address
 _TIMEOUT_S = 30
 
 
-def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the JSON object at a path, or None where there is none."""
-    status, raw = fetch(address, "GET", path, headers)
-    try:
-        value = json.loads(raw) if status == 200 else None
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
 def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, bytes]:
-    """Sends one request; returns the status and the body of its answer.
+    """Sends one request; returns the status and the body of the response.
 
     Raises:
-        BenchError: The address cannot be reached or does not answer in HTTP.
+        BenchError: The address cannot be reached, or does not answer in HTTP.
     """
-    context = address.context
+    context = address.ssl_context
     connection = (
         http.client.HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
         if context is None
@@ -40,8 +30,22 @@ def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], 
         response = connection.getresponse()
         return response.status, response.read()
     except OSError as error:
-        raise BenchError(address.unreachable(error)) from error
+        raise BenchError(address.unreachable_message(error)) from error
     except http.client.HTTPException as error:
         raise BenchError(f"{address.url} does not answer in HTTP: {type(error).__name__}.") from error
     finally:
         connection.close()
+
+
+def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns the JSON object at a path, or None if the path has none.
+
+    Raises:
+        BenchError: The address cannot be reached, or does not answer in HTTP.
+    """
+    status, raw = fetch(address, "GET", path, headers)
+    try:
+        value = json.loads(raw) if status == 200 else None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

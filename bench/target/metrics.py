@@ -1,4 +1,4 @@
-"""The service's metrics before and after a load."""
+"""The service's own metrics, read before and after a load: how many rows shared a run of the graph, and how much was padding."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ _LABEL = re.compile(r'(\w+)="([^"]*)"')
 Metrics = Mapping[tuple[str, str, str], float]  # (name, model, `le` or `kind`) -> value
 
 
-def metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
-    """Returns the service's metrics of runs, empty where it has none, or where it is gone: what was measured is not lost by that."""
+def read_metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
+    """Returns the service's metrics of runs and tokens.
+
+    The result is empty if the service has none, or has gone: a load that was measured must not be lost for its metrics.
+    """
     try:
         status, raw = fetch(address, "GET", "/metrics", headers)
     except BenchError:
@@ -33,15 +36,15 @@ def metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
-    """What a model's runs were like between two readings of the metrics.
+class BatchStats:
+    """The runs of one model between two readings of the metrics.
 
     Attributes:
-        runs: Of the graph.
-        mean_rows: Rows of a run.
-        rows: Runs by their rows: upper bound of the metric's bucket -> runs.
+        runs: Runs of the graph.
+        mean_rows: Mean number of rows of a run.
+        rows: Histogram of the rows of a run: upper bound of the metric's bucket -> number of runs.
         real_tokens: Tokens of texts that were run.
-        padding_share: Of all tokens that were run, those that only filled up.
+        padding_share: Share of padding in all tokens that were run, 0 to 1.
     """
 
     runs: int
@@ -51,22 +54,22 @@ class Batches:
     padding_share: float
 
 
-def batches(before: Metrics, after: Metrics, model: str) -> Batches | None:
-    """Returns what happened between two readings, or None if the model did not run."""
+def batch_stats(before: Metrics, after: Metrics, model: str) -> BatchStats | None:
+    """Returns the runs of a model between two readings, or None if it did not run."""
 
-    def grown(name: str, label: str = "") -> float:
+    def increase(name: str, label: str = "") -> float:
         key = (f"bertserve_{name}", model, label)
         return after.get(key, 0.0) - before.get(key, 0.0)
 
-    runs = grown("batch_rows_count")
+    runs = increase("batch_rows_count")
     if runs <= 0:
         return None
     bounds = sorted({label for name, of, label in after if name == "bertserve_batch_rows_bucket" and of == model}, key=float)
     rows, below = {}, 0.0
     for bound in bounds:
-        total = grown("batch_rows_bucket", bound)
+        total = increase("batch_rows_bucket", bound)
         if total > below:
             rows[f"{float(bound):g}"] = int(total - below)
         below = total
-    real, padded = grown("tokens_total", "real"), grown("tokens_total", "padded")
-    return Batches(int(runs), grown("batch_rows_sum") / runs, rows, int(real), padded / (real + padded) if real else 0.0)
+    real, padded = increase("tokens_total", "real"), increase("tokens_total", "padded")
+    return BatchStats(int(runs), increase("batch_rows_sum") / runs, rows, int(real), padded / (real + padded) if real else 0.0)

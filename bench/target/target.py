@@ -1,4 +1,4 @@
-"""Where a load goes: an address with the requests for it, encoded once, before any clock runs."""
+"""An endpoint under load: its address and the requests for it, encoded before the load begins."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Target:
     """An endpoint under load.
 
     Attributes:
-        address: Where it is.
-        mix: The name of its mix, or its file of bodies.
-        bodies: What is sent to it, in turn.
-        requests: The same as whole HTTP requests.
+        address: Address of the endpoint.
+        mix: Name of its mix, or path of its file of bodies.
+        bodies: Request bodies, which are sent in turn.
+        requests: The same bodies as whole HTTP requests.
     """
 
     address: Address
@@ -27,22 +27,22 @@ class Target:
 
     @property
     def label(self) -> str:
-        """How reports name it."""
+        """Name of the target in reports."""
         return f"{self.address.path} {self.mix}"
 
 
-def make(address: Address, mix: str, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
+def build_target(address: Address, mix: str, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
     """Returns a target with its requests.
 
     Args:
-        address: Where it is.
-        mix: What the bodies are called.
+        address: Address of the endpoint.
+        mix: Name of the bodies in reports.
         bodies: At least one.
-        headers: Sent with every request.
+        headers: Headers of every request.
     """
     given = {name.lower() for name in headers}
-    own = {"Host": address.authority, "Content-Type": "application/json"}
-    lines = {name: value for name, value in own.items() if name.lower() not in given} | dict(headers)
+    defaults = {"Host": address.authority, "Content-Type": "application/json"}
+    lines = {name: value for name, value in defaults.items() if name.lower() not in given} | dict(headers)
     head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
     return Target(address, mix, bodies, requests)

@@ -1,1 +1,1 @@
-"""What is sent: texts of known lengths in the bodies of each endpoint."""
+"""What is sent: texts of known lengths, in the request bodies of each endpoint."""

@@ -1,4 +1,4 @@
-"""Request bodies: from a built-in mix, or from the caller's own file."""
+"""Request bodies, from a built-in mix or from the user's file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from bench.errors import BenchError
 from bench.workload import endpoints, mixes
 
-_MOST_BODIES = 512
+_MAX_BODIES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,50 +20,57 @@ class Body:
     """One request body.
 
     Attributes:
-        content: JSON, as it is sent.
-        texts: Texts in it, as `endpoints.count` counts them.
+        content: The JSON that is sent.
+        texts: Number of texts that the model reads, as `endpoints.count_texts` counts them.
     """
 
     content: bytes
     texts: int
 
 
-def bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0) -> list[Body]:
+def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0) -> list[Body]:
     """Returns the bodies of a mix or of a file.
 
     Args:
-        source: The name of a mix, or the path of a JSON Lines file: each line an object, which is sent as it is, or a string.
-        path: Of the endpoint that they are for.
-        texts: Inputs of each request. Objects of a file are whole requests, so there it must be 1.
-        seed: Of a built-in mix.
+        source: Name of a mix, or path of a JSON Lines file. Each line of a file is an object, which is sent as it is, or a string.
+        path: Path of the endpoint that the bodies are for.
+        texts: Texts in each request. Objects of a file are whole requests, so it must be 1 for them.
+        seed: Seed of a built-in mix.
 
     Raises:
-        BenchError: There is no such mix or file, a line of it is no body, or the endpoint does not take what the mix has.
+        BenchError: There is no such mix or file, a line of the file is no body, or the endpoint does not take what the mix has.
     """
     if source in mixes.NAMES:
-        return _group(path, mixes.inputs(source, seed=seed), texts)
-    lines = _read(Path(source))
+        return _group(path, mixes.mix_inputs(source, seed=seed), texts)
+    lines = _read_lines(Path(source))
     if all(isinstance(line, str) for line in lines):
         return _group(path, lines, texts)
     if texts != 1:
         raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; leave the flag out.")
-    if any(isinstance(line, str) for line in lines) and endpoints.take(path, 1) != 1:
+    if any(isinstance(line, str) for line in lines) and endpoints.inputs_per_body(path, 1) != 1:
         raise BenchError(f"`{source}` mixes texts and whole request bodies, which {path} cannot be sent; give one or the other.")
-    return [_body(endpoints.body(path, i, [line]) if isinstance(line, str) else line) for i, line in enumerate(lines)]
+    return [_encode(endpoints.request_body(path, i, [line]) if isinstance(line, str) else line) for i, line in enumerate(lines)]
 
 
 def _group(path: str, inputs: Sequence[Any], texts: int) -> list[Body]:
-    """Puts `texts` inputs into each body, every input equally often."""
-    taken = endpoints.take(path, texts)
-    count = min(math.lcm(len(inputs), taken) // taken, max(len(inputs) // taken, _MOST_BODIES))
-    return [_body(endpoints.body(path, i, [inputs[(i * taken + k) % len(inputs)] for k in range(taken)])) for i in range(count)]
+    """Returns bodies of `texts` texts each, in which every input stands equally often."""
+    per_body = endpoints.inputs_per_body(path, texts)
+    count = min(math.lcm(len(inputs), per_body) // per_body, max(len(inputs) // per_body, _MAX_BODIES))
+    return [
+        _encode(endpoints.request_body(path, i, [inputs[(i * per_body + k) % len(inputs)] for k in range(per_body)])) for i in range(count)
+    ]
 
 
-def _body(value: dict[str, Any]) -> Body:
-    return Body(json.dumps(value).encode(), endpoints.count(value))
+def _encode(value: dict[str, Any]) -> Body:
+    return Body(json.dumps(value).encode(), endpoints.count_texts(value))
 
 
-def _read(path: Path) -> list[Any]:
+def _read_lines(path: Path) -> list[Any]:
+    """Returns the values of a JSON Lines file.
+
+    Raises:
+        BenchError: The file cannot be read or has no value, or a line is neither an object nor a string.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,8 +1,8 @@
 """The built-in mixes: inputs of known lengths, the same for the same seed.
 
-Lengths are fixed quantiles of a distribution, in an order drawn from the seed, so that a mix has the same mean whatever its seed.
-They are counted in words and punctuation marks, of which BERT's English tokenizers make about one token each; what a bundle
-makes of them exactly is measured where a bundle is given.
+Lengths are fixed quantiles of a distribution, in an order drawn from the seed, so that a mix has the same mean for every seed.
+They are counted in words and punctuation marks, each of which is about one token of BERT's English tokenizers. The exact number of
+tokens is counted if a bundle is given.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 from bench.workload import sentences
 
 COUNT = 64
-_SPECIAL = 2  # tokens that a tokenizer puts around a text
-_SHORTEST = 5
-_PASSAGE = (1110, 1320)  # about five windows of 384 that share 128, beside a question
+_SPECIAL_TOKENS = 2  # that a tokenizer puts around a text
+_MIN_TOKENS = 5  # without special tokens
+_PASSAGE_TOKENS = (1110, 1320)  # with a question, about five windows of 384 tokens that overlap by 128
 
 DEFAULTS: Mapping[str, str] = {"question-answering": "qa", "fill-mask": "mask"}
 
 
-def inputs(name: str, *, seed: int = 0) -> list[Any]:
-    """Returns the inputs of a mix: texts, or objects of `question` and `context`.
+def mix_inputs(name: str, *, seed: int = 0) -> list[Any]:
+    """Returns the inputs of a mix: texts, or objects with `question` and `context`.
 
     Args:
         name: One of NAMES.
-        seed: Of the words and of the order.
+        seed: Seed of the words and of the order.
     """
     return _MIXES[name](random.Random(f"{name} {seed}"))  # noqa: S311  # texts, not secrets
 
@@ -43,7 +43,7 @@ def _long(random_: random.Random) -> list[Any]:
 
 
 def _mixed(random_: random.Random) -> list[Any]:
-    # a log-normal spread, as lengths of texts tend to have: median 33, mean about 48, longest about 300
+    # lengths of texts are about log-normal: median 33, mean about 48, longest about 300
     return _texts(random_, lambda share: 33 * math.exp(0.9 * NormalDist().inv_cdf(share)))
 
 
@@ -61,7 +61,7 @@ def _mask(random_: random.Random) -> list[Any]:
 
 
 def _qa(random_: random.Random) -> list[Any]:
-    shortest, longest = _PASSAGE
+    shortest, longest = _PASSAGE_TOKENS
     passages = _texts(random_, lambda share: shortest + (longest - shortest) * share, count=COUNT // 2)
     return [{"question": sentences.QUESTIONS[i % len(sentences.QUESTIONS)], "context": text} for i, text in enumerate(passages)]
 
@@ -78,19 +78,19 @@ NAMES = tuple(_MIXES)
 
 
 def _texts(random_: random.Random, length: Callable[[float], float], count: int = COUNT) -> list[Any]:
-    """Returns texts whose lengths in tokens are `length` of evenly spaced shares within (0, 1)."""
+    """Returns texts whose lengths in tokens are the quantile function `length` at evenly spaced shares within (0, 1)."""
     lengths = [round(length((i + 0.5) / count)) for i in range(count)]
     random_.shuffle(lengths)
-    return [_text(random_, max(tokens, _SHORTEST + _SPECIAL) - _SPECIAL) for tokens in lengths]
+    return [_text(random_, max(tokens, _MIN_TOKENS + _SPECIAL_TOKENS) - _SPECIAL_TOKENS) for tokens in lengths]
 
 
 def _text(random_: random.Random, tokens: int) -> str:
-    """Returns sentences of this many words and punctuation marks, the last one cut."""
+    """Returns sentences with this many words and punctuation marks in all; the last sentence is cut."""
     parts: list[str] = []
     left = tokens
     while True:
         for template in random_.sample(sentences.SENTENCES, len(sentences.SENTENCES)):
-            sentence = _filled(random_, template)
+            sentence = _fill(random_, template)
             pieces = list(re.finditer(r"\w+|[^\w\s]", sentence))
             if len(pieces) > left:
                 cut = sentence[: pieces[left - 1].start()].rstrip(" ,;:")
@@ -101,13 +101,13 @@ def _text(random_: random.Random, tokens: int) -> str:
                 return " ".join(parts)
 
 
-def _filled(random_: random.Random, template: str) -> str:
-    """Returns a sentence with its open places filled."""
+def _fill(random_: random.Random, template: str) -> str:
+    """Returns a sentence with its placeholders filled."""
 
     def word(match: re.Match[str]) -> str:
-        place = match.group(1)
-        if place == "year":
+        placeholder = match.group(1)
+        if placeholder == "year":
             return str(random_.randrange(1820, 1990))
-        return random_.choice(sentences.WORDS[place])
+        return random_.choice(sentences.WORDS[placeholder])
 
     return re.sub(r"{(\w+)}", word, template)

@@ -1,13 +1,13 @@
-"""The English that the built-in mixes are made of: sentences with open places, questions about passages of them, and labels.
+"""The English text of the built-in mixes: sentences with placeholders, questions about passages of them, and candidate labels.
 
-All are written for this tool. They are plain, so that a tokenizer makes about one token of a word.
+All were written for this tool, in common words, so that a tokenizer makes about one token of each word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# what may stand in each open place; a year is drawn
+# placeholder -> what may fill it; a year is drawn
 WORDS: Mapping[str, tuple[str, ...]] = {
     "name": (
         "Anna Weber",
@@ -81,5 +81,5 @@ QUESTIONS = (
     "What was the first thing that the new mayor changed?",
 )
 
-# candidates for zero-shot classification of these sentences
+# candidate labels for zero-shot classification of these sentences
 LABELS = ("culture", "travel", "technology", "history")

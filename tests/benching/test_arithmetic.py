@@ -17,11 +17,13 @@ import tiny
 from bench.engine.bare_engine import BareEngine
 from bench.errors import BenchError
 from bench.experiments import queue_simulation
-from bench.load import arrivals
+from bench.load.arrivals import poisson_arrivals
 from bench.load.record import Record
-from bench.report import latency, measurement, slo
-from bench.target import address as addresses
-from bench.target import metrics, target
+from bench.report import measurement, slo
+from bench.report.latency import latency_distribution, percentile
+from bench.target.address import parse_url
+from bench.target.metrics import BatchStats, batch_stats
+from bench.target.target import build_target
 from bench.workload import bodies, mixes, sentences
 
 ROOT = Path(__file__).parent.parent.parent
@@ -29,7 +31,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def test_arrivals_are_a_poisson_process() -> None:
     """Their number is near rate x seconds, and their gaps spread like an exponential: deviation as large as the mean."""
-    times = arrivals.poisson(100, 200, seed=1)
+    times = poisson_arrivals(100, 200, seed=1)
     gaps = [b - a for a, b in itertools.pairwise(times)]
 
     assert 20_000 == pytest.approx(len(times), rel=0.03)
@@ -41,11 +43,11 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 def test_arrivals_are_the_same_for_a_seed() -> None:
     """Another rate stretches them; another seed changes them."""
-    times = arrivals.poisson(10, 5, seed=3)
+    times = poisson_arrivals(10, 5, seed=3)
 
-    assert times == arrivals.poisson(10, 5, seed=3)
-    assert times != arrivals.poisson(10, 5, seed=4)
-    assert [t / 2 for t in times] == pytest.approx(arrivals.poisson(20, 2.5, seed=3))
+    assert times == poisson_arrivals(10, 5, seed=3)
+    assert times != poisson_arrivals(10, 5, seed=4)
+    assert [t / 2 for t in times] == pytest.approx(poisson_arrivals(20, 2.5, seed=3))
 
 
 def test_the_queue_by_hand() -> None:
@@ -63,7 +65,7 @@ def test_parts_of_a_job_run_side_by_side() -> None:
 def test_the_queue_gives_the_known_mean_of_one_exponential_server() -> None:
     """M/M/1 at 50 % load: the mean time in the system is 1 / (mu - lambda)."""
     random_ = random.Random(98)
-    times = arrivals.poisson(0.5, 400_000, seed=0)
+    times = poisson_arrivals(0.5, 400_000, seed=0)
     latencies = queue_simulation.simulate(times, [[random_.expovariate(1.0)] for _ in times], 1)
 
     assert 2.0 == pytest.approx(fmean(latencies), rel=0.03)
@@ -71,7 +73,7 @@ def test_the_queue_gives_the_known_mean_of_one_exponential_server() -> None:
 
 def test_the_queue_gives_the_known_mean_of_one_steady_server() -> None:
     """M/D/1 at 50 % load: half of the waiting of M/M/1, so 1 + 0.5 of the run time."""
-    times = arrivals.poisson(0.5, 400_000, seed=0)
+    times = poisson_arrivals(0.5, 400_000, seed=0)
 
     assert 1.5 == pytest.approx(fmean(queue_simulation.simulate(times, [[1.0]] * len(times), 1)), rel=0.03)
 
@@ -79,7 +81,7 @@ def test_the_queue_gives_the_known_mean_of_one_steady_server() -> None:
 def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
     """M/M/2 at 70 % load: by Erlang's formula a job is 1 / (1 - 0.7^2) of its run time in the system."""
     random_ = random.Random(99)
-    times = arrivals.poisson(1.4, 200_000, seed=1)
+    times = poisson_arrivals(1.4, 200_000, seed=1)
     latencies = queue_simulation.simulate(times, [[random_.expovariate(1.0)] for _ in times], 2)
 
     assert 1 / (1 - 0.49) == pytest.approx(fmean(latencies), rel=0.03)
@@ -87,7 +89,7 @@ def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
 
 def test_scaling_gives_the_queue_its_capacity() -> None:
     """Run times keep their proportions, and servers / mean run time is the capacity."""
-    jobs = queue_simulation.scaled([[1.0], [2.0, 1.0]], 2, 10.0)
+    jobs = queue_simulation.scale_to_capacity([[1.0], [2.0, 1.0]], 2, 10.0)
 
     assert 10.0 == pytest.approx(2 / fmean(map(sum, jobs)))
     assert 2.0 == pytest.approx(jobs[1][0] / jobs[0][0])
@@ -96,12 +98,12 @@ def test_scaling_gives_the_queue_its_capacity() -> None:
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])
 def test_percentiles_are_values_that_occurred(share: float, expected: float) -> None:
     """By nearest rank, of 1 to 10."""
-    assert expected == latency.percentile([float(i) for i in range(1, 11)], share)
+    assert expected == percentile([float(i) for i in range(1, 11)], share)
 
 
 def test_a_distribution_keeps_its_tail() -> None:
     """The curve rises from the least to the greatest value, and the percentiles lie on it."""
-    spread = latency.latency(map(float, range(1000, 0, -1)))
+    spread = latency_distribution(map(float, range(1000, 0, -1)))
     assert spread is not None
 
     assert (500.0, 900.0, 990.0, 999.0, 1000.0, 1000) == (
@@ -118,7 +120,7 @@ def test_a_distribution_keeps_its_tail() -> None:
 
 def test_nothing_has_no_distribution() -> None:
     """Where nothing was answered there is no percentile to pass."""
-    assert None is latency.latency([])
+    assert None is latency_distribution([])
 
 
 def test_latency_counts_from_when_a_request_was_due() -> None:
@@ -172,10 +174,10 @@ def test_batches_are_the_growth_of_the_metrics() -> None:
         ("bertserve_tokens_total", "m", "padded"): 10.0,
     }
 
-    found = metrics.batches(before, after, "m")
+    found = batch_stats(before, after, "m")
 
-    assert metrics.Batches(runs=4, mean_rows=1.75, rows={"1": 2, "2": 1, "4": 1}, real_tokens=90, padding_share=0.1) == found
-    assert None is metrics.batches(before, after, "another")
+    assert BatchStats(runs=4, mean_rows=1.75, rows={"1": 2, "2": 1, "4": 1}, real_tokens=90, padding_share=0.1) == found
+    assert None is batch_stats(before, after, "another")
 
 
 @pytest.mark.parametrize(
@@ -191,36 +193,36 @@ def test_batches_are_the_growth_of_the_metrics() -> None:
 )
 def test_targets_bound_from_the_right_side(given: str, measured: float | None, passed: bool) -> None:
     """Latencies and errors must not exceed their targets, rates must reach them, and what was not measured misses."""
-    condition = slo.parse([given])[0]
+    condition = slo.parse_objectives([given])[0]
 
-    assert [passed] == [verdict.passed for verdict in slo.judge([condition], {condition.figure: measured})]
+    assert [passed] == [verdict.passed for verdict in slo.evaluate([condition], {condition.figure: measured})]
 
 
 def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
     """Without a target for errors theirs is 1 %."""
-    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in slo.parse(["p99_ms=50, rps=10"])]
-    assert ["error_rate <= 0.5"] == [str(c) for c in slo.parse(["error_rate=0.5"])]
-    assert () == slo.parse([])
+    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in slo.parse_objectives(["p99_ms=50, rps=10"])]
+    assert ["error_rate <= 0.5"] == [str(c) for c in slo.parse_objectives(["error_rate=0.5"])]
+    assert () == slo.parse_objectives([])
 
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
 def test_a_wrong_target_is_refused(text: str) -> None:
     """The message lists the figures."""
     with pytest.raises(BenchError, match="p99_ms"):
-        slo.parse([text])
+        slo.parse_objectives([text])
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://a/b", "http://", "http://a:b/", "http://a b/", "http://[::1/x"])
 def test_a_wrong_address_is_refused(url: str) -> None:
     """The message shows one that is right."""
     with pytest.raises(BenchError, match=r"http://127\.0\.0\.1:8000/classify"):
-        addresses.parse(url)
+        parse_url(url)
 
 
 def test_a_request_is_whole_http() -> None:
     """Path and query, host with its port, headers, length, body."""
-    address = addresses.parse("http://[::1]:8000/classify?a=b")
-    made = target.make(address, "m", [bodies.Body(b"{}", 1)], {"x-a": "1"})
+    address = parse_url("http://[::1]:8000/classify?a=b")
+    made = build_target(address, "m", [bodies.Body(b"{}", 1)], {"x-a": "1"})
     expected = b"POST /classify?a=b HTTP/1.1\r\nHost: [::1]:8000\r\nContent-Type: application/json\r\nx-a: 1\r\nContent-Length: 2\r\n\r\n{}"
 
     assert [expected] == made.requests
@@ -229,10 +231,10 @@ def test_a_request_is_whole_http() -> None:
 @pytest.mark.parametrize("name", mixes.NAMES)
 def test_mixes_are_the_same_for_a_seed(name: str) -> None:
     """Dozens of distinct inputs; another seed gives others."""
-    made = mixes.inputs(name, seed=1)
+    made = mixes.mix_inputs(name, seed=1)
 
-    assert made == mixes.inputs(name, seed=1)
-    assert made != mixes.inputs(name, seed=2)
+    assert made == mixes.mix_inputs(name, seed=1)
+    assert made != mixes.mix_inputs(name, seed=2)
     assert len(made) == len({str(item) for item in made}) >= 24
 
 
@@ -241,7 +243,7 @@ def test_mixes_are_the_same_for_a_seed(name: str) -> None:
 )
 def test_mixes_have_the_lengths_that_they_promise(mix: str, low: int, mean: int, high: int) -> None:
     """In tokens of the sentiment model, special tokens counted; of `mixed` most texts are shorter than its mean."""
-    tokens = BareEngine(ROOT / "models/sentiment").work(bodies.bodies(mix)).tokens
+    tokens = BareEngine(ROOT / "models/sentiment").encode(bodies.build_bodies(mix)).tokens
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
     assert low <= min(tokens)
@@ -251,7 +253,7 @@ def test_mixes_have_the_lengths_that_they_promise(mix: str, low: int, mean: int,
 
 def test_passages_take_about_five_windows() -> None:
     """Of 384 tokens that share 128, as the service cuts them."""
-    work = BareEngine(ROOT / "models/qa").work(bodies.bodies("qa"))
+    work = BareEngine(ROOT / "models/qa").encode(bodies.build_bodies("qa"))
 
     assert 5 == pytest.approx(fmean(map(len, work.feeds)), abs=0.2)
 
@@ -263,13 +265,13 @@ def test_a_body_of_another_task_that_the_model_can_do_is_run_as_that(tmp_path: P
     zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
     rerank = bodies.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
 
-    assert [3] == [len(lengths) for lengths in BareEngine(tmp_path / "nli").work([zero_shot]).lengths]
-    assert [[6, 5]] == BareEngine(tmp_path / "ranker").work([rerank]).lengths
+    assert [3] == [len(lengths) for lengths in BareEngine(tmp_path / "nli").encode([zero_shot]).lengths]
+    assert [[6, 5]] == BareEngine(tmp_path / "ranker").encode([rerank]).lengths
 
 
 def test_several_texts_in_a_request_all_take_turns() -> None:
     """Groups of 24 out of 64 use every text equally often."""
-    made = bodies.bodies("short", texts=24)
+    made = bodies.build_bodies("short", texts=24)
 
     assert {24} == {body.texts for body in made}
     assert 8 == len(made)
@@ -293,7 +295,7 @@ def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expect
     """By the last part of the path; counted is what the model has to read."""
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'"{letter}"\n' for letter in "abcdef"), encoding="utf-8")
-    made = bodies.bodies(str(file), path=path, texts=texts)
+    made = bodies.build_bodies(str(file), path=path, texts=texts)
 
     assert bodies.Body(json.dumps(expected).encode(), count) == made[0]
     assert {count} == {body.texts for body in made}
@@ -303,7 +305,7 @@ def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expect
 @pytest.mark.parametrize("path", ["/rerank", "/similarity", "/zero-shot"])
 def test_every_text_of_a_mix_is_sent_equally_often(path: str) -> None:
     """Also where a body takes one more to compare with; queries take turns."""
-    made = [json.loads(body.content) for body in bodies.bodies("short", path=path, texts=5)]
+    made = [json.loads(body.content) for body in bodies.build_bodies("short", path=path, texts=5)]
     given = [body.get("texts") or body["inputs"] for body in made]
     flat = [text for item in given for text in (item if isinstance(item, list) else [item["source_sentence"], *item["sentences"]])]
 
@@ -314,7 +316,7 @@ def test_every_text_of_a_mix_is_sent_equally_often(path: str) -> None:
 def test_questions_with_passages_are_no_texts_to_rank() -> None:
     """The mix and the endpoint do not fit, which is said before anything is sent."""
     with pytest.raises(BenchError, match="/rerank takes texts, not questions with passages"):
-        bodies.bodies("qa", path="/rerank")
+        bodies.build_bodies("qa", path="/rerank")
 
 
 def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
@@ -329,7 +331,7 @@ def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
-    assert [3, 3, 2, 6, 1] == [body.texts for body in bodies.bodies(str(file), path="/rerank")]
+    assert [3, 3, 2, 6, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
 
 
 def test_a_long_file_is_sent_whole(tmp_path: Path) -> None:
@@ -337,7 +339,7 @@ def test_a_long_file_is_sent_whole(tmp_path: Path) -> None:
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(f'"text {i}"\n' for i in range(2001)), encoding="utf-8")
 
-    assert [2001, 1000] == [len(bodies.bodies(str(file), texts=texts)) for texts in (1, 2)]
+    assert [2001, 1000] == [len(bodies.build_bodies(str(file), texts=texts)) for texts in (1, 2)]
 
 
 def test_a_file_of_bodies(tmp_path: Path) -> None:
@@ -345,7 +347,9 @@ def test_a_file_of_bodies(tmp_path: Path) -> None:
     file = tmp_path / "bodies.jsonl"
     file.write_text('{"inputs": ["a", "b"], "parameters": {}}\n\n"c"\n', encoding="utf-8")
 
-    assert [bodies.Body(b'{"inputs": ["a", "b"], "parameters": {}}', 2), bodies.Body(b'{"inputs": "c"}', 1)] == bodies.bodies(str(file))
+    assert [bodies.Body(b'{"inputs": ["a", "b"], "parameters": {}}', 2), bodies.Body(b'{"inputs": "c"}', 1)] == bodies.build_bodies(
+        str(file)
+    )
 
 
 @pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a mix")])
@@ -356,7 +360,7 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: s
         file.write_text(content, encoding="utf-8")
 
     with pytest.raises(BenchError, match=message):
-        bodies.bodies(str(file))
+        bodies.build_bodies(str(file))
 
 
 def test_whole_bodies_are_not_grouped(tmp_path: Path) -> None:
@@ -365,4 +369,4 @@ def test_whole_bodies_are_not_grouped(tmp_path: Path) -> None:
     file.write_text('{"inputs": "a"}\n', encoding="utf-8")
 
     with pytest.raises(BenchError, match="--texts 2"):
-        bodies.bodies(str(file), texts=2)
+        bodies.build_bodies(str(file), texts=2)

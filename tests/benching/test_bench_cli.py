@@ -20,7 +20,7 @@ import tiny
 from bench import cli, flags
 from bench.engine.bare_engine import BareEngine
 from bench.errors import BenchError, MissingExtraError
-from bench.load.arrivals import poisson
+from bench.load.arrivals import poisson_arrivals
 from bench.report import html as html_report
 from bench.report import plots, report, slo
 from bench.workload import bodies
@@ -71,7 +71,7 @@ def test_a_report_survives_json() -> None:
 
 def test_an_empty_report_has_a_page() -> None:
     """Plots of nothing say so."""
-    assert 4 == html_report.page([report.Report("closed", {}).document()]).count("nothing was measured")
+    assert 4 == html_report.render_page([report.Report("closed", {}).document()]).count("nothing was measured")
 
 
 def test_a_missed_target_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,8 +133,8 @@ def test_a_refused_request_exits_with_2(capsys: pytest.CaptureFixture[str]) -> N
         ["closed", "--target", "localhost=short"],
         ["closed", "--target", "http://127.0.0.1:1/x", "--header", "nonsense"],
         ["closed", "--slo", "p99=1"],
-        ["together", "--target", "http://127.0.0.1:1/x"],
-        ["limit", "--bundle", "no-such-bundle"],
+        ["concurrent-targets", "--target", "http://127.0.0.1:1/x"],
+        ["engine-limit", "--bundle", "no-such-bundle"],
         ["report", "no-such-file.json", "--html", "x.html"],
         ["closed", "--api-key-file", "no-such-file"],
     ],
@@ -159,7 +159,7 @@ def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, t
     assert 3 == load(unused_port(), "--html", tmp_path / "a.html")
     assert "pip install 'bertserve[bench]'" in capsys.readouterr().err
     with pytest.raises(MissingExtraError):
-        plots.draw([])
+        plots.draw_plots([])
 
 
 def test_keys_stay_out_of_the_report(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
         assert 0 == load(server.port, "--rate", 100, "--json", tmp_path / "a.json", command="open")
     made = report.read(tmp_path / "a.json")["runs"][0]
 
-    assert len(poisson(100, 0.3, seed=0)) == made["targets"][0]["requests"]
+    assert len(poisson_arrivals(100, 0.3, seed=0)) == made["targets"][0]["requests"]
     assert made["generator"]["late_p99_ms"] is not None
 
 
@@ -224,12 +224,40 @@ def test_reports_are_drawn_together(tmp_path: Path) -> None:
     assert 2 == (tmp_path / "all.html").read_text().count("<td>open, 50/s</td>")
 
 
+def structure(value: Any) -> Any:
+    """Returns the keys of nested JSON objects, of the first element of each list; not those that are data."""
+    if isinstance(value, dict):
+        return {key: None if key in ("rows", "statuses", "errors") else structure(item) for key, item in value.items()}
+    return [structure(item) for item in value[:1] if isinstance(item, dict)] if isinstance(value, list) else None
+
+
+def test_a_report_of_the_first_version_is_still_drawn(tmp_path: Path) -> None:
+    """A JSON file from before the commands had their present names has a page with its figures, objectives and plots."""
+    assert 0 == run("report", Path(__file__).parent / "report_of_0_1_0.json", "--html", tmp_path / "a.html")
+    page = (tmp_path / "a.html").read_text(encoding="utf-8")
+
+    assert "<td>round 1 maximum, 2 connections</td>" in page
+    assert "passed: queue_ratio &lt;= 1000, measured 1.89" in page
+    assert 4 == page.count("<svg")
+    assert 0 == page.count("nothing was measured")
+
+
+@pytest.mark.parametrize("name", flags.ALIASES)
+def test_earlier_names_of_commands_are_the_same_commands(name: str) -> None:
+    """`tail` is `tail-latency`: it has the same flags and the same name in a report."""
+    parse = flags.build_parser().parse_args
+    given = ["--bundle", "b"] if name != "concurrent-targets" else []
+
+    assert name == parse([flags.ALIASES[name], *given]).command
+    assert parse([name, *given]) == parse([flags.ALIASES[name], *given])
+
+
 def test_the_limit_needs_no_service(models: Path, tmp_path: Path) -> None:
     """It runs a bundle's graph alone, on texts or on the caller's file."""
     (tmp_path / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
     given = ("--mix", tmp_path / "texts.jsonl", "--seconds", 0.2, "--json", tmp_path / "a.json", "--quiet")
 
-    assert 0 == run("limit", "--bundle", models / "tiny", "--slo", "rps=1", *given)
+    assert 0 == run("engine-limit", "--bundle", models / "tiny", "--slo", "rps=1", *given)
     document = report.read(tmp_path / "a.json")
     assert "model.cpu.fp32.onnx" == document["engine"]["graph"]
     assert 2 == len(document["limits"][0]["feed_s"])
@@ -247,8 +275,8 @@ def test_the_bare_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
     onnx.save(other, str(file))
     body = bodies.Body(json.dumps({"inputs": {"question": "good ?", "context": "a good film " * 30}}).encode(), 1)
     bare = BareEngine(path, file)
-    work = bare.work([body])
-    done = bare.measure(work, threads=2, seconds=0.1, stop=threading.Event())
+    work = bare.encode([body])
+    done = bare.run_loop(work, threads=2, seconds=0.1, stop=threading.Event())
 
     assert ["attention_mask", "input_ids"] == sorted(work.feeds[0][0])
     assert len(work.feeds[0]) == len(done.feed_s[0]) > 1
@@ -279,8 +307,8 @@ def test_every_command_against_a_real_service(tmp_path: Path, serve: Serve) -> N
         for command, given in {
             "closed": (*short, *bare),
             "compare": (*short, *bare, "--texts", 32, "--rounds", 2),
-            "tail": (*short, *bare),
-            "together": (*short, "--target", f"{served.url}/ner{mix}", "--rounds", 1),
+            "tail-latency": (*short, *bare),
+            "concurrent-targets": (*short, "--target", f"{served.url}/ner{mix}", "--rounds", 1),
         }.items():
             assert 0 == run(command, *given, "--json", tmp_path / f"{command}.json"), command
             documents[command] = report.read(tmp_path / f"{command}.json")
@@ -296,9 +324,14 @@ def test_every_command_against_a_real_service(tmp_path: Path, serve: Serve) -> N
     assert documents["compare"]["engine"]["digest"] == documents["compare"]["models"][0]["version"]
     assert 2 == len([made for made in documents["compare"]["runs"] if made["limit"]])
     assert documents["compare"]["figures"]["ratio"] > 0
-    assert documents["tail"]["figures"]["queue_ratio"] > 0
-    assert ["/classify", "/ner"] == [made["target"].split()[0] for made in documents["together"]["runs"][2]["targets"]]
-    assert documents["together"]["figures"]["ratio"] > 0
+    assert documents["tail-latency"]["figures"]["queue_ratio"] > 0
+    earlier = report.read(Path(__file__).parent / "report_of_0_1_0.json")
+    assert "tail-latency" == documents["tail-latency"]["command"]
+    assert list(earlier) == list(documents["tail-latency"])
+    for name in ("settings", "engine", "runs", "limits", "figures", "judged"):
+        assert structure(earlier[name]) == structure(documents["tail-latency"][name])
+    assert ["/classify", "/ner"] == [made["target"].split()[0] for made in documents["concurrent-targets"]["runs"][2]["targets"]]
+    assert documents["concurrent-targets"]["figures"]["ratio"] > 0
 
 
 def test_heads_are_loaded_by_their_endpoints(tmp_path: Path, serve: Serve) -> None:
@@ -360,12 +393,15 @@ def test_a_bundle_that_is_not_served_is_told(models: Path, tmp_path: Path, serve
         assert "compares two models" not in capsys.readouterr().err
 
 
-def test_every_flag_is_documented() -> None:
-    """docs/reference/bench-flags.md names each flag and each figure."""
+def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/reference/bench-flags.md names each command, each earlier name of one, each flag and each figure."""
     text = (ROOT / "docs/reference/bench-flags.md").read_text(encoding="utf-8")
-    commands = next(action.choices for action in flags.parser()._actions if isinstance(action.choices, dict))
-    shown = {flag for command in commands.values() for flag in re.findall(r"(?<![\w-])--[a-z-]+", command.format_help())}
+    for command in flags.COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            run(command, "--help")
+    shown = set(re.findall(r"(?<![\w-])--[a-z-]+", capsys.readouterr().out))
 
     assert set() == {flag for flag in shown - {"--help"} if not re.search(f"`{flag}[` ]", text)}
     assert [] == [figure for figure in slo.FIGURES if f"`{figure}`" not in text]
-    assert [] == [command for command in commands if f"| `{command}` |" not in text]
+    assert [] == [command for command in flags.COMMANDS if f"| `{command}` |" not in text]
+    assert [] == [name for name in flags.ALIASES.values() if f"`{name}`" not in text]

@@ -12,35 +12,35 @@ import pytest
 
 from bench.errors import BenchError
 from bench.load import generator
-from bench.load.generator import Load, Plan
+from bench.load.generator import Durations, LoadResult
 from bench.load.record import Record
 from bench.progress import Progress
 from bench.report import measurement
-from bench.target import address as addresses
-from bench.target import target
+from bench.target.address import parse_url
+from bench.target.target import Target, build_target
 from bench.workload.bodies import Body
 from listening import BUSY, OK, listening, ok
 
-PLAN = Plan(seconds=0.4, warmup_s=0.0, timeout_s=2.0)
+DURATIONS = Durations(seconds=0.4, warmup_s=0.0, timeout_s=2.0)
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 
 
-def made(port: int) -> target.Target:
+def made(port: int) -> Target:
     """Returns a target on loopback."""
-    return target.make(addresses.parse(f"http://127.0.0.1:{port}/classify"), "test", BODIES, {"x-test": "1"})
+    return build_target(parse_url(f"http://127.0.0.1:{port}/classify"), "test", BODIES, {"x-test": "1"})
 
 
-def closed(port: int, connections: int = 2, plan: Plan = PLAN, stop: threading.Event | None = None) -> Load:
+def closed(port: int, connections: int = 2, durations: Durations = DURATIONS, stop: threading.Event | None = None) -> LoadResult:
     """Loads in a closed loop."""
-    return generator.closed([made(port)], connections, plan, stop=stop or threading.Event(), progress=Progress(quiet=True))
+    return generator.run_closed_loop([made(port)], connections, durations, stop=stop or threading.Event(), progress=Progress(quiet=True))
 
 
-def opened(port: int, arrivals: list[float], *, most: int = 64, plan: Plan = PLAN) -> Load:
+def opened(port: int, arrivals: list[float], *, most: int = 64, durations: Durations = DURATIONS) -> LoadResult:
     """Loads in an open loop."""
-    return generator.open_loop([made(port)], [arrivals], most, plan, stop=threading.Event(), progress=Progress(quiet=True))
+    return generator.run_open_loop([made(port)], [arrivals], most, durations, stop=threading.Event(), progress=Progress(quiet=True))
 
 
-def outcomes(load: Load) -> set[int | str]:
+def outcomes(load: LoadResult) -> set[int | str]:
     """Returns how the requests ended."""
     return {record.outcome for record in load.records[0]}
 
@@ -54,7 +54,7 @@ def test_a_closed_loop_keeps_its_connections() -> None:
     assert {200} == outcomes(load)
     assert server.requests == len(load.records[0])
     assert {body.content for body in BODIES} == set(server.bodies)
-    assert b" tokenize;dur=0.5, inference;dur=2.0" == load.records[0][0].timing
+    assert b" tokenize;dur=0.5, inference;dur=2.0" == load.records[0][0].server_timing
 
 
 def test_one_connection_has_one_request_in_flight() -> None:
@@ -93,7 +93,7 @@ def test_an_open_loop_takes_as_many_connections_as_it_needs() -> None:
         return OK
 
     with listening(when_all_are_there) as server:
-        load = opened(server.port, [i / 1000 for i in range(20)], plan=Plan(seconds=0.4, warmup_s=0, timeout_s=10))
+        load = opened(server.port, [i / 1000 for i in range(20)], durations=Durations(seconds=0.4, warmup_s=0, timeout_s=10))
 
     assert [200] * 20 == [record.outcome for record in load.records[0]]
     assert 20 == server.connections
@@ -148,11 +148,11 @@ def test_no_answer_in_time_is_a_timeout() -> None:
         await asyncio.sleep(60)
         return OK
 
-    plan = Plan(seconds=0.3, warmup_s=0.0, timeout_s=0.1)
+    durations = Durations(seconds=0.3, warmup_s=0.0, timeout_s=0.1)
     with listening(never) as server:
-        assert {"timeout"} == outcomes(closed(server.port, plan=plan))
+        assert {"timeout"} == outcomes(closed(server.port, durations=durations))
     with listening(never) as server:
-        load = opened(server.port, [0.0, 0.01, 0.02], most=1, plan=plan)
+        load = opened(server.port, [0.0, 0.01, 0.02], most=1, durations=durations)
         assert ["timeout"] * 3 == [record.outcome for record in load.records[0]]
 
 
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_with_what_there_is() -> None:
         return OK
 
     with listening(stop_fifth) as server:
-        load = closed(server.port, connections=1, plan=Plan(seconds=60, warmup_s=0, timeout_s=5), stop=stop)
+        load = closed(server.port, connections=1, durations=Durations(seconds=60, warmup_s=0, timeout_s=5), stop=stop)
 
     assert load.interrupted
     assert len(load.records[0]) >= 5
