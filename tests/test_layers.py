@@ -30,6 +30,7 @@ HOMES = {
     "onnxruntime": {"service.backend", "export", "bench.engine"},
     "prometheus_client": {"service.metrics"},
     "uvloop": {"bench.load"},
+    "httptools": {"bench.load.connection"},
     "matplotlib": {"bench.report.plots"},
     "asyncio": {"service.http", "service.serving.model", "service.scheduling", "service.process", "service.cli", "bench.load"},
     "multiprocessing": {"service.process.supervisor"},

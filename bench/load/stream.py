@@ -45,6 +45,7 @@ class Stream(ABC):
         self.connecting = 0
         self.peak_connections = 0
         self.ended = False
+        self._closed = False
         self._target = target
         self._requests = target.requests
         self._ssl_context: ssl.SSLContext | None = target.address.ssl_context
@@ -119,6 +120,7 @@ class Stream(ABC):
     def close(self, reason: str) -> None:
         """Closes all connections and ends all requests, which are recorded with this reason."""
         self.end()
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         for connection in list(self.connections):
@@ -144,6 +146,8 @@ class Stream(ABC):
             self.connecting -= 1
         self.connections.add(connection)
         self.peak_connections = max(self.peak_connections, len(self.connections))
+        if self._closed:  # a connection can still be made after its task was cancelled
+            connection.abort("closed")
         return connection
 
     async def _try_connect(self, delay_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -24,19 +25,20 @@ class Server:
         over: Set on the server's loop: it leaves, with all its connections.
     """
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, requests_per_connection: int | None) -> None:
         self.port = 0
         self.connections = 0
         self.requests = 0
         self.bodies: list[bytes] = []
         self._answer = answer
+        self._requests_per_connection = requests_per_connection
         self.over = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers the requests of a connection; None from the test closes it."""
         self.connections += 1
         try:
-            while True:
+            for _ in itertools.count() if self._requests_per_connection is None else range(self._requests_per_connection):
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.split(b"content-length:")[1].split(b"\r\n")[0]) if b"content-length:" in head else 0
                 self.bodies.append(await reader.readexactly(length))
@@ -52,9 +54,9 @@ class Server:
 
 
 @contextmanager
-def listening(answer: Answer) -> Iterator[Server]:
+def listening(answer: Answer, requests_per_connection: int | None = None) -> Iterator[Server]:
     """Runs a server on a free port of loopback until the block ends."""
-    server = Server(answer)
+    server = Server(answer, requests_per_connection)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
 

@@ -54,7 +54,7 @@ def test_a_closed_loop_keeps_its_connections() -> None:
     assert {200} == outcomes(load)
     assert server.requests == len(load.records[0])
     assert {body.content for body in BODIES} == set(server.bodies)
-    assert b" tokenize;dur=0.5, inference;dur=2.0" == load.records[0][0].server_timing
+    assert b"tokenize;dur=0.5, inference;dur=2.0" == load.records[0][0].server_timing
 
 
 def test_one_connection_has_one_request_in_flight() -> None:
@@ -167,11 +167,16 @@ def test_nonsense_is_malformed() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n", b"HTTP/1.1 204 No Content\r\n\r\n"],
+    ("answer", "status"),
+    [
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n", 200),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", 204),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n[]", 503),
+    ],
+    ids=["chunked", "no content", "interim response"],
 )
-def test_answers_without_a_length_end(answer: bytes) -> None:
-    """Chunks, and no content at all."""
+def test_the_end_of_a_response_is_found(answer: bytes, status: int) -> None:
+    """A body may come in chunks or not at all, and an interim response is not the response."""
 
     async def one(_: int) -> bytes:
         return answer
@@ -179,8 +184,23 @@ def test_answers_without_a_length_end(answer: bytes) -> None:
     with listening(one) as server:
         load = closed(server.port, connections=1)
 
-    assert {int(answer[9:12])} == outcomes(load)
-    assert len(load.records[0]) > 1
+    assert {status} == outcomes(load)
+    assert server.requests == len(load.records[0]) > 1
+    assert 1 == server.connections
+
+
+@pytest.mark.parametrize(("head", "outcome"), [(b"", 200), (b"content-length: 3\r\n", "closed")], ids=["no length", "too short"])
+def test_the_end_of_the_connection_ends_only_a_body_without_a_length(head: bytes, outcome: int | str) -> None:
+    """A body without a length is complete when the server closes; one that is shorter than its length is an error."""
+
+    async def one(_: int) -> bytes:
+        return b"HTTP/1.1 200 OK\r\n" + head + b"\r\n[]"
+
+    with listening(one, requests_per_connection=1) as server:
+        load = closed(server.port, connections=1)
+
+    assert {outcome} == outcomes(load)
+    assert server.connections >= server.requests > 1
 
 
 def test_an_answer_in_pieces_is_read_whole() -> None:
