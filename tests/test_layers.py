@@ -28,7 +28,7 @@ HOMES = {
     "orjson": {"service.wire"},
     "tokenizers": {"service.text"},
     "onnxruntime": {"service.backend", "export", "bench.engine"},
-    "prometheus_client": {"service.metrics"},
+    "prometheus_client": {"service.metrics", "bench.target.metrics"},
     "uvloop": {"bench.load"},
     "httptools": {"bench.load.connection"},
     "matplotlib": {"bench.report.plots"},

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from bench.errors import BenchError
 from bench.target.address import Address
 from bench.target.fetch import fetch
 
-_SERIES = re.compile(r"^(\w+)\{(.*)\} (\S+)$")
-_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_PREFIXES = ("bertserve_batch_rows", "bertserve_tokens_total")
 Metrics = Mapping[tuple[str, str, str], float]  # (name, model, `le` or `kind`) -> value
 
 
@@ -24,14 +24,27 @@ def read_metrics(address: Address, headers: Mapping[str, str]) -> Metrics:
         status, raw = fetch(address, "GET", "/metrics", headers)
     except BenchError:
         return {}
+    if status != 200:
+        return {}
+    try:
+        return parse_metrics(raw.decode("utf-8", "replace"))
+    except ValueError:  # it is not a page of Prometheus
+        return {}
+
+
+def parse_metrics(text: str) -> Metrics:
+    """Returns the metrics of runs and tokens in Prometheus' text format, summed over all labels but the model and `le` or `kind`.
+
+    Raises:
+        ValueError: The text has another format.
+    """
     found: dict[tuple[str, str, str], float] = {}
-    for line in raw.decode("utf-8", "replace").splitlines() if status == 200 else ():
-        series = _SERIES.match(line)
-        if series and series[1].startswith(("bertserve_batch_rows", "bertserve_tokens_total")):
-            labels: dict[str, str] = dict(_LABEL.findall(series[2]))
-            key = series[1], labels.get("model", ""), labels.get("le", labels.get("kind", ""))
-            # a model that answers several tasks has series for each of them
-            found[key] = found.get(key, 0.0) + float(series[3])
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith(_PREFIXES):
+                key = sample.name, sample.labels.get("model", ""), sample.labels.get("le", sample.labels.get("kind", ""))
+                # a model that answers several tasks has series for each of them
+                found[key] = found.get(key, 0.0) + sample.value
     return found
 
 

@@ -22,9 +22,10 @@ from bench.load.record import Record
 from bench.report import measurement, slo
 from bench.report.latency import latency_distribution, percentile
 from bench.target.address import parse_url
-from bench.target.metrics import BatchStats, batch_stats
+from bench.target.metrics import BatchStats, batch_stats, parse_metrics, read_metrics
 from bench.target.target import build_target
 from bench.workload import bodies, mixes, sentences
+from listening import listening
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -178,6 +179,45 @@ def test_batches_are_the_growth_of_the_metrics() -> None:
 
     assert BatchStats(runs=4, mean_rows=1.75, rows={"1": 2, "2": 1, "4": 1}, real_tokens=90, padding_share=0.1) == found
     assert None is batch_stats(before, after, "another")
+
+
+def test_metrics_are_read_from_the_page_of_prometheus() -> None:
+    """Series of runs and tokens by model; those of several tasks of one model are added up, and all others are left out."""
+    page = """# HELP bertserve_batch_rows Rows of a run.
+# TYPE bertserve_batch_rows histogram
+bertserve_batch_rows_bucket{le="1.0",model="m",task="a"} 2.0
+bertserve_batch_rows_bucket{le="1.0",model="m",task="b"} 3.0
+bertserve_batch_rows_bucket{le="+Inf",model="odd \\" } name",task="a"} 7.0
+bertserve_batch_rows_count{model="m",task="a"} 2.0
+bertserve_batch_rows_sum{model="m",task="a"} 4.0
+# HELP bertserve_tokens_total Tokens.
+# TYPE bertserve_tokens_total counter
+bertserve_tokens_total{kind="real",model="m"} 1e+06
+# HELP bertserve_queue_seconds Wait.
+# TYPE bertserve_queue_seconds summary
+bertserve_queue_seconds_count{model="m"} 5.0
+"""
+    expected = {
+        ("bertserve_batch_rows_bucket", "m", "1.0"): 5.0,
+        ("bertserve_batch_rows_bucket", 'odd " } name', "+Inf"): 7.0,
+        ("bertserve_batch_rows_count", "m", ""): 2.0,
+        ("bertserve_batch_rows_sum", "m", ""): 4.0,
+        ("bertserve_tokens_total", "m", "real"): 1e6,
+    }
+
+    assert expected == parse_metrics(page)
+
+
+@pytest.mark.parametrize("answer", [b"200 OK", b"404 Not Found"])
+def test_a_service_without_metrics_has_none(answer: bytes) -> None:
+    """A page that is missing, or is not one of Prometheus, gives no figures and no error."""
+
+    async def page(_: int) -> bytes:
+        return b"HTTP/1.1 %s\r\ncontent-length: 9\r\n\r\n{nonsense" % answer
+
+    with listening(page) as server:
+        assert {} == read_metrics(parse_url(f"http://127.0.0.1:{server.port}/classify"), {})
+    assert {} == read_metrics(parse_url(f"http://127.0.0.1:{server.port}/classify"), {})
 
 
 @pytest.mark.parametrize(
