@@ -1,10 +1,11 @@
-"""A tiny HTTP server to load, in a thread of its own: what it does with each request is a function given by the test."""
+"""A small HTTP server to load, in a thread of its own. The test gives the function that answers each request."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -15,14 +16,14 @@ BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 2\r\n\r\n[]"
 
 
 class Server:
-    """Counts what it got.
+    """Counts what it receives.
 
     Attributes:
-        port: Where it listens.
-        connections: Accepted so far.
-        requests: Got so far.
-        bodies: Of these requests.
-        over: Set on the server's loop: it leaves, with all its connections.
+        port: TCP port.
+        connections: Connections accepted so far.
+        requests: Requests received so far.
+        bodies: Bodies of these requests.
+        over: Set on the server's loop to close the server and all its connections.
     """
 
     def __init__(self, answer: Answer, requests_per_connection: int | None) -> None:
@@ -30,9 +31,9 @@ class Server:
         self.connections = 0
         self.requests = 0
         self.bodies: list[bytes] = []
+        self.over = asyncio.Event()
         self._answer = answer
         self._requests_per_connection = requests_per_connection
-        self.over = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers the requests of a connection; None from the test closes it."""
@@ -47,7 +48,7 @@ class Server:
                 if answer is None:
                     return
                 writer.write(answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             writer.close()
@@ -55,7 +56,12 @@ class Server:
 
 @contextmanager
 def listening(answer: Answer, requests_per_connection: int | None = None) -> Iterator[Server]:
-    """Runs a server on a free port of loopback until the block ends."""
+    """Runs a server on a free port of loopback until the block ends.
+
+    Args:
+        answer: Gets the index of a request and returns the whole response, or None to close the connection.
+        requests_per_connection: After so many responses the server closes a connection; None never does.
+    """
     server = Server(answer, requests_per_connection)
     ready = threading.Event()
     loop = asyncio.new_event_loop()
@@ -79,11 +85,18 @@ def listening(answer: Answer, requests_per_connection: int | None = None) -> Ite
     try:
         yield server
     finally:
-        with contextlib.suppress(RuntimeError):  # it left by itself, and its loop is closed
+        with contextlib.suppress(RuntimeError):  # the test has closed it, and its loop is closed
             loop.call_soon_threadsafe(server.over.set)
         thread.join(5)
 
 
 async def ok(_: int) -> bytes:
-    """Answers at once."""
+    """Answers at once with 200."""
     return OK
+
+
+def unused_port() -> int:
+    """Returns a port on which nothing listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])

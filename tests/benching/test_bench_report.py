@@ -1,0 +1,115 @@
+"""Percentiles, measurements and objectives: arithmetic on records, without a load."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.errors import BenchError
+from bench.load.record import Record
+from bench.report import measurement, slo
+from bench.report.latency import latency_distribution, percentile
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])
+def test_percentiles_are_values_that_occurred(share: float, expected: float) -> None:
+    """By nearest rank, of 1 to 10."""
+    assert expected == percentile([float(i) for i in range(1, 11)], share)
+
+
+def test_a_distribution_keeps_its_tail() -> None:
+    """The curve rises from the least to the greatest value, and the percentiles lie on it."""
+    spread = latency_distribution(map(float, range(1000, 0, -1)))
+    assert spread is not None
+
+    assert (500.0, 900.0, 990.0, 999.0, 1000.0, 1000) == (
+        spread.p50_ms,
+        spread.p90_ms,
+        spread.p99_ms,
+        spread.p999_ms,
+        spread.max_ms,
+        spread.count,
+    )
+    assert sorted(spread.curve) == spread.curve
+    assert ([0.0, 1.0], [1.0, 1000.0]) == (spread.curve[0], spread.curve[-1])
+
+
+def test_nothing_has_no_distribution() -> None:
+    """Where nothing was answered there is no percentile to pass."""
+    assert None is latency_distribution([])
+
+
+def test_latency_counts_from_when_a_request_was_due() -> None:
+    """A request sent 3 s late and answered after 1 s took 4 s; failures are in the error rate, not in the latencies."""
+    records = [Record(0.0, 3.0, 4.0, 200, 0, b""), Record(0.5, 0.5, 0.6, "timeout", 0, b""), Record(0.6, 0.6, 0.7, 503, 0, b"")]
+    found = measurement.measure("t", records, (0.0, 10.0), texts=[4], tokens=[30])
+    assert found.latency is not None
+
+    assert 4000.0 == found.latency.max_ms
+    assert ({"200": 1, "503": 1}, {"timeout": 1}) == (found.statuses, found.errors)
+    assert 2 / 3 == pytest.approx(found.error_rate)
+    assert (0.1, 0.4, 3.0) == (found.rps, found.texts_per_s, found.tokens_per_s)
+
+
+def test_rates_do_not_come_in_waves() -> None:
+    """Three requests at a time of 4 s each are 0.75 a second, wherever the measured time begins and ends."""
+    records = [Record(at, at, at + 4.0, 200, 0, b"") for at in (0.0, 4.0, 8.0, 12.0, 16.0) for _ in range(3)]
+    for start, end in ((0.0, 20.0), (2.0, 9.0), (3.9, 8.1), (9.0, 10.0)):
+        found = measurement.measure("t", records, (start, end), texts=[2], tokens=[8])
+        assert pytest.approx((0.75, 1.5, 6.0)) == (found.rps, found.texts_per_s, found.tokens_per_s)
+
+
+def test_what_is_not_answered_is_no_work() -> None:
+    """Rates leave out failures, and answers that took no time count where they came."""
+    records = [Record(0.5, 0.5, 0.9, 503, 0, b""), Record(1.0, 1.0, 1.0, 200, 0, b""), Record(2.0, 2.0, 2.0, 200, 0, b"")]
+    assert 0.5 == measurement.measure("t", records, (0.0, 2.0), texts=[1]).rps
+
+
+def test_overhead_is_what_the_service_did_not_spend_in_the_graph() -> None:
+    """Median latency less the median of `inference` in the server-timing header."""
+    records = [Record(float(i), float(i), i + 0.010, 200, 0, b" tokenize;dur=1.000, inference;dur=7.500") for i in range(3)]
+    found = measurement.measure("t", records, (0.0, 5.0), texts=[1])
+
+    assert {"tokenize": 1.0, "inference": 7.5} == found.server_p50_ms
+    assert 2.5 == pytest.approx(found.overhead_ms)
+
+
+@pytest.mark.parametrize(
+    ("given", "measured", "passed"),
+    [
+        ("p99_ms=50", 50.0, True),
+        ("p99_ms=50", 50.1, False),
+        ("rps=400", 400.0, True),
+        ("rps=400", 399.0, False),
+        ("ratio=0.8", 0.81, True),
+        ("p99_ms=50", None, False),
+    ],
+)
+def test_targets_bound_from_the_right_side(given: str, measured: float | None, passed: bool) -> None:
+    """Latencies and errors must not exceed their targets, rates must reach them, and what was not measured misses."""
+    condition = slo.parse_objectives([given])[0]
+
+    assert [passed] == [verdict.passed for verdict in slo.evaluate([condition], {condition.figure: measured})]
+
+
+def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
+    """Without a target for errors theirs is 1 %."""
+    assert ["p99_ms <= 50", "rps >= 10", "error_rate <= 0.01"] == [str(c) for c in slo.parse_objectives(["p99_ms=50, rps=10"])]
+    assert ["error_rate <= 0.5"] == [str(c) for c in slo.parse_objectives(["error_rate=0.5"])]
+    assert () == slo.parse_objectives([])
+
+
+@pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
+def test_a_wrong_target_is_refused(text: str) -> None:
+    """The message lists the figures."""
+    with pytest.raises(BenchError, match="p99_ms"):
+        slo.parse_objectives([text])
+
+
+def test_the_warm_up_is_left_out() -> None:
+    """Requests due before the measured time have no latency and no part in rates."""
+    records = [Record(at, at, at + 0.01, 200, 0, b"") for at in (0.0, 0.5, 1.0, 1.5)]
+
+    measured = measurement.measure("t", records, (1.0, 2.0), texts=[1])
+
+    assert 2 == measured.requests
+    assert 2.0 == measured.rps

@@ -1,0 +1,126 @@
+"""What is sent: mixes, the bodies of each endpoint, and files of the user."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.errors import BenchError
+from bench.workload import bodies, mixes, sentences
+
+
+@pytest.mark.parametrize("name", mixes.NAMES)
+def test_mixes_are_the_same_for_a_seed(name: str) -> None:
+    """Dozens of distinct inputs; another seed gives others."""
+    made = mixes.mix_inputs(name, seed=1)
+
+    assert made == mixes.mix_inputs(name, seed=1)
+    assert made != mixes.mix_inputs(name, seed=2)
+    assert len(made) == len({str(item) for item in made}) >= 24
+
+
+def test_several_texts_in_a_request_all_take_turns() -> None:
+    """Groups of 24 out of 64 use every text equally often."""
+    made = bodies.build_bodies("short", texts=24)
+
+    assert {24} == {body.texts for body in made}
+    assert 8 == len(made)
+
+
+@pytest.mark.parametrize(
+    ("path", "texts", "expected", "count"),
+    [
+        ("/embed", 1, {"inputs": "a"}, 1),
+        ("/embed", 2, {"inputs": ["a", "b"]}, 2),
+        ("/models/rerank", 2, {"inputs": ["a", "b"]}, 2),
+        ("/similarity", 1, {"inputs": {"source_sentence": "a", "sentences": ["b"]}}, 2),
+        ("/proxy/similarity?x=1", 2, {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}}, 3),
+        ("/rerank", 1, {"query": "Who founded the school?", "texts": ["a"]}, 1),
+        ("/proxy/rerank/", 3, {"query": "Who founded the school?", "texts": ["a", "b", "c"]}, 3),
+        ("/zero-shot", 1, {"inputs": "a", "parameters": {"candidate_labels": list(sentences.LABELS)}}, 4),
+        ("/zero-shot", 2, {"inputs": ["a", "b"], "parameters": {"candidate_labels": list(sentences.LABELS)}}, 8),
+    ],
+)
+def test_texts_stand_in_the_body_of_their_endpoint(path: str, texts: int, expected: dict[str, Any], count: int, tmp_path: Path) -> None:
+    """By the last part of the path; counted is what the model has to read."""
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(f'"{letter}"\n' for letter in "abcdef"), encoding="utf-8")
+    made = bodies.build_bodies(str(file), path=path, texts=texts)
+
+    assert bodies.Body(json.dumps(expected).encode(), count) == made[0]
+    assert {count} == {body.texts for body in made}
+    assert len(made) == len({body.content for body in made})
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/similarity", "/zero-shot"])
+def test_every_text_of_a_mix_is_sent_equally_often(path: str) -> None:
+    """Also where a body takes one more to compare with; queries take turns."""
+    made = [json.loads(body.content) for body in bodies.build_bodies("short", path=path, texts=5)]
+    given = [body.get("texts") or body["inputs"] for body in made]
+    flat = [text for item in given for text in (item if isinstance(item, list) else [item["source_sentence"], *item["sentences"]])]
+
+    assert 1 == len(set(Counter(flat).values()))
+    assert 64 == len(set(flat))
+
+
+def test_questions_with_passages_are_no_texts_to_rank() -> None:
+    """The mix and the endpoint do not fit, which is said before anything is sent."""
+    with pytest.raises(BenchError, match="/rerank takes texts, not questions with passages"):
+        bodies.build_bodies("qa", path="/rerank")
+
+
+def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
+    """Texts of a query, sentences with the one they are compared with, and a pair for each label."""
+    file = tmp_path / "bodies.jsonl"
+    lines: list[dict[str, Any]] = [
+        {"query": "a", "texts": ["b", "c", "d"]},
+        {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}},
+        {"inputs": "a", "parameters": {"candidate_labels": "b, c,"}},
+        {"inputs": ["a", "b"], "parameters": {"candidate_labels": ["c", "d", "e"]}},
+        {"inputs": {"question": "a", "context": "b"}, "parameters": None},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+    assert [3, 3, 2, 6, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
+
+
+def test_a_long_file_is_sent_whole(tmp_path: Path) -> None:
+    """However many texts it has, one or several to a request."""
+    file = tmp_path / "texts.jsonl"
+    file.write_text("".join(f'"text {i}"\n' for i in range(2001)), encoding="utf-8")
+
+    assert [2001, 1000] == [len(bodies.build_bodies(str(file), texts=texts)) for texts in (1, 2)]
+
+
+def test_a_file_of_bodies(tmp_path: Path) -> None:
+    """Objects are sent as they are, strings are inputs, empty lines nothing."""
+    file = tmp_path / "bodies.jsonl"
+    file.write_text('{"inputs": ["a", "b"], "parameters": {}}\n\n"c"\n', encoding="utf-8")
+
+    assert [bodies.Body(b'{"inputs": ["a", "b"], "parameters": {}}', 2), bodies.Body(b'{"inputs": "c"}', 1)] == bodies.build_bodies(
+        str(file)
+    )
+
+
+@pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a mix")])
+def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    """The message says which line, or that there is no such mix."""
+    file = tmp_path / "bodies.jsonl"
+    if content is not None:
+        file.write_text(content, encoding="utf-8")
+
+    with pytest.raises(BenchError, match=message):
+        bodies.build_bodies(str(file))
+
+
+def test_whole_bodies_are_not_grouped(tmp_path: Path) -> None:
+    """--texts is for texts."""
+    file = tmp_path / "bodies.jsonl"
+    file.write_text('{"inputs": "a"}\n', encoding="utf-8")
+
+    with pytest.raises(BenchError, match="--texts 2"):
+        bodies.build_bodies(str(file), texts=2)
