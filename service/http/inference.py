@@ -28,7 +28,7 @@ class InferenceRouter:
     """Answers posts that run models, as a plain ASGI application in front of FastAPI, which gets everything else.
 
     FastAPI's telemetry, body limit, exit stacks, route matching and dependencies take two fifths of what a short text costs the
-    event loop (bench/RESULTS.md), and do nothing for these paths. `openapi.py` documents them to it.
+    event loop (bench/results/2026-11-21-with-memory-arena.md), and do nothing for these paths. `openapi.py` documents them to it.
     """
 
     def __init__(self, state: AppState, otherwise: ASGIApp) -> None:
