@@ -12,7 +12,7 @@ from bench.target.address import parse_url
 from bench.target.fetch import fetch
 from bench.target.info import model_info
 from bench.target.target import Target, build_target
-from bench.workload import bodies, mixes
+from bench.workload import bodies, endpoints, mixes
 
 _TOO_MANY_REQUESTS = 429
 
@@ -34,7 +34,7 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
         url, mix = text, ""
     address = parse_url(url)
     model = model_info(address, headers)
-    mix = mix or mixes.DEFAULTS.get((model or {}).get("task", ""), "short")
+    mix = mix or endpoints.default_mix((model or {}).get("task", ""))
     target = build_target(address, mix, bodies.build_bodies(mix, path=address.path, texts=texts, seed=seed), headers)
     _send_first_request(target, headers)
     # a model's own `endpoint` is that of its task, which may not be the one under load

@@ -47,18 +47,13 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0)
         return _group(path, lines, texts)
     if texts != 1:
         raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; leave the flag out.")
-    if any(isinstance(line, str) for line in lines) and endpoints.inputs_per_body(path, 1) != 1:
-        raise BenchError(f"`{source}` mixes texts and whole request bodies, which {path} cannot be sent; give one or the other.")
-    return [_encode(endpoints.request_body(path, i, [line]) if isinstance(line, str) else line) for i, line in enumerate(lines)]
+    return [_encode(endpoints.request_body(path, [line]) if isinstance(line, str) else line) for line in lines]
 
 
 def _group(path: str, inputs: Sequence[Any], texts: int) -> list[Body]:
     """Returns bodies of `texts` texts each, in which every input stands equally often."""
-    per_body = endpoints.inputs_per_body(path, texts)
-    count = min(math.lcm(len(inputs), per_body) // per_body, max(len(inputs) // per_body, _MAX_BODIES))
-    return [
-        _encode(endpoints.request_body(path, i, [inputs[(i * per_body + k) % len(inputs)] for k in range(per_body)])) for i in range(count)
-    ]
+    count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
+    return [_encode(endpoints.request_body(path, [inputs[(i * texts + k) % len(inputs)] for k in range(texts)])) for i in range(count)]
 
 
 def _encode(value: dict[str, Any]) -> Body:

@@ -1,86 +1,67 @@
-"""The request body of each endpoint around the texts of a mix, and the number of texts in a body.
+"""The request body of each endpoint around the texts of a mix, and the number of texts in a body. Both follow from the service's tasks.
 
-Most endpoints take `inputs`, a text or a list. `/rerank`, `/similarity` and `/zero-shot` have bodies of their own. They are recognized
-by the last part of the path, so that they also work behind a proxy's prefix and with other servers of the same wire format.
+An endpoint is recognized by the last part of its path, so that it also works behind a proxy's prefix and with other servers of the same
+wire format. A body at the path of a model is counted as that of the task whose keys it has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.errors import BenchError
-from bench.workload import sentences
+from service.errors import CallerError
+from service.tasks.catalog import TASKS
+from service.tasks.spec import TaskSpec, inputs_body
+from service.wire.discriminator import requested_task
+from service.wire.reading import Limits, read_body
 
 Body = dict[str, Any]
-_SIMILARITY = "similarity"
+NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 
 
-def inputs_per_body(path: str, texts: int) -> int:
-    """Returns how many inputs of a mix a body of `texts` texts takes; `/similarity` takes one more, the source sentence."""
-    return texts + (_endpoint_name(path) == _SIMILARITY)
-
-
-def request_body(path: str, index: int, inputs: Sequence[Any]) -> Body:
+def request_body(path: str, inputs: Sequence[Any]) -> Body:
     """Returns one body.
 
     Args:
         path: Path of the endpoint, with or without a query.
-        index: Index of the body in the load; the query of a rerank request changes with it.
-        inputs: As many as `inputs_per_body` says, at least one. A single input is sent as itself if the endpoint also takes a list.
+        inputs: At least one. A single input is sent as itself if the endpoint also takes a list.
 
     Raises:
         BenchError: The endpoint takes texts, and the inputs are questions with passages.
     """
-    name = _endpoint_name(path)
-    if name in _BODY_OF and not all(isinstance(item, str) for item in inputs):
-        raise BenchError(f"/{name} takes texts, not questions with passages; give another mix, or a file of texts or whole bodies.")
-    return _BODY_OF.get(name, _inputs_body)(index, inputs)
+    spec = _spec_of(path)
+    body = inputs_body if spec is None else spec.load_body
+    if spec is not None and body is not inputs_body and not all(isinstance(item, str) for item in inputs):
+        raise BenchError(f"/{spec.path} takes texts, not questions with passages; give another mix, or a file of texts or whole bodies.")
+    return body(inputs)
 
 
 def count_texts(value: Mapping[str, Any]) -> int:
-    """Returns how many texts the model reads for a body.
+    """Returns how many texts the model reads for a body: each text of a rerank request, each sentence, each pair of a text and a label.
 
-    Each text of a rerank request counts as one, each sentence of a similarity request, and each pair of a text and a candidate label.
+    Args:
+        value: A body. Of one that is none of our tasks' the items of `inputs` are counted.
     """
-    texts = value.get("texts")
-    if isinstance(texts, list):
-        return len(texts)
+    raw = json.dumps(value).encode()
+    names = {requested_task(spec.name, raw) for spec in TASKS.values() if spec.derivation is None}
+    # the derived tasks that the body's keys name come before those that take any inputs
+    for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
+        try:
+            return read_body(name, raw, NO_LIMITS).texts_read
+        except CallerError:
+            continue
     inputs = value.get("inputs")
-    if isinstance(inputs, dict) and isinstance(inputs.get("sentences"), list):
-        return len(inputs["sentences"]) + 1
-    parameters = value.get("parameters")
-    labels = parameters.get("candidate_labels") if isinstance(parameters, dict) else None
-    if isinstance(labels, str):
-        labels = [label for label in labels.split(",") if label.strip()]
-    return (len(inputs) if isinstance(inputs, list) else 1) * (len(labels) if isinstance(labels, list) else 1)
+    return len(inputs) if isinstance(inputs, list) else 1
 
 
-def _endpoint_name(path: str) -> str:
-    """Returns the last part of a path. It is empty for `/models/{name}`, where the last part is the name of a model."""
+def default_mix(task: str) -> str:
+    """Returns the built-in mix for a task, by its Hugging Face name; of an unknown one that of short texts."""
+    return TASKS[task].load_mix if task in TASKS else "short"
+
+
+def _spec_of(path: str) -> TaskSpec | None:
+    """Returns the task of a path, or None. The path of a model has none: its last part is the model's name."""
     *above, last = path.partition("?")[0].rstrip("/").split("/")
-    return "" if above[-1:] == ["models"] else last
-
-
-def _inputs_body(index: int, inputs: Sequence[Any]) -> Body:
-    return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
-
-
-def _rerank_body(index: int, inputs: Sequence[Any]) -> Body:
-    return {"query": sentences.QUESTIONS[index % len(sentences.QUESTIONS)], "texts": list(inputs)}
-
-
-def _similarity_body(index: int, inputs: Sequence[Any]) -> Body:
-    source, *others = inputs
-    return {"inputs": {"source_sentence": source, "sentences": others}}
-
-
-def _zero_shot_body(index: int, inputs: Sequence[Any]) -> Body:
-    return _inputs_body(index, inputs) | {"parameters": {"candidate_labels": list(sentences.LABELS)}}
-
-
-_BODY_OF: Mapping[str, Callable[[int, Sequence[Any]], Body]] = {
-    "rerank": _rerank_body,
-    _SIMILARITY: _similarity_body,
-    "zero-shot": _zero_shot_body,
-}
+    return next((spec for spec in TASKS.values() if spec.path == last and above[-1:] != ["models"]), None)

@@ -21,8 +21,6 @@ _SPECIAL_TOKENS = 2  # that a tokenizer puts around a text
 _MIN_TOKENS = 5  # without special tokens
 _PASSAGE_TOKENS = (1110, 1320)  # with a question, about five windows of 384 tokens that overlap by 128
 
-DEFAULTS: Mapping[str, str] = {"question-answering": "qa", "fill-mask": "mask"}
-
 
 def mix_inputs(name: str, *, seed: int = 0) -> list[Any]:
     """Returns the inputs of a mix: texts, or objects with `question` and `context`.

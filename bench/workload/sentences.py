@@ -80,6 +80,3 @@ QUESTIONS = (
     "What do the ships bring twice a year?",
     "What was the first thing that the new mayor changed?",
 )
-
-# candidate labels for zero-shot classification of these sentences
-LABELS = ("culture", "travel", "technology", "history")

@@ -295,4 +295,5 @@ SPEC = TaskSpec(
     encode=encode,
     decode=decode,
     missing=_missing,
+    load_mix="qa",
 )

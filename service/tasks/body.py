@@ -102,6 +102,11 @@ class TaskBody(BaseModel):
         """How many texts, pairs or questions the body has."""
         return len(self.items)
 
+    @property
+    def texts_read(self) -> int:
+        """How many texts or pairs the model reads for it, windows aside; what load tests count."""
+        return self.count
+
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the texts of one input, as they count for the limit of characters."""
         return [item] if isinstance(item, str) else [value for _, value in item if isinstance(value, str)]

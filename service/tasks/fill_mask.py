@@ -222,4 +222,5 @@ SPEC = TaskSpec(
     encode=encode,
     decode=decode,
     missing=_missing,
+    load_mix="mask",
 )

@@ -173,6 +173,10 @@ class Ranked(BaseModel):
     text: str | None = None
 
 
+def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
+    return {"query": "Who built the bridge over the river?", "texts": list(inputs)}
+
+
 SPEC = TaskSpec(
     name=TASK,
     path="rerank",
@@ -183,4 +187,5 @@ SPEC = TaskSpec(
     encode=encode,
     decode=decode,
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
+    load_body=_load_body,
 )

@@ -117,6 +117,11 @@ class SimilarityBody(TaskBody):
         """How many sentences are compared."""
         return len(self.inputs.sentences)
 
+    @property
+    def texts_read(self) -> int:
+        """How many sentences the model reads: the source too."""
+        return self.count + 1
+
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns all sentences."""
         return (item.source_sentence, *item.sentences)
@@ -126,6 +131,10 @@ class SimilarityBody(TaskBody):
         assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
         given = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
         return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(given, config.embedding))]
+
+
+def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
+    return {"inputs": {"source_sentence": "The bridge was opened in the summer of 1886.", "sentences": list(inputs)}}
 
 
 SPEC = TaskSpec(
@@ -138,4 +147,5 @@ SPEC = TaskSpec(
     encode=encode,
     decode=decode,
     derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
+    load_body=_load_body,
 )

@@ -59,6 +59,11 @@ def _nothing(manifest: Manifest) -> str | None:
     return None
 
 
+def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
+    """Returns a body with nothing but inputs; one alone is sent as itself."""
+    return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
+
+
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
     """A task.
@@ -74,6 +79,8 @@ class TaskSpec:
         decode: Turns outputs into a result.
         derivation: Set for a task that bundles of another task answer.
         missing: Returns what a manifest of this task lacks, in words, or None.
+        load_body: Returns the body of a load test around its inputs, which are at least one.
+        load_mix: The built-in mix of `bert-bench` whose inputs suit it.
     """
 
     name: str
@@ -86,3 +93,5 @@ class TaskSpec:
     decode: Decode
     derivation: Derivation | None = None
     missing: Callable[[Manifest], str | None] = _nothing
+    load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
+    load_mix: str = "short"

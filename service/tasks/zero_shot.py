@@ -22,7 +22,7 @@ from service.tasks.body import STOP, TaskBody, TaskParameters, TextOrTexts, body
 from service.tasks.classify import LabelScore
 from service.tasks.decoding.scores import Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.spec import Derivation, TaskSpec
+from service.tasks.spec import Derivation, TaskSpec, inputs_body
 from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "zero-shot-classification"
@@ -194,6 +194,10 @@ class ZeroShotLists(BaseModel):
     scores: list[float]
 
 
+def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
+    return inputs_body(inputs) | {"parameters": {"candidate_labels": ["culture", "travel", "technology", "history"]}}
+
+
 SPEC = TaskSpec(
     name=TASK,
     path="zero-shot",
@@ -204,4 +208,5 @@ SPEC = TaskSpec(
     encode=encode,
     decode=decode,
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
+    load_body=_load_body,
 )
