@@ -38,31 +38,31 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Adapter:
+class LoraAdapter:
     """What an adapter's folder holds.
 
     Attributes:
         folder: The folder.
-        base: Folder or hub id of the model that it was trained on.
-        revision: Its hub revision, if any.
+        base_model: Folder or hub id of the model that it was trained on.
+        base_revision: Hub revision of that model, if any.
         task: The task that it was trained for, or `auto`.
         alpha: Numerator of the scale.
-        rooted: Whether the scale is over the root of the rank, and not over the rank.
+        use_rslora: Whether the scale's denominator is the root of the rank, and not the rank.
         pairs: By the name of a linear layer its A, [rank, inputs], and its B, [outputs, rank].
-        whole: Parameters that were trained whole, by name.
+        full_parameters: Parameters that were trained in full, by name.
     """
 
     folder: Path
-    base: str
-    revision: str | None
+    base_model: str
+    base_revision: str | None
     task: str
     alpha: float
-    rooted: bool
+    use_rslora: bool
     pairs: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    whole: dict[str, torch.Tensor]
+    full_parameters: dict[str, torch.Tensor]
 
-    def labels(self, model: PreTrainedModel) -> int | None:
-        """Returns how many labels the trained head has, where that is not what the model has.
+    def label_count(self, model: PreTrainedModel) -> int | None:
+        """Returns the number of labels of the trained head, if the model has another number.
 
         Args:
             model: The model with its own number of labels; only shapes are looked at.
@@ -70,13 +70,13 @@ class Adapter:
         parameters = dict(model.named_parameters())
         others = {
             tensor.shape[0]
-            for name, tensor in self.whole.items()
+            for name, tensor in self.full_parameters.items()
             if name in parameters and tensor.shape != parameters[name].shape and tensor.shape[1:] == parameters[name].shape[1:]
         }
         return others.pop() if len(others) == 1 else None
 
     def merge(self, model: PreTrainedModel) -> set[str]:
-        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced whole.
+        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced in full.
 
         Raises:
             CheckpointError: It is for another model.
@@ -92,21 +92,21 @@ class Adapter:
                 if (b.shape[0], a.shape[1]) != tuple(layer.weight.shape):
                     raise CheckpointError(
                         f"the adapter `{self.folder.name}` changes `{name}` by {b.shape[0]} x {a.shape[1]}, and the layer is "
-                        f"{' x '.join(map(str, layer.weight.shape))}; it was trained on another model than `{self.base}`."
+                        f"{' x '.join(map(str, layer.weight.shape))}; it was trained on another model than `{self.base_model}`."
                     )
                 rank = a.shape[0]
-                layer.weight += self.alpha / (math.sqrt(rank) if self.rooted else rank) * (b.float() @ a.float())
-            for name, tensor in self.whole.items():
+                layer.weight += self.alpha / (math.sqrt(rank) if self.use_rslora else rank) * (b.float() @ a.float())
+            for name, tensor in self.full_parameters.items():
                 if name not in parameters or parameters[name].shape != tensor.shape:
                     raise CheckpointError(
                         f"the adapter `{self.folder.name}` has `{name}` of shape {list(tensor.shape)}, which {type(model).__name__} has "
                         f"{'as ' + str(list(parameters[name].shape)) if name in parameters else 'not'}; give the right --task or model."
                     )
                 parameters[name].copy_(tensor)
-        return set(self.whole)
+        return set(self.full_parameters)
 
 
-def read(folder: Path) -> Adapter | None:
+def read_adapter(folder: Path) -> LoraAdapter | None:
     """Returns the adapter of a folder, or None where it holds none.
 
     Raises:
@@ -135,28 +135,30 @@ def read(folder: Path) -> Adapter | None:
         raise CheckpointError(
             f"the adapter `{folder.name}` does not say on which model it was trained; set `base_model_name_or_path` in {CONFIG_FILE}."
         )
-    pairs, whole = _sorted(folder, tensors)
-    return Adapter(
+    pairs, full_parameters = _sort_tensors(folder, tensors)
+    return LoraAdapter(
         folder=folder,
-        base=str(base),
-        revision=config.get("revision"),
+        base_model=str(base),
+        base_revision=config.get("revision"),
         task=TASKS.get(config.get("task_type") or "", "auto"),
         alpha=float(config["lora_alpha"]),
-        rooted=bool(config.get("use_rslora")),
+        use_rslora=bool(config.get("use_rslora")),
         pairs=pairs,
-        whole=whole,
+        full_parameters=full_parameters,
     )
 
 
-def _sorted(folder: Path, tensors: dict[str, torch.Tensor]) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Returns an adapter's pairs of small matrices by layer, and the parameters that were trained whole."""
+def _sort_tensors(
+    folder: Path, tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
+    """Returns an adapter's pairs of small matrices by layer, and the parameters that were trained in full."""
     halves: dict[str, dict[str, torch.Tensor]] = {}
-    whole = {}
+    full_parameters = {}
     for key, tensor in tensors.items():
         name = key.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
         layer, half, kind = name.rpartition(".lora_")
         if not half:
-            whole[name] = tensor
+            full_parameters[name] = tensor
         elif kind in ("A.weight", "B.weight"):
             halves.setdefault(layer.replace(".base_layer", ""), {})[kind[0]] = tensor
         else:
@@ -164,4 +166,4 @@ def _sorted(folder: Path, tensors: dict[str, torch.Tensor]) -> tuple[dict[str, t
     lone = [layer for layer, found in halves.items() if len(found) != 2]
     if lone:
         raise CheckpointError(f"the adapter `{folder.name}` lacks one of the two matrices of `{lone[0]}`; save it again.")
-    return {layer: (found["A"], found["B"]) for layer, found in halves.items()}, whole
+    return {layer: (found["A"], found["B"]) for layer, found in halves.items()}, full_parameters

@@ -1,14 +1,11 @@
-"""Scores against right answers: SQuAD's two, strict entity F1, tags of every scheme, and the sameness of results."""
+"""Scores against right answers: SQuAD's two, strict entity F1 beside seqeval's, and tags of every scheme."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 
 from export.evidence import metrics
 
-ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
 WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
 
 
@@ -83,37 +80,6 @@ def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> N
 
 
 @pytest.mark.parametrize(
-    ("actual", "expected"),
-    [
-        ([ADA | {"score": 0.1}], True),
-        ([ADA | {"end": 4}], False),
-        ([ADA, ADA], False),
-        ([], False),
-        (ADA, False),
-        ([{"entity": "PER"}], False),
-    ],
-)
-def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) -> None:
-    """Floats may differ, and nothing else; a result of another form is another result, no error."""
-    assert expected is metrics.same([ADA], actual)
-
-
-@pytest.mark.parametrize(
-    ("result", "expected"),
-    [
-        ([ADA], {(0, 3, "PER")}),
-        ([{"entity": "B-PER", "start": 1, "end": 2, "score": 0.5}], {(1, 2, "B-PER")}),
-        ({"answer": "Ada", "score": 0.5, "start": 4, "end": 7}, {(4, 7, "")}),
-        ([[ADA], []], {(0, 3, "PER")}),
-        ([{"label": "positive", "score": 0.5}], set()),
-    ],
-)
-def test_spans_of_a_result(result: Any, expected: set[metrics.Span]) -> None:
-    """Entities, tokens and answers have places; labels have none."""
-    assert expected == metrics.spans(result)
-
-
-@pytest.mark.parametrize(
     ("span", "words", "expected"),
     [
         ((4, 5, "PER"), WORDS, (3, 5, "PER")),
@@ -125,7 +91,7 @@ def test_spans_of_a_result(result: Any, expected: set[metrics.Span]) -> None:
 )
 def test_spans_are_widened_to_words(span: metrics.Span, words: list[tuple[int, int]], expected: metrics.Span) -> None:
     """To those that they touch, not to neighbors that they only meet."""
-    assert {expected} == metrics.widened([span], words)
+    assert {expected} == metrics.widen_to_words([span], words)
 
 
 def test_correlation() -> None:
