@@ -56,7 +56,7 @@ def _export(argv: Sequence[str]) -> int:
         )
         return 3
     # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
-    from export.errors import ExportError, OutputExistsError
+    from export.errors import ExportError, MissingPackageError, OutputExistsError
     from export.pipeline import ExportSpec, export
 
     spec = ExportSpec(
@@ -76,6 +76,9 @@ def _export(argv: Sequence[str]) -> int:
     except OutputExistsError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return 2
+    except MissingPackageError as error:
+        print(f"bert-export: {error}", file=sys.stderr)
+        return 3
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return 1

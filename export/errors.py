@@ -1,11 +1,12 @@
 """What can stop an export. Each message says what was wrong and what to do; `export/cli.py` maps classes to exit codes.
 
 ExportError
-├── CheckpointError     the checkpoint cannot be read, or is not understood
-├── GraphError          a graph is not what a stage expected it to be
-├── ParityError         the bundle does not answer as the checkpoint does
-├── OutputExistsError   there is a bundle of that name already
-└── DataError           the data to verify a bundle on cannot be read
+├── CheckpointError      the checkpoint cannot be read, or is not understood
+├── MissingPackageError  the checkpoint needs a package that is not installed
+├── GraphError           a graph is not what a stage expected it to be
+├── ParityError          the bundle does not answer as the checkpoint does
+├── OutputExistsError    there is a bundle of that name already
+└── DataError            the data to verify a bundle on cannot be read
 """
 
 
@@ -15,6 +16,10 @@ class ExportError(Exception):
 
 class CheckpointError(ExportError):
     """The checkpoint cannot be read, or something in it is not understood."""
+
+
+class MissingPackageError(ExportError):
+    """The checkpoint needs a package that is not installed; the message says what to install."""
 
 
 class GraphError(ExportError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export import flags
-from export.errors import DataError, ExportError
+from export.errors import DataError, ExportError, MissingPackageError
 
 if TYPE_CHECKING:
     from export.verify.check import Check
@@ -49,6 +49,9 @@ def main(argv: Sequence[str]) -> int:
     except DataError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return 2
+    except MissingPackageError as error:
+        print(f"bert-export: {error}", file=sys.stderr)
+        return 3
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
         return 1

@@ -49,6 +49,7 @@ def load_checkpoint(source: str, *, task: str = "auto", revision: str | None = N
 
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
+        MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     # the checks below report what its warnings are about, each in one line
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]

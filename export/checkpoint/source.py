@@ -14,7 +14,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from export.checkpoint.lora import LoraAdapter, read_adapter
+from export.checkpoint.lora import CONFIG_FILE, LoraAdapter, read_adapter
 from export.checkpoint.modules_json import find_transformer
 from export.errors import CheckpointError
 
@@ -81,11 +81,12 @@ def find_source(source: str, revision: str | None) -> SourceFiles:
 
     Raises:
         CheckpointError: It does not exist, or its weights are not safetensors.
+        MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     folder = _find_folder(source, revision)
     trained_folder = find_transformer(folder)
     adapter = read_adapter(trained_folder)
-    model_folder = trained_folder if adapter is None else find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
+    model_folder = trained_folder if adapter is None else _find_base_model(adapter)
     _refuse_pickled_parts(source, model_folder)
     return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 
@@ -137,6 +138,21 @@ def _find_folder(source: str, revision: str | None) -> Path:
         raise CheckpointError(
             f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network."
         ) from error
+
+
+def _find_base_model(adapter: LoraAdapter) -> Path:
+    """Returns the folder of the model that an adapter was trained on.
+
+    Raises:
+        CheckpointError: It does not exist, or has an adapter too, which transformers would load where peft is installed.
+    """
+    folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
+    if (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"the adapter `{adapter.folder.name}` was trained on `{adapter.base_model}`, which has an adapter of its own; merge both with peft "
+            "and export the result."
+        )
+    return folder
 
 
 def _refuse_pickled_parts(source: str, folder: Path) -> None:

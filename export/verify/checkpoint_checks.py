@@ -25,6 +25,7 @@ def load_checkpoint_of(bundle: Bundle, source: str) -> Checkpoint:
 
     Raises:
         CheckpointError: It cannot be loaded.
+        MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     embedding = bundle.manifest.embedding
     return load_checkpoint(source, task=bundle.manifest.task, layers="last" if embedding is None else embedding.layers)

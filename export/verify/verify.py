@@ -44,6 +44,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     Raises:
         DataError: The data cannot be read, or a line cannot be answered.
         CheckpointError: The checkpoint cannot be loaded.
+        MissingPackageError: The checkpoint is a LoRA adapter, and peft is not installed.
     """
     try:
         bundle = bundles.load_bundle(spec.bundle.resolve())
