@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from export import flags, verify_cli
+from export.errors import ExportError
 from export.precisions import choose_precisions
 from export.signals import Stopped, raise_on_signals
 from service import __version__
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(argv: Sequence[str]) -> int:
+    """Checks flags and packages before the export; returns the exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
@@ -55,8 +57,12 @@ def _export(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 3
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Exports as the flags say and prints the evidence; returns the exit code."""
     # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
-    from export.errors import ExportError, MissingPackageError, OutputExistsError
     from export.pipeline import ExportSpec, export
 
     spec = ExportSpec(
@@ -73,15 +79,9 @@ def _export(argv: Sequence[str]) -> int:
     )
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
-    except OutputExistsError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return 2
-    except MissingPackageError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return 3
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except OSError as error:
         where = error.filename or spec.output  # the error of a failed write, as on a full disk, does not name its file
         print(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export import flags
-from export.errors import DataError, ExportError, MissingPackageError
+from export.errors import ExportError
 
 if TYPE_CHECKING:
     from export.verify.check import Check
@@ -46,15 +46,9 @@ def main(argv: Sequence[str]) -> int:
             checks.append(check)
             if not args.json:
                 print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
-    except DataError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return 2
-    except MissingPackageError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return 3
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     passed = all(check.passed is not False for check in checks)
     if passed and args.update:
         passed = _update(args.bundle, args.checkpoint, checks, silent=args.json)
@@ -68,10 +62,10 @@ def _update(path: Path, checkpoint: str, checks: list[Check], *, silent: bool) -
     from export.verify.check import Check
     from export.verify.checkpoint_checks import load_checkpoint_of
     from export.verify.remeasure import remeasure
-    from service.bundle import files as bundles
+    from service.bundle.files import load_bundle
 
     try:
-        bundle = bundles.load_bundle(path.resolve())
+        bundle = load_bundle(path.resolve())
         remeasure(bundle, load_checkpoint_of(bundle, checkpoint))
         check = Check("update", True, "evidence and flops of the manifest, and the card, are those measured now")
     except (ExportError, OSError) as error:

@@ -1,7 +1,5 @@
-"""Evidence that a graph answers as its checkpoint does: the manifest holds it, the card shows it, `bert-export verify` repeats it.
+"""Evidence that a graph answers as its checkpoint does: `measure` collects it for the manifest.
 
-measure ──► parity ──► reference ──► samples        latency
-               └─► batch_invariance, decisions ──► metrics        predict
-
-`reference` and what stands above it need torch; the others, which `export.verify` uses without a checkpoint, need none.
+`measure`, `parity` and `reference` compare with the checkpoint and need torch. `export.verify` uses the other modules without a
+checkpoint, so that they need none.
 """

@@ -1,6 +1,5 @@
-"""Checks of a finished bundle. Without a checkpoint they need no torch, so that they run where the service does.
+"""Checks of a finished bundle: `verify` has their order.
 
-verify ──► graph_checks ──────────────┬──► loaded_graph       check
-   ├─────► data_checks ──► agreement ──► dataset
-   └─────► checkpoint_checks (torch)          remeasure (torch): `bert-export verify --update`
+`checkpoint_checks` and `remeasure` compare with the checkpoint and need torch. The other modules need none, so that they run where the
+service does.
 """

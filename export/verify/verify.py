@@ -11,8 +11,7 @@ from export.verify.data_checks import Baseline, check_data, fp32_baseline
 from export.verify.dataset import read_dataset
 from export.verify.graph_checks import check_batches, check_engine, check_evidence, check_example
 from export.verify.loaded_graph import LoadedGraph, choose_graphs, choose_provider
-from service.bundle import files as bundles
-from service.bundle.files import Bundle
+from service.bundle.files import Bundle, load_bundle
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.errors import BertServeError
 
@@ -47,7 +46,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         MissingPackageError: The checkpoint is a LoRA adapter, and peft is not installed.
     """
     try:
-        bundle = bundles.load_bundle(spec.bundle.resolve())
+        bundle = load_bundle(spec.bundle.resolve())
     except BertServeError as error:
         yield Check("files", False, error.message)
         return

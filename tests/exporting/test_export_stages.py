@@ -378,7 +378,7 @@ def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Pat
 def test_another_number_of_windows_is_caught(stages: Stages) -> None:
     """Where only the cutting of windows differs the message counts them."""
     reference = Reference.__new__(Reference)
-    windowed = [i for i, request in enumerate(stages.reference.requests) if request.window]
+    windowed = [i for i, request in enumerate(stages.reference.requests) if request.parameters.window]
     reference.requests = [stages.reference.requests[i] for i in windowed]
     reference.rows = [stages.reference.rows[i][:-1] for i in windowed]
 
