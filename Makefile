@@ -66,7 +66,7 @@ clean: ## remove the environments
 
 .venv-dev/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dev
-	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,bench,dev]'
+	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,dev]'
 	@touch $@
 
 # the question-answering pipeline left transformers in 5.3; torch first, alone, so that no other build of it is taken

@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.errors import CheckpointError
 from service.bundle.graph_spec import InputSpec
 from service.text.tokenizer import Encoding, Tokenizer

@@ -1,6 +1,6 @@
-"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `bert-export verify` is `verify_cli`.
+"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `bert-export verify` is in `verify_cli`.
 
-Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 the export extra is not installed, 130 and 143
+Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 a needed package is not installed, 130 and 143
 stopped by SIGINT or SIGTERM.
 """
 
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from export import flags, verify_cli
-from export.precisions import choose
-from export.signals import Stopped, stoppable
+from export.errors import ExportError
+from export.precisions import choose_precisions
+from export.signals import Stopped, raise_on_signals
 from service import __version__
 from service.bundle.manifest import NAME_PATTERN, Figure, Layers, read_figures
 
@@ -25,16 +26,16 @@ if TYPE_CHECKING:
     from service.bundle.manifest import Manifest
 
 TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
-VERIFY = "verify"  # as the first word; a folder of that name can be exported as ./verify
-EXTRA = ("torch", "transformers", "onnx", "onnxruntime")
+VERIFY = "verify"  # as the first argument; a folder of that name can be exported as ./verify
+PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with stoppable():
-            return verify_cli.main(given[1:]) if given[:1] == [VERIFY] else _export(given)
+        with raise_on_signals():
+            return verify_cli.main(arguments[1:]) if arguments[:1] == [VERIFY] else _export(arguments)
     except (Stopped, KeyboardInterrupt) as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         print(f"bert-export: stopped by {stopped.signal.name}; nothing is left behind.", file=sys.stderr)
@@ -42,21 +43,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _export(argv: Sequence[str]) -> int:
+    """Checks flags and packages before the export; returns the exit code."""
     parser = _parser()
     args = parser.parse_args(argv)
     try:
-        choose(args.provider, args.precision)
+        choose_precisions(args.provider, args.precision)
     except ValueError as error:
         parser.error(f"argument --precision: {error}")
-    missing = [module for module in EXTRA if find_spec(module) is None]
+    missing = [module for module in PACKAGES if find_spec(module) is None]
     if missing:
         print(
             f"bert-export: {', '.join(missing)} not installed; exporting needs the export extra: pip install 'bertserve[export,cpu]'",
             file=sys.stderr,
         )
         return 3
-    # torch and transformers take seconds to import; --help and wrong flags must not wait for them
-    from export.errors import ExportError, OutputExistsError
+    return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Exports as the flags say and prints the evidence; returns the exit code."""
+    # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
     from export.pipeline import ExportSpec, export
 
     spec = ExportSpec(
@@ -73,14 +79,11 @@ def _export(argv: Sequence[str]) -> int:
     )
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
-    except OutputExistsError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return 2
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except OSError as error:
-        where = error.filename or spec.output  # a failed write, as on a full disk, does not know its file
+        where = error.filename or spec.output  # the error of a failed write, as on a full disk, does not name its file
         print(
             f"bert-export: cannot write the bundle: {error.strerror or error} (`{where}`); make room or give another --output. "
             "Nothing is left behind.",
@@ -92,6 +95,7 @@ def _export(argv: Sequence[str]) -> int:
 
 
 def _print_evidence(target: Path, manifest: Manifest) -> None:
+    """Prints a few lines for each graph of a finished bundle."""
     print(f"{target}: {manifest.task}" + (f", labels {', '.join(manifest.labels)}" if manifest.labels else ""))
     for graph in manifest.graphs:
         evidence = graph.evidence
@@ -123,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--output", metavar="MODELS_DIR", type=Path, required=True, help="the models folder; the bundle is written to MODELS_DIR/NAME/"
     )
-    parser.add_argument("--name", type=_name, help="name of the bundle (default: the last part of SOURCE)")
+    parser.add_argument("--name", type=_parse_name, help="name of the bundle (default: the last part of SOURCE)")
     parser.add_argument(
         "--task",
         choices=("auto", *TASKS),
@@ -132,14 +136,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
-        type=flags.precisions,
+        type=flags.parse_precisions,
         metavar="LIST",
         help="comma list of fp32, fp16, int8; fp16 is for GPUs, int8 for the CPU; of each provider the last that it has is the default "
         "graph (default: all)",
     )
     parser.add_argument(
         "--provider",
-        type=flags.providers,
+        type=flags.parse_providers,
         default=("cpu",),
         metavar="LIST",
         help="comma list of cpu, cuda, tensorrt: what to make graphs for (default: cpu)",
@@ -148,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     parser.add_argument(
         "--figures",
-        type=_figures,
+        type=_parse_figures,
         default=(),
         metavar="FILE",
         help="JSON list of measured figures for the card: [{name, checkpoint, graphs: {cpu/int8: value}}]",
@@ -166,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--max-int8-error",
-        type=flags.share,
+        type=flags.parse_share,
         metavar="SHARE",
         help="how far int8 may move the outputs on the calibration texts, as a share of their standard deviation (default: 0.1); "
         "the matrices that matter most stay in float until it holds",
@@ -174,13 +178,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _name(text: str) -> str:
+def _parse_name(text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, text):
         raise argparse.ArgumentTypeError(f"`{text}` does not match {NAME_PATTERN}")
     return text
 
 
-def _figures(path: str) -> tuple[Figure, ...]:
+def _parse_figures(path: str) -> tuple[Figure, ...]:
     try:
         return read_figures(Path(path).read_bytes())
     except (OSError, ValueError) as error:

@@ -1,20 +1,35 @@
-"""What can stop an export. Each message says what was wrong and what to do; `export/cli.py` maps classes to exit codes.
+"""What can stop an export or a verification. Each message says what was wrong and what to do; each class has its exit code.
 
-ExportError
-├── CheckpointError     the checkpoint cannot be read, or is not understood
-├── GraphError          a graph is not what a stage expected it to be
-├── ParityError         the bundle does not answer as the checkpoint does
-├── OutputExistsError   there is a bundle of that name already
-└── DataError           the data to verify a bundle on cannot be read
+ExportError              1
+├── CheckpointError      1  the checkpoint cannot be read, or is not understood
+├── MissingPackageError  3  the checkpoint needs a package that is not installed
+├── GraphError           1  a graph is not what a stage expected it to be
+├── ParityError          1  the bundle does not answer as the checkpoint does
+├── OutputExistsError    2  there is a bundle of that name already
+└── DataError            2  the data to verify a bundle on cannot be read
 """
+
+from typing import ClassVar
 
 
 class ExportError(Exception):
-    """Root of the tree."""
+    """Root of the tree.
+
+    Attributes:
+        exit_code: Exit code of a command that it stops.
+    """
+
+    exit_code: ClassVar[int] = 1
 
 
 class CheckpointError(ExportError):
     """The checkpoint cannot be read, or something in it is not understood."""
+
+
+class MissingPackageError(ExportError):
+    """The checkpoint needs a package that is not installed; the message says what to install."""
+
+    exit_code = 3
 
 
 class GraphError(ExportError):
@@ -28,6 +43,10 @@ class ParityError(ExportError):
 class OutputExistsError(ExportError):
     """A bundle of that name exists and may not be overwritten."""
 
+    exit_code = 2
+
 
 class DataError(ExportError):
     """The data to verify a bundle on cannot be read, or a line of it is not understood."""
+
+    exit_code = 2

@@ -1,4 +1,4 @@
-"""Types of flags that both `bert-export` and `bert-export verify` have."""
+"""Parsers of the flags that `bert-export` and `bert-export verify` share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import get_args
 from service.bundle.graph_spec import Precision, Provider
 
 
-def share(text: str) -> float:
+def parse_share(text: str) -> float:
     """Returns a number above 0 and at most 1.
 
     Raises:
-        argparse.ArgumentTypeError: It is none.
+        argparse.ArgumentTypeError: The text is no such number.
     """
     try:
         value = float(text)
@@ -24,28 +24,28 @@ def share(text: str) -> float:
     return value
 
 
-def precisions(text: str) -> tuple[Precision, ...]:
+def parse_precisions(text: str) -> tuple[Precision, ...]:
     """Returns the precisions of a comma list.
 
     Raises:
-        argparse.ArgumentTypeError: It has another name, or one twice.
+        argparse.ArgumentTypeError: It has an unknown name, or one twice.
     """
     known: dict[str, Precision] = {name: name for name in get_args(Precision)}
-    return tuple(known[name] for name in _names(text, list(known)))
+    return tuple(known[name] for name in _parse_names(text, list(known)))
 
 
-def providers(text: str) -> tuple[Provider, ...]:
+def parse_providers(text: str) -> tuple[Provider, ...]:
     """Returns the providers of a comma list.
 
     Raises:
-        argparse.ArgumentTypeError: It has another name, or one twice.
+        argparse.ArgumentTypeError: It has an unknown name, or one twice.
     """
     known: dict[str, Provider] = {name: name for name in get_args(Provider)}
-    return tuple(known[name] for name in _names(text, list(known)))
+    return tuple(known[name] for name in _parse_names(text, list(known)))
 
 
-def _names(text: str, known: Sequence[str]) -> list[str]:
-    chosen = text.split(",")
-    if any(name not in known for name in chosen) or len(set(chosen)) != len(chosen):
+def _parse_names(text: str, known: Sequence[str]) -> list[str]:
+    names = text.split(",")
+    if any(name not in known for name in names) or len(set(names)) != len(names):
         raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(known)}")
-    return chosen
+    return names

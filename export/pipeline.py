@@ -1,4 +1,4 @@
-"""The order of the stages, in a temporary folder beside the output. Nothing clever."""
+"""Turns a checkpoint into a bundle: runs the stages in their order, in a temporary folder beside the output."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ import transformers
 import service
 from export import calibration, trace
 from export.artifact import Artifact
-from export.bundle import example as examples
-from export.bundle import package
-from export.checkpoint.load import Checkpoint, load_checkpoint
+from export.bundle.example import answer_example
+from export.bundle.package import package_bundle, refuse_existing
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.load import load_checkpoint
 from export.cpu import build as cpu
 from export.errors import CheckpointError, ParityError
-from export.evidence import measure, parity, samples
+from export.evidence.measure import measure_graph
+from export.evidence.reference import Reference, sample_reference
 from export.gpu import build as gpu
 from export.graph import onnx_files
-from export.precisions import choose
+from export.precisions import choose_precisions
 from export.progress import Progress, stage
 from export.workspace import workspace
 from service.backend.onnx_engine import OnnxEngine
@@ -44,14 +46,14 @@ class ExportSpec:
         output: The models folder.
         name: Name of the bundle; the source's own when None.
         task: A Hugging Face task name or `auto`.
-        precisions: Graphs to make; of each provider the last that it has is the default graph.
-        providers: What to make graphs for; the stored example is answered by the first one's.
+        precisions: Precisions to make graphs in; the last of each provider is its default graph. None for all.
+        providers: Providers to make graphs for; a graph of the first one answers the stored example.
         revision: Hub revision.
         overwrite: Whether an existing bundle is replaced.
-        figures: Measured task figures to put into manifest and card.
+        figures: Measured task figures for manifest and card.
         calibration: Texts to choose the int8 scales on, one a line.
         max_int8_error: How far int8 may move the outputs on these texts, as a share of their spread.
-        layers: What the graphs of an embedding model give out: the last layer, or the last four side by side too.
+        layers: Outputs of an embedding model's graphs: the last layer, or also the last four side by side.
     """
 
     source: str
@@ -85,127 +87,132 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     if not re.fullmatch(NAME_PATTERN, name):
         raise CheckpointError(f"`{name}` cannot name a bundle: it does not match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
-    package.check_free(target, overwrite=spec.overwrite)
-    texts = calibration.read(spec.calibration)  # before a checkpoint is loaded for nothing
+    refuse_existing(target, overwrite=spec.overwrite)
+    texts = calibration.read(spec.calibration)  # before a checkpoint is loaded in vain
     with stage(progress, "load", spec.source):
-        loaded = load_checkpoint(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
+        checkpoint = load_checkpoint(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
     spec.output.mkdir(parents=True, exist_ok=True)
     with workspace(name, spec.output) as scratch:
-        built, work = scratch / "bundle", scratch / "work"
-        built.mkdir()
+        bundle, work = scratch / "bundle", scratch / "work"
+        bundle.mkdir()
         work.mkdir()
-        manifest = _build(spec, name, loaded, texts, built, work, progress)
+        manifest = _build(spec, name, checkpoint, texts, bundle, work, progress)
         with stage(progress, "package", str(target)):
-            package.package(built, target, manifest, card=loaded.card)
+            package_bundle(bundle, target, manifest, card=checkpoint.card)
     return target, manifest
 
 
-def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str], built: Path, work: Path, progress: Progress) -> Manifest:
-    """Writes graphs and tokenizer into `built`; returns the manifest."""
-    chosen = choose(spec.providers, spec.precisions)
+def _build(
+    spec: ExportSpec, name: str, checkpoint: Checkpoint, texts: Sequence[str], bundle: Path, work: Path, progress: Progress
+) -> Manifest:
+    """Writes graphs and tokenizer into the folder `bundle`; returns the manifest."""
+    precisions = choose_precisions(spec.providers, spec.precisions)
     raw = work / "raw.onnx"
     with stage(progress, "trace", f"opset {trace.OPSET}"):
-        loaded = replace(loaded, inputs=trace.trace(loaded, raw))
+        checkpoint = replace(checkpoint, inputs=trace.trace(checkpoint, raw))
     with stage(progress, "optimize", "cpu"):
-        fused = cpu.fuse(raw, loaded)
-    (built / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
-    tokenizer = loaded.tokenizer_spec(digest(built / TOKENIZER_FILE))
-    served = Tokenizer(built / TOKENIZER_FILE, tokenizer)
+        fused = cpu.fuse(raw, checkpoint)
+    (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    tokenizer_spec = checkpoint.tokenizer_spec(digest(bundle / TOKENIZER_FILE))
+    tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
     with stage(progress, "reference", "PyTorch float32"):
-        reference = _reference(loaded)
-        arithmetic = loaded.flops
-    loaded.model.to_empty(device="meta")  # it has said all that it is asked; large ones leave room for sessions
+        reference = _reference(checkpoint)
+        flops = checkpoint.flops
+    checkpoint.model.to_empty(device="meta")  # no later stage runs it, and without the weights of a large one sessions have room
     graphs: list[GraphSpec] = []
     example = None
-    for provider in sorted(chosen, key=lambda provider: provider != "cpu"):
-        made: Iterable[Artifact]
+    for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
+        artifacts: Iterable[Artifact]
         if provider == "cpu":
-            made = cpu.graphs(fused, chosen[provider], built, loaded, served, texts, spec.max_int8_error, progress)
+            artifacts = cpu.graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, texts, spec.max_int8_error, progress)
         else:
             with stage(progress, "optimize", provider):
-                made = gpu.graphs(provider, chosen[provider], raw, built, loaded, served, texts)
-        measured, engine = _measured(made, chosen[provider], loaded, served, reference, progress)
+                artifacts = gpu.graphs(provider, precisions[provider], raw, bundle, checkpoint, tokenizer, texts)
+        measured, engine = _measure(artifacts, precisions[provider], checkpoint, tokenizer, reference, progress)
         graphs += measured
-        example = example or examples.answered(loaded, served, engine)
+        example = example or answer_example(checkpoint, tokenizer, engine)
     assert example is not None
-    return _manifest(spec, name, loaded, tokenizer, arithmetic, graphs, example)
+    return _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs, example)
 
 
-def _measured(
-    made: Iterable[Artifact],
+def _measure(
+    artifacts: Iterable[Artifact],
     precisions: Sequence[Precision],
-    loaded: Checkpoint,
+    checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    reference: parity.Reference,
+    reference: Reference,
     progress: Progress,
 ) -> tuple[list[GraphSpec], OnnxEngine]:
     """Measures a provider's graphs; returns the manifest's entries of those to keep, and the engine of the default one."""
-    done: list[Artifact] = []
+    measured: list[Artifact] = []
     graphs, engine = [], None
-    # fp32 also where it is not kept: without it a fault of the trace could hide in int8's wide bound
-    for one in made:
-        default = one.precision == precisions[-1]
-        with stage(progress, "parity", f"{one.provider}/{one.precision}"):
-            onnx_files.finalize(one.path)
-            graph, ran = measure.measure(one, loaded, tokenizer, reference, default=default)
-        done.append(one)
+    # fp32 is measured even if it is not kept: without that a fault of the trace could hide in int8's wide bound
+    for artifact in artifacts:
+        default = artifact.precision == precisions[-1]
+        with stage(progress, "parity", f"{artifact.provider}/{artifact.precision}"):
+            onnx_files.finalize(artifact.path)
+            graph, graph_engine = measure_graph(artifact, checkpoint, tokenizer, reference, default=default)
+        measured.append(artifact)
         graphs.append(graph)
-        engine = ran if default else engine
-        del ran  # the next graph needs the memory
-    for path in {one.path for one in done} - {one.path for one in done if one.precision in precisions}:
+        engine = graph_engine if default else engine
+        del graph_engine  # the next graph needs the memory
+    kept = {artifact.path for artifact in measured if artifact.precision in precisions}
+    for path in {artifact.path for artifact in measured} - kept:
         onnx_files.remove(path)
     assert engine is not None
     return [graph for graph in graphs if graph.precision in precisions], engine
 
 
-def _reference(loaded: Checkpoint) -> parity.Reference:
-    """Returns the checkpoint's own answers.
+def _reference(checkpoint: Checkpoint) -> Reference:
+    """Returns the checkpoint's own outputs for the samples.
 
     Raises:
-        ParityError: It has none, in PyTorch itself, to some of the samples.
+        ParityError: PyTorch itself cannot run some of the samples.
     """
     try:
-        return parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
+        return sample_reference(checkpoint)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ParityError(
-            f"{type(loaded.model).__name__} itself cannot run all samples of up to {loaded.max_length} tokens in PyTorch: {error}; it is of a kind "
-            "that is not understood, or its configuration says wrong lengths."
+            f"{type(checkpoint.model).__name__} itself cannot run all samples of up to {checkpoint.max_length} tokens in PyTorch: {error}; it is "
+            "of a kind that is not understood, or its configuration says wrong lengths."
         ) from error
 
 
 def _manifest(
     spec: ExportSpec,
     name: str,
-    loaded: Checkpoint,
-    tokenizer: TokenizerSpec,
-    arithmetic: Flops,
+    checkpoint: Checkpoint,
+    tokenizer_spec: TokenizerSpec,
+    flops: Flops,
     graphs: Sequence[GraphSpec],
     example: Example,
 ) -> Manifest:
+    """Returns the manifest of a finished bundle."""
     return Manifest(
         format="bertserve-bundle",
         format_version=1,
         name=name,
-        task=loaded.task,
-        labels=loaded.labels,
-        activation=loaded.activation,
-        embedding=loaded.embedding,
-        tokenizer=tokenizer,
-        flops=arithmetic,
+        task=checkpoint.task,
+        labels=checkpoint.labels,
+        activation=checkpoint.activation,
+        embedding=checkpoint.embedding,
+        tokenizer=tokenizer_spec,
+        flops=flops,
         graphs=tuple(graphs),
         example=example,
         figures=tuple(spec.figures),
         source=Source(
-            checkpoint=loaded.source,
-            revision=loaded.revision,
-            weights_sha256=loaded.weights_sha256,
+            checkpoint=checkpoint.source,
+            revision=checkpoint.revision,
+            weights_sha256=checkpoint.weights_sha256,
             versions=_versions(),
-            commit=loaded.commit,
+            commit=checkpoint.commit,
         ),
     )
 
 
 def _versions() -> dict[str, str]:
+    """Returns the versions of what the graphs depend on, for the manifest."""
     return {
         "bertserve": service.__version__,
         "python": platform.python_version(),

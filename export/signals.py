@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as an exception, so that what tidies up runs, and the few lines that they must not break into."""
+"""Turns SIGINT and SIGTERM into an exception, so that clean-up runs, and shields the few lines that they must not interrupt."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """A signal asked the command to end. No `Exception`: nothing but the command itself may take it for a failure.
+    """A signal asked the command to end. It is no `Exception`, because only the command itself may catch it.
 
     Attributes:
-        signal: Which one.
+        signal: The signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -30,32 +30,32 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Raises `Stopped` in the block on SIGINT and SIGTERM."""
-    with _handled(_stop):
+    with _handle_signals(_raise_stopped):
         yield
 
 
 @contextmanager
-def held_off() -> Iterator[None]:
-    """Ignores SIGINT and SIGTERM in the block: for what takes no time and must not be left half done."""
-    with _handled(signal.SIG_IGN):
+def ignore_signals() -> Iterator[None]:
+    """Ignores SIGINT and SIGTERM in the block, for work that takes no time and must not be left half done."""
+    with _handle_signals(signal.SIG_IGN):
         yield
 
 
-def _stop(number: int, _: FrameType | None) -> None:
+def _raise_stopped(number: int, _: FrameType | None) -> None:
     raise Stopped(number)
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
-    """Gives both signals a handler in the block; outside of the main thread, where Python handles none, changes nothing."""
+def _handle_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+    """Gives both signals a handler in the block. Outside of the main thread, where Python handles no signals, it changes nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [(number, signal.signal(number, handler)) for number in STOPPING]
+    previous = [(number, signal.signal(number, handler)) for number in STOP_SIGNALS]
     try:
         yield
     finally:
-        for number, handler_before in before:
-            signal.signal(number, handler_before)
+        for number, previous_handler in previous:
+            signal.signal(number, previous_handler)

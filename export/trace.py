@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from export.checkpoint import model_patches, sentence_transformers
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.model_patches import patch_for_tracing
+from export.checkpoint.signature import read_output
 from export.errors import GraphError
 from export.graph import onnx_files
 from service.bundle.graph_spec import InputSpec
@@ -33,7 +34,7 @@ class _Outputs(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = self.model(**dict(zip(self.names, tensors, strict=True)))
-        return tuple(sentence_transformers.output(outputs, name) for name in self.outputs)
+        return tuple(read_output(outputs, name) for name in self.outputs)
 
 
 class _Masked(torch.nn.Module):
@@ -102,7 +103,7 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         tempfile.TemporaryDirectory(dir=path.parent) as folder,
         torch.no_grad(),
         warnings.catch_warnings(),
-        model_patches.mended(checkpoint.model, checkpoint.max_length),
+        patch_for_tracing(checkpoint.model, checkpoint.max_length),
     ):
         # the deprecated exporter says so at every call, and warns of every Python branch that it passes
         warnings.simplefilter("ignore")

@@ -1,6 +1,6 @@
 """bert-export verify: flags to a VerifySpec, the report, exit codes.
 
-Exit codes: 0 fine, 1 a check failed, 2 wrong usage or data, 3 a package that is needed is not installed.
+Exit codes: 0 all checks passed, 1 a check failed, 2 wrong usage or data, 3 a needed package is not installed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export import flags
-from export.errors import DataError, ExportError
+from export.errors import ExportError
 
 if TYPE_CHECKING:
-    from export.verify.verify import Check
+    from export.verify.check import Check
 
-NEEDED = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
-MARKS = {True: "ok", False: "FAILED", None: "-"}
+PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
+STATUS = {True: "ok", False: "FAILED", None: "-"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--min-agreement is a floor for the agreement on --data; give --data too")
     if args.update and (args.checkpoint is None or args.provider is not None or args.precision is not None):
         parser.error("--update measures all graphs against the checkpoint; give --checkpoint, and neither --provider nor --precision")
-    missing = [module for module in NEEDED[args.checkpoint is not None] if find_spec(module) is None]
+    missing = [module for module in PACKAGES[args.checkpoint is not None] if find_spec(module) is None]
     if missing:
         extra = "export,cpu" if args.checkpoint is not None else "cpu"
         print(f"bert-export: {', '.join(missing)} not installed; verifying needs it: pip install 'bertserve[{extra}]'", file=sys.stderr)
@@ -45,13 +45,10 @@ def main(argv: Sequence[str]) -> int:
         for check in verify(spec):
             checks.append(check)
             if not args.json:
-                print(f"{MARKS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
-    except DataError as error:
-        print(f"bert-export: {error}", file=sys.stderr)
-        return 2
+                print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}", flush=True)
     except ExportError as error:
         print(f"bert-export: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     passed = all(check.passed is not False for check in checks)
     if passed and args.update:
         passed = _update(args.bundle, args.checkpoint, checks, silent=args.json)
@@ -61,20 +58,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _update(path: Path, checkpoint: str, checks: list[Check], *, silent: bool) -> bool:
-    """Writes what is measured now into the manifest, as one more line of the report; returns whether it could be done."""
+    """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
+    from export.verify.check import Check
+    from export.verify.checkpoint_checks import load_checkpoint_of
     from export.verify.remeasure import remeasure
-    from export.verify.verify import Check, checkpoint_of
-    from service.bundle import files as bundles
+    from service.bundle.files import load_bundle
 
     try:
-        bundle = bundles.load_bundle(path.resolve())
-        remeasure(bundle, checkpoint_of(checkpoint, bundle))
+        bundle = load_bundle(path.resolve())
+        remeasure(bundle, load_checkpoint_of(bundle, checkpoint))
         check = Check("update", True, "evidence and flops of the manifest, and the card, are those measured now")
     except (ExportError, OSError) as error:
         check = Check("update", False, f"nothing was written: {error}")
     checks.append(check)
     if not silent:
-        print(f"{MARKS[check.passed]:<8}{check.name:<24} {check.detail}")
+        print(f"{STATUS[check.passed]:<8}{check.name:<24} {check.detail}")
     return check.passed is True
 
 
@@ -94,18 +92,18 @@ def _parser() -> argparse.ArgumentParser:
         "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1 or exact match",
     )
     parser.add_argument(
-        "--min-agreement", type=flags.share, metavar="SHARE", help="least share of the data on which each graph must answer the same"
+        "--min-agreement", type=flags.parse_share, metavar="SHARE", help="least share of the data on which each graph must answer the same"
     )
     parser.add_argument(
         "--provider",
-        type=flags.providers,
+        type=flags.parse_providers,
         metavar="LIST",
         help="comma list of cpu, cuda, tensorrt: check the graphs for these alone, each on its provider, which must be there (default: all "
         "graphs, those whose provider is not there on the CPU)",
     )
     parser.add_argument(
         "--precision",
-        type=flags.precisions,
+        type=flags.parse_precisions,
         metavar="LIST",
         help="comma list of fp32, fp16, int8: check the graphs of these alone (default: all)",
     )

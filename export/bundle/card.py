@@ -1,4 +1,4 @@
-"""The bundle's README.md, a model card, from its manifest alone."""
+"""Renders the bundle's README.md, a model card, from its manifest."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> s
 
     Args:
         manifest: The finished manifest.
-        sizes: Bytes of each graph, by its file; weights beside it count.
+        sizes: Bytes of each graph by its file, with the weights in files beside it.
         card: The checkpoint's own card, if it has one.
     """
     sections = [
         [f"# {manifest.name}", "", _summary(manifest)],
         _embedding(manifest),
-        ["## Graphs and evidence", "", *_graphs(manifest, sizes)],
-        _spans(manifest.graphs),
-        _lengths(manifest.graphs),
-        _speed(manifest.graphs),
-        _figures(manifest),
+        ["## Graphs and evidence", "", *_graph_table(manifest, sizes)],
+        _span_agreement(manifest.graphs),
+        _error_table(manifest.graphs),
+        _speed_table(manifest.graphs),
+        _figure_table(manifest),
         _origin(manifest),
-        _quoted(card),
+        _quote(card),
     ]
     return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
 
@@ -40,7 +40,7 @@ def _summary(manifest: Manifest) -> str:
 
 
 def _embedding(manifest: Manifest) -> list[str]:
-    """Returns what the card says of an embedding model's vectors."""
+    """Returns the paragraph on an embedding model's vectors."""
     if manifest.embedding is None:
         return []
     spec = manifest.embedding
@@ -53,8 +53,8 @@ def _embedding(manifest: Manifest) -> list[str]:
     ]
 
 
-def _graphs(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
-    head = ["graph", "provider", "precision", "MiB", "batch-invariant", "worst logit error to PyTorch"]
+def _graph_table(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
+    header = ["graph", "provider", "precision", "MiB", "batch-invariant", "worst logit error to PyTorch"]
     rows = [
         [
             f"`{graph.file}`{' (default)' if graph.default else ''}",
@@ -69,21 +69,22 @@ def _graphs(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
         for graph in manifest.graphs
     ]
     return [
-        *_table([*head, "answers agree", "row in batch against row alone"], rows),
+        *_table([*header, "answers agree", "row in batch against row alone"], rows),
         "",
         "Batch-invariant: a text's scores are the same whatever shares its batch; the service runs other graphs one text at a time.",
         "",
-        *(f"- {_form(graph)}" for graph in manifest.graphs),
+        *(f"- {_how_made(graph)}" for graph in manifest.graphs),
     ]
 
 
-def _form(graph: GraphSpec) -> str:
+def _how_made(graph: GraphSpec) -> str:
+    """Returns a line on how a graph was made."""
     evidence = graph.evidence
     parts = [f"{graph.provider}/{graph.precision}: {graph.form}", f"{evidence.nodes} nodes", f"fused {_counts(evidence.fusions)}"]
     if evidence.quantized:
-        # manifests of before it was measured have 0
-        moved = f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
-        parts.append(f"quantized {_counts(evidence.quantized)}{moved}")
+        # manifests of older exports, which did not measure it, have 0
+        error = f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
+        parts.append(f"quantized {_counts(evidence.quantized)}{error}")
     return "; ".join(parts) + "."
 
 
@@ -91,7 +92,7 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
 
 
-def _spans(graphs: Sequence[GraphSpec]) -> list[str]:
+def _span_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
     agreements = [
         f"{_name(graph)} {graph.evidence.span_agreement:.4f} of {graph.evidence.spans}"
         for graph in graphs
@@ -100,7 +101,7 @@ def _spans(graphs: Sequence[GraphSpec]) -> list[str]:
     return [f"F1 of the spans against the checkpoint's, equal in place and label: {'; '.join(agreements)}."] if agreements else []
 
 
-def _lengths(graphs: Sequence[GraphSpec]) -> list[str]:
+def _error_table(graphs: Sequence[GraphSpec]) -> list[str]:
     """Returns the parity table by length: worst absolute and relative error."""
     with_table = [graph for graph in graphs if graph.evidence.lengths]
     if not with_table:
@@ -122,7 +123,7 @@ def _lengths(graphs: Sequence[GraphSpec]) -> list[str]:
     ]
 
 
-def _speed(graphs: Sequence[GraphSpec]) -> list[str]:
+def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
     """Returns the speed table: median milliseconds of one text."""
     timed = [(_name(graph), graph.evidence.speed) for graph in graphs if graph.evidence.speed]
     if not timed:
@@ -143,7 +144,7 @@ def _speed(graphs: Sequence[GraphSpec]) -> list[str]:
     ]
 
 
-def _figures(manifest: Manifest) -> list[str]:
+def _figure_table(manifest: Manifest) -> list[str]:
     if not manifest.figures:
         return []
     names = sorted({name for figure in manifest.figures for name in figure.graphs})
@@ -155,6 +156,7 @@ def _figures(manifest: Manifest) -> list[str]:
 
 
 def _origin(manifest: Manifest) -> list[str]:
+    """Returns the section on the checkpoint, the versions and the digests."""
     source = manifest.source
     facts = [f"checkpoint `{source.checkpoint}`"]
     if source.commit:
@@ -173,7 +175,8 @@ def _origin(manifest: Manifest) -> list[str]:
     ]
 
 
-def _quoted(card: str | None) -> list[str]:
+def _quote(card: str | None) -> list[str]:
+    """Returns the checkpoint's own card without its front matter, its headings a level lower."""
     if not card:
         return []
     body = card.removeprefix("---").partition("---\n")[2] if card.startswith("---\n") else card
@@ -184,5 +187,5 @@ def _name(graph: GraphSpec) -> str:
     return f"{graph.provider}/{graph.precision}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]

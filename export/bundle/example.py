@@ -1,12 +1,12 @@
-"""The request that a bundle stores, and the result that its graph gives, for `bert-serve check`."""
+"""The request that a bundle stores with its graph's answer, for `bert-serve check` to ask again."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from export.checkpoint.load import Checkpoint
-from export.evidence import predict
+from export.checkpoint.checkpoint import Checkpoint
+from export.evidence.predict import predict
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.manifest import Example, Task
 from service.text.tokenizer import Tokenizer
@@ -24,11 +24,11 @@ EXAMPLES: dict[Task, dict[str, Any]] = {
 }
 
 
-def answered(loaded: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
-    """Returns a request body and what the graph answers to it, in the form of the wire."""
-    example = dict(EXAMPLES[loaded.task])
-    if loaded.mask is not None:
-        example["inputs"] = example["inputs"].replace("[MASK]", loaded.mask.token)
-    body = read_body(loaded.task, json.dumps(example).encode(), Limits(max_inputs=1, max_chars=1000))
-    (request,) = body.requests(loaded)
-    return Example(request=example, result=body.answer([predict.answer(loaded.task, request, tokenizer, engine, loaded)]))
+def answer_example(checkpoint: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
+    """Returns a request body and the graph's answer to it, as they are sent over HTTP."""
+    example = dict(EXAMPLES[checkpoint.task])
+    if checkpoint.mask is not None:
+        example["inputs"] = example["inputs"].replace("[MASK]", checkpoint.mask.token)
+    body = read_body(checkpoint.task, json.dumps(example).encode(), Limits(max_inputs=1, max_chars=1000))
+    (request,) = body.requests(checkpoint)
+    return Example(request=example, result=body.answer([predict(checkpoint.task, request, tokenizer, engine, checkpoint)]))

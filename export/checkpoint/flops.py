@@ -1,7 +1,7 @@
-"""How much arithmetic a model does for a text, counted while it runs: layers may be shared, and weights stand in any kind of product.
+"""Counts a model's floating-point operations while it runs, because layers may be shared and weights stand in any kind of product.
 
-Counted are products of matrices and convolutions, two operations for each multiplication with its addition, at three lengths.
-What is the same at all of them is left out: layers on [CLS] alone, and tables of relative positions, which a batch needs once.
+Matrix products and convolutions are counted, two operations for each multiplication with its addition, at three lengths. What is the same
+at all lengths is left out: layers on [CLS] alone, and tables of relative positions, which a batch needs once.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from transformers import PreTrainedModel
 from service.bundle.graph_spec import InputSpec
 from service.bundle.manifest import Flops
 
-LONGEST = 32  # counts are exact at any length, and a large model should not take seconds
+MAX_LENGTH = 32  # tokens; counts are exact at any length, and a large model should not take seconds
 
 
-def measure(model: PreTrainedModel, inputs: Sequence[InputSpec], *, max_length: int, pad_id: int) -> Flops:
-    """Returns the arithmetic of a text: what grows with its tokens, and what grows with their square.
+def count_flops(model: PreTrainedModel, inputs: Sequence[InputSpec], *, max_length: int, pad_id: int) -> Flops:
+    """Returns the operations of a text: those that grow with its tokens, and those that grow with their square.
 
-    A head that reads every position is counted for all of them, but for that of a masked language model, which graphs run for the
-    masks alone: where there is an input `mask_index` it is given one position, so that it does not grow.
+    A head that reads every position is counted at all of them. The exception is a masked language model, whose graphs run the head on the
+    masks alone: if there is an input `mask_index`, the head is given one position, so that its count does not grow.
 
     Args:
-        model: In evaluation mode, with eager attention, so that every product is there to be counted.
-        inputs: What the graph takes.
+        model: In evaluation mode, with eager attention, so that every product is an operator of its own.
+        inputs: The graph's inputs.
         max_length: Usable length in tokens.
-        pad_id: Token id of the padding, which is not used.
+        pad_id: Token id of the padding, which the texts do not contain.
     """
-    longest = min(max_length, LONGEST)
+    longest = min(max_length, MAX_LENGTH)
     lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
     masked = any(spec.fill == "mask_index" for spec in inputs)
-    with torch.no_grad(), _one_position(model) if masked else nullcontext():
-        counts = [_count(model, inputs, length, pad_id) for length in lengths]
-    return terms(lengths, counts)
+    with torch.no_grad(), _head_on_one_position(model) if masked else nullcontext():
+        counts = [_count_operations(model, inputs, length, pad_id) for length in lengths]
+    return fit_terms(lengths, counts)
 
 
-def terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
+def fit_terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
     """Returns the two terms of `constant + linear * S + quadratic * S**2` through three points, neither below what is possible.
 
     Args:
-        lengths: Three, rising.
-        counts: Operations at each.
+        lengths: Three, ascending, in tokens.
+        counts: Operations at each length.
     """
     (s, t, u), (x, y, z) = lengths, counts
     first, second = (y - x) / (t - s), (z - y) / (u - t)
@@ -55,19 +55,20 @@ def terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
     return Flops(linear=max(linear, 1.0), quadratic=quadratic)
 
 
-def _count(model: PreTrainedModel, inputs: Sequence[InputSpec], length: int, pad_id: int) -> int:
+def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], length: int, pad_id: int) -> int:
+    """Runs one text of this length and returns its operations."""
     values = {"token_ids": 0 if pad_id else 1, "attention_mask": 1, "type_ids": 0}
-    given = {spec.name: torch.full((1, length), values[spec.fill]) for spec in inputs if spec.fill in values}
-    counter = _Counter()
+    feed = {spec.name: torch.full((1, length), values[spec.fill]) for spec in inputs if spec.fill in values}
+    counter = _FlopCounter()
     with counter:
-        model(**given)
+        model(**feed)
     return counter.total
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of what makes subclasses of it
-    """Adds up what operators do, by PyTorch's own formulas.
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its metaclass
+    """Sums the operations of all operators, by PyTorch's own formulas.
 
-    PyTorch's FlopCounterMode also keeps track of modules, by hooks for gradients that there are none of.
+    PyTorch's FlopCounterMode also tracks modules, by hooks for gradients, and here there are no gradients.
     """
 
     def __init__(self) -> None:
@@ -83,14 +84,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of what m
 
 
 @contextmanager
-def _one_position(model: PreTrainedModel) -> Iterator[None]:
-    """Has the head read the encoder's first position alone while the block runs."""
+def _head_on_one_position(model: PreTrainedModel) -> Iterator[None]:
+    """Makes the head read the encoder's first position alone until the block ends."""
 
-    def first(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+    def keep_first(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
         output["last_hidden_state"] = output["last_hidden_state"][:, :1]
         return output
 
-    handle = model.base_model.register_forward_hook(first)
+    handle = model.base_model.register_forward_hook(keep_first)
     try:
         yield
     finally:

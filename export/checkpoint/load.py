@@ -1,105 +1,41 @@
-"""Loads a checkpoint: model, fast tokenizer, labels, lengths. What differs between checkpoints ends here, and in what this calls.
+"""Loads a checkpoint from a folder or the hub: the order in which its parts are read, and the checks that they fit each other.
 
-What leaves it is plain: a PyTorch model in float32 and evaluation mode, a clean `tokenizer.json`, a template of special
-tokens. No pickle is ever loaded and no code of the checkpoint is ever run.
+No pickle is ever loaded and no code of the checkpoint is ever run.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from export.checkpoint import flops, model_patches, self_modifying, sentence_transformers, task_head, weights
-from export.checkpoint import source as sources
-from export.checkpoint import tokenizer as fast_tokenizer
-from export.checkpoint.sentence_transformers import Sentences
-from export.checkpoint.source import Files
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.padding_side import Side, find_padding_side
+from export.checkpoint.self_modifying import refuse_self_modifying
+from export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
+from export.checkpoint.signature import MASK_INDEX, enable_layers, graph_outputs, model_inputs
+from export.checkpoint.source import SourceFiles, find_source, read_with_transformers
+from export.checkpoint.task_head import choose_task, read_activation, read_labels
+from export.checkpoint.tokenizer import (
+    find_cls_index,
+    load_tokenizer,
+    read_mask_token,
+    read_subword_prefix,
+    read_template,
+    tokenizer_json,
+    vocabulary_size,
+)
+from export.checkpoint.weights import load_model
 from export.errors import CheckpointError
-from service.bundle.graph_spec import InputSpec, OutputSpec
-from service.bundle.manifest import Activation, Embedding, Flops, Layers, MaskToken, Piece, Task, TokenizerSpec
+from service.bundle.graph_spec import InputSpec
+from service.bundle.manifest import Layers, Piece, Task
 
-FILLS: dict[str, InputSpec] = {
-    "input_ids": InputSpec(name="input_ids", fill="token_ids"),
-    "attention_mask": InputSpec(name="attention_mask", fill="attention_mask"),
-    "token_type_ids": InputSpec(name="token_type_ids", fill="type_ids"),
-}
-MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
-
-# of a model whose positions are all relative and whose tokenizer says nothing: what nearly all were trained with
+# for a model with relative positions alone whose tokenizer states no limit: nearly all were trained with this
 DEFAULT_LENGTH = 512
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Everything the later stages need of a checkpoint.
-
-    Attributes:
-        name: Name of the source's last path component.
-        source: What the user gave.
-        revision: Hub revision, if any.
-        commit: The hub's commit that was loaded, or None for a local folder.
-        weights_sha256: Digest over the weight files.
-        model: In float32, evaluation mode, with eager attention.
-        task: Hugging Face task name.
-        inputs: The graph's inputs: what the model takes and the tokenizer fills, and for fill-mask the masks' positions.
-        outputs: The graph's outputs.
-        labels: Label names by id.
-        activation: What turns logits into scores.
-        tokenizer: The Hugging Face tokenizer, for the reference side of parity.
-        tokenizer_json: Fast tokenizer without truncation and padding.
-        max_length: Usable length in tokens, special tokens counted.
-        pad_id: Padding token id.
-        padding_side: `left` or `right`.
-        single: Template of one text.
-        pair: Template of a pair.
-        cls_index: Where [CLS] stands in both templates: 0, -1 for the end, or None.
-        subword_prefix: What begins a token that continues a word, or None.
-        mask: The mask token, for fill-mask.
-        card: The checkpoint's README.md, if it has one.
-        embedding: What a text's vector is made of, for feature extraction.
-    """
-
-    name: str
-    source: str
-    revision: str | None
-    commit: str | None
-    weights_sha256: str
-    model: PreTrainedModel
-    task: Task
-    inputs: tuple[InputSpec, ...]
-    outputs: tuple[OutputSpec, ...]
-    labels: tuple[str, ...]
-    activation: Activation
-    tokenizer: Any
-    tokenizer_json: str
-    max_length: int
-    pad_id: int
-    padding_side: Literal["left", "right"]
-    single: tuple[Piece, ...]
-    pair: tuple[Piece, ...]
-    cls_index: int | None
-    subword_prefix: str | None
-    mask: MaskToken | None
-    card: str | None
-    embedding: Embedding | None = None
-
-    def tokenizer_spec(self, sha256: str) -> TokenizerSpec:
-        """Returns the manifest's entry of the tokenizer, given the digest of its file."""
-        facts = ("max_length", "pad_id", "padding_side", "single", "pair", "cls_index", "subword_prefix", "mask")
-        return TokenizerSpec.model_validate({"sha256": sha256} | {fact: getattr(self, fact) for fact in facts})
-
-    @cached_property
-    def flops(self) -> Flops:
-        """Arithmetic of a text, counted when it is first asked for: the model runs."""
-        return flops.measure(self.model, self.inputs, max_length=self.max_length, pad_id=self.pad_id)
 
 
 def load_checkpoint(source: str, *, task: str = "auto", revision: str | None = None, layers: Layers = "last") -> Checkpoint:
@@ -109,58 +45,59 @@ def load_checkpoint(source: str, *, task: str = "auto", revision: str | None = N
         source: A folder with `config.json` and `model.safetensors`, or a hub id.
         task: A Hugging Face task name, or `auto` to read it from the architecture.
         revision: Branch, tag or commit of a hub id.
-        layers: What an embedding graph gives out: the last layer, or the last four side by side too.
+        layers: Outputs of an embedding graph: the last layer, or also the last four side by side.
 
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
+        MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
-    # what it warns of is judged below, and said in one line
+    # the checks below report what its warnings are about, each in one line
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    found = sources.find(source, revision)
-    config = sources.read(f"the configuration of `{source}`", AutoConfig.from_pretrained, found.base)
-    built, loader = task_head.choose(config, task, found.lora)
-    embeds = built == "feature-extraction"
+    files = find_source(source, revision)
+    config = read_with_transformers(f"the configuration of `{source}`", AutoConfig.from_pretrained, files.model_folder)
+    chosen_task, auto_class = choose_task(config, task, files.adapter)
+    embeds = chosen_task == "feature-extraction"
     if layers != "last" and not embeds:
-        raise CheckpointError(f"--layers {layers} is for feature-extraction, and `{source}` is for {built}; leave it out.")
-    tokenizer = fast_tokenizer.load(source, found.tokenizer)
-    sentences = sentence_transformers.read(found.folder, found.own) if embeds else None
-    model = weights.load(found, built, loader, config)
-    sentence_transformers.give_layers(model, layers)
-    return _described(found, built, config, model, tokenizer, sentences, layers)
+        raise CheckpointError(f"--layers {layers} is for feature-extraction, and `{source}` is for {chosen_task}; leave it out.")
+    tokenizer = load_tokenizer(source, files.tokenizer_folder)
+    sentences = read_sentence_settings(files.folder, files.trained_folder) if embeds else None
+    model = load_model(files, chosen_task, auto_class, config)
+    enable_layers(model, layers)
+    return _describe(files, chosen_task, config, model, tokenizer, sentences, layers)
 
 
-def _described(
-    found: Files, task: Task, config: Any, model: PreTrainedModel, tokenizer: Any, sentences: Sentences | None, layers: Layers
+def _describe(
+    files: SourceFiles, task: Task, config: Any, model: PreTrainedModel, tokenizer: Any, sentences: SentenceSettings | None, layers: Layers
 ) -> Checkpoint:
-    """Reads off model and tokenizer, which must fit, what the other stages need."""
-    source = found.source
-    _check_vocabulary(source, model, fast_tokenizer.vocabulary(tokenizer))
-    inputs = _inputs(model, tokenizer)
-    single, pair = fast_tokenizer.template(tokenizer, ("a",)), fast_tokenizer.template(tokenizer, ("a", "b"))
+    """Checks that model and tokenizer fit, and reads from them what the later stages need."""
+    source = files.source
+    _check_vocabulary(source, model, vocabulary_size(tokenizer))
+    inputs = model_inputs(model, tokenizer)
+    single, pair = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
     _check_types(source, config, inputs, (*single, *pair))
     return Checkpoint(
         name=Path(source.rstrip("/")).name,
-        source=Path(source).name if found.local else source,
-        revision=found.revision,
-        commit=found.commit,
-        weights_sha256=found.weights_sha256,
+        source=Path(source).name if files.is_local else source,
+        revision=files.revision,
+        commit=files.commit,
+        weights_sha256=files.weights_sha256,
         model=model,
         task=task,
         inputs=(*inputs, MASK_INDEX) if task == "fill-mask" else inputs,
-        outputs=task_head.OUTPUTS[task] if sentences is None else sentence_transformers.OUTPUTS[layers],
-        labels=task_head.labels(source, config) if task.endswith("-classification") else (),
-        activation=task_head.activation(config) if task == "text-classification" else "softmax" if sentences is None else "none",
+        outputs=graph_outputs(task, layers),
+        labels=read_labels(source, config) if task.endswith("-classification") else (),
+        activation=read_activation(config) if task == "text-classification" else "softmax" if sentences is None else "none",
         tokenizer=tokenizer,
-        tokenizer_json=fast_tokenizer.document(tokenizer, task),
+        tokenizer_json=tokenizer_json(tokenizer, task),
         max_length=min(_usable_length(model, tokenizer), (sentences and sentences.max_length) or sys.maxsize),
         pad_id=tokenizer.pad_token_id,
         padding_side=_padding_side(source, model, tokenizer, inputs),
         single=single,
         pair=pair,
         cls_index=_cls_index(source, task, tokenizer, single, pair),
-        subword_prefix=fast_tokenizer.subword_prefix(tokenizer),
-        mask=fast_tokenizer.mask(source, tokenizer) if task == "fill-mask" else None,
-        card=found.card,
+        subword_prefix=read_subword_prefix(tokenizer),
+        mask=read_mask_token(source, tokenizer) if task == "fill-mask" else None,
+        card=files.card,
         embedding=None if sentences is None else sentences.embedding(model, layers),
     )
 
@@ -190,8 +127,8 @@ def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces
 
 
 def _cls_index(source: str, task: Task, tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
-    """Returns where [CLS] stands; a question's answers need it, for none is there."""
-    index = fast_tokenizer.cls_index(tokenizer, single, pair)
+    """Returns the position of [CLS]; question answering needs one, because [CLS] stands for "no answer"."""
+    index = find_cls_index(tokenizer, single, pair)
     if task == "question-answering" and index is None:
         raise CheckpointError(
             f"the tokenizer of `{source}` neither begins nor ends its inputs with a [CLS] token, which question answering needs."
@@ -199,29 +136,11 @@ def _cls_index(source: str, task: Task, tokenizer: Any, single: tuple[Piece, ...
     return index
 
 
-def _inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
-    taken = inspect.signature(model.forward).parameters
-    if model.main_input_name not in FILLS:
-        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only models of text are exported.")
-    needed = [
-        n for n, p in taken.items() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and n not in FILLS
-    ]
-    if needed:
-        raise CheckpointError(
-            f"{type(model).__name__} needs inputs that are not understood: {', '.join(needed)}; known are {', '.join(FILLS)}."
-        )
-    unknown = [name for name in tokenizer.model_input_names if name not in FILLS]
-    if unknown:
-        raise CheckpointError(f"the tokenizer gives inputs that are not understood: {', '.join(unknown)}.")
-    # in the model's own order, which the tracer goes by
-    return tuple(FILLS[name] for name in taken if name in FILLS and name in tokenizer.model_input_names)
-
-
-def _padding_side(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...]) -> model_patches.Side:
-    """Returns where padding goes; finds out by running the model, which is the first time that it runs."""
+def _padding_side(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...]) -> Side:
+    """Returns the side of padding, found by running the model for the first time."""
     try:
-        with self_modifying.checked(source, model):
-            return model_patches.padding_side(model, tokenizer, [spec.name for spec in inputs])
+        with refuse_self_modifying(source, model):
+            return find_padding_side(model, tokenizer, [spec.name for spec in inputs])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise CheckpointError(
             f"{type(model).__name__} of `{source}` does not run on what its tokenizer gives: {type(error).__name__}: {error}; "
@@ -230,13 +149,13 @@ def _padding_side(source: str, model: PreTrainedModel, tokenizer: Any, inputs: t
 
 
 def _usable_length(model: PreTrainedModel, tokenizer: Any) -> int:
-    """The position table, less the rows that RoBERTa's family keeps for padding, and what the tokenizer admits."""
+    """Returns the length in tokens: of the position table, without the rows that RoBERTa's family keeps for padding, or the tokenizer's."""
     tables = [
         m
         for name, m in model.named_modules()
         if name.endswith("position_embeddings") and isinstance(getattr(m, "weight", None), torch.Tensor)
     ]
-    # by what a table holds, since some models have a class of their own for it
+    # `padding_idx` tells a table, because some models have a class of their own for it
     rows = [m.weight.shape[0] - (0 if m.padding_idx is None else m.padding_idx + 1) for m in tables if hasattr(m, "padding_idx")]
     lengths = [*rows, getattr(model.config, "max_position_embeddings", None), tokenizer.model_max_length]
     # transformers writes "no limit" as -1 or as 10^30

@@ -1,14 +1,17 @@
-"""LoRA adapters as PEFT saves them, merged into the weights of the model that they were trained on. Needs no peft.
+"""LoRA adapters, read from the files that peft saves, and merged by peft into the weights of the model that they were trained on.
 
-A merged matrix is `W + scale * B @ A` (Hu et al. 2021, arXiv:2106.09685); heads and biases that were trained whole replace those of
-the model. What is not plain LoRA on linear layers is refused: merged wrongly it would answer wrongly, and nothing would show it.
+A merged matrix is `W + scale * B @ A` (LoRA, Hu et al. 2021, arXiv:2106.09685), or that with its rows scaled to trained magnitudes
+(DoRA, Liu et al. 2024, arXiv:2402.09353). Heads and biases that were trained in full replace those of the model. Everything else is
+refused: merged wrongly it would answer wrongly, and nothing would show it. For the same reason peft is given a configuration of the
+settings that are understood, and never the adapter's own file.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from export.errors import CheckpointError
+from export.errors import CheckpointError, MissingPackageError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 TASKS = {"SEQ_CLS": "text-classification", "TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering"}
 
-# settings that change what is to be merged, and the values under which it is plain LoRA
+# settings that change what is merged, and the values under which it is plain LoRA or DoRA
 _PLAIN: dict[str, tuple[Any, ...]] = {
-    "use_dora": (False, None),
     "lora_bias": (False, None),
     "fan_in_fan_out": (False, None),
     "alpha_pattern": ({}, None),
@@ -34,83 +36,121 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
     # others, as pissa and olora, change the weights of the model too
     "init_lora_weights": (True, False, "gaussian", None),
+    # these change what a layer computes, some of them only after certain tokens
+    "alora_invocation_tokens": (None,),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
+    "use_bdlora": (None,),
 }
 
 
 @dataclass(frozen=True)
-class Adapter:
+class LowRankUpdate:
+    """The trained update of one linear layer.
+
+    Attributes:
+        a: [rank, inputs].
+        b: [outputs, rank].
+        magnitude: DoRA's length of each of the merged matrix's rows, [outputs]; None for LoRA.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    magnitude: torch.Tensor | None
+
+    @property
+    def rank(self) -> int:
+        """Rank of the update."""
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
     """What an adapter's folder holds.
 
     Attributes:
         folder: The folder.
-        base: Folder or hub id of the model that it was trained on.
-        revision: Its hub revision, if any.
+        base_model: Folder or hub id of the model that it was trained on.
+        base_revision: Hub revision of that model, if any.
         task: The task that it was trained for, or `auto`.
         alpha: Numerator of the scale.
-        rooted: Whether the scale is over the root of the rank, and not over the rank.
-        pairs: By the name of a linear layer its A, [rank, inputs], and its B, [outputs, rank].
-        whole: Parameters that were trained whole, by name.
+        use_rslora: Whether the scale's denominator is the root of the rank, and not the rank.
+        use_dora: Whether it has magnitudes.
+        updates: Name of a linear layer -> its update.
+        full_parameters: Parameters that were trained in full, by name.
     """
 
     folder: Path
-    base: str
-    revision: str | None
+    base_model: str
+    base_revision: str | None
     task: str
     alpha: float
-    rooted: bool
-    pairs: dict[str, tuple[torch.Tensor, torch.Tensor]]
-    whole: dict[str, torch.Tensor]
+    use_rslora: bool
+    use_dora: bool
+    updates: dict[str, LowRankUpdate]
+    full_parameters: dict[str, torch.Tensor]
 
-    def labels(self, model: PreTrainedModel) -> int | None:
-        """Returns how many labels the trained head has, where that is not what the model has.
+    def label_count(self, model: PreTrainedModel) -> int | None:
+        """Returns the number of labels of the trained head, if the model has another number.
 
         Args:
             model: The model with its own number of labels; only shapes are looked at.
         """
         parameters = dict(model.named_parameters())
-        others = {
+        counts = {
             tensor.shape[0]
-            for name, tensor in self.whole.items()
+            for name, tensor in self.full_parameters.items()
             if name in parameters and tensor.shape != parameters[name].shape and tensor.shape[1:] == parameters[name].shape[1:]
         }
-        return others.pop() if len(others) == 1 else None
+        return counts.pop() if len(counts) == 1 else None
 
     def merge(self, model: PreTrainedModel) -> set[str]:
-        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced whole.
+        """Merges the adapter into a model, in place, and returns the names of the parameters that it replaced in full.
 
         Raises:
             CheckpointError: It is for another model.
         """
-        layers, parameters = dict(model.named_modules()), dict(model.named_parameters())
+        self._check_layers(model)
+        parameters = dict(model.named_parameters())
+        self._check_full_parameters(model, parameters)
+        _merge_with_peft(self, model)
         with torch.no_grad():
-            for name, (a, b) in self.pairs.items():
-                layer = layers.get(name)
-                if not isinstance(layer, torch.nn.Linear):
-                    raise CheckpointError(
-                        f"the adapter `{self.folder.name}` changes `{name}`, which is no linear layer of {type(model).__name__}."
-                    )
-                if (b.shape[0], a.shape[1]) != tuple(layer.weight.shape):
-                    raise CheckpointError(
-                        f"the adapter `{self.folder.name}` changes `{name}` by {b.shape[0]} x {a.shape[1]}, and the layer is "
-                        f"{' x '.join(map(str, layer.weight.shape))}; it was trained on another model than `{self.base}`."
-                    )
-                rank = a.shape[0]
-                layer.weight += self.alpha / (math.sqrt(rank) if self.rooted else rank) * (b.float() @ a.float())
-            for name, tensor in self.whole.items():
-                if name not in parameters or parameters[name].shape != tensor.shape:
-                    raise CheckpointError(
-                        f"the adapter `{self.folder.name}` has `{name}` of shape {list(tensor.shape)}, which {type(model).__name__} has "
-                        f"{'as ' + str(list(parameters[name].shape)) if name in parameters else 'not'}; give the right --task or model."
-                    )
+            for name, tensor in self.full_parameters.items():
                 parameters[name].copy_(tensor)
-        return set(self.whole)
+        return set(self.full_parameters)
+
+    def _check_layers(self, model: PreTrainedModel) -> None:
+        """Refuses updates of layers that the model does not have, or has in other shapes."""
+        layers = dict(model.named_modules())
+        for name, update in self.updates.items():
+            layer = layers.get(name)
+            if not isinstance(layer, torch.nn.Linear):
+                raise CheckpointError(
+                    f"the adapter `{self.folder.name}` changes `{name}`, which is no linear layer of {type(model).__name__}."
+                )
+            if (update.b.shape[0], update.a.shape[1]) != tuple(layer.weight.shape):
+                raise CheckpointError(
+                    f"the adapter `{self.folder.name}` changes `{name}` by {update.b.shape[0]} x {update.a.shape[1]}, and the layer is "
+                    f"{' x '.join(map(str, layer.weight.shape))}; it was trained on another model than `{self.base_model}`."
+                )
+
+    def _check_full_parameters(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """Refuses parameters that the model does not have, or has in other shapes."""
+        for name, tensor in self.full_parameters.items():
+            if name not in parameters or parameters[name].shape != tensor.shape:
+                raise CheckpointError(
+                    f"the adapter `{self.folder.name}` has `{name}` of shape {list(tensor.shape)}, which {type(model).__name__} has "
+                    f"{'as ' + str(list(parameters[name].shape)) if name in parameters else 'not'}; give the right --task or model."
+                )
 
 
-def read(folder: Path) -> Adapter | None:
-    """Returns the adapter of a folder, or None where it holds none.
+def read_adapter(folder: Path) -> LoraAdapter | None:
+    """Returns the adapter of a folder, or None if it holds none.
 
     Raises:
-        CheckpointError: It cannot be read, or is not plain LoRA; the message says which setting is not understood.
+        CheckpointError: It cannot be read, or is neither plain LoRA nor DoRA; the message says which setting is not understood.
+        MissingPackageError: peft is not installed.
     """
     if not (folder / CONFIG_FILE).is_file():
         return None
@@ -121,6 +161,28 @@ def read(folder: Path) -> Adapter | None:
         raise CheckpointError(
             f"the adapter `{folder.name}` cannot be read: {error}. It needs {CONFIG_FILE} and {WEIGHTS_FILE}; pickled weights are never loaded."
         ) from error
+    _check_settings(folder, config)
+    use_dora = bool(config.get("use_dora"))
+    updates, full_parameters = _sort_tensors(folder, tensors, use_dora=use_dora)
+    if find_spec("peft") is None:
+        raise MissingPackageError(
+            f"`{folder.name}` is a LoRA adapter; merging it needs the lora extra: pip install 'bertserve[export,cpu,lora]'"
+        )
+    return LoraAdapter(
+        folder=folder,
+        base_model=str(config["base_model_name_or_path"]),
+        base_revision=config.get("revision"),
+        task=TASKS.get(config.get("task_type") or "", "auto"),
+        alpha=float(config["lora_alpha"]),
+        use_rslora=bool(config.get("use_rslora")),
+        use_dora=use_dora,
+        updates=updates,
+        full_parameters=full_parameters,
+    )
+
+
+def _check_settings(folder: Path, config: dict[str, Any]) -> None:
+    """Refuses adapters of other kinds than LoRA, settings that are not understood, and a base model that is not named."""
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
             f"the adapter `{folder.name}` is of type {config.get('peft_type')}; only LORA is understood: merge it with peft."
@@ -130,38 +192,61 @@ def read(folder: Path) -> Adapter | None:
             raise CheckpointError(
                 f"the adapter `{folder.name}` has `{setting}` = {config[setting]!r}, which is not understood; merge it with peft and export the result."
             )
-    base = config.get("base_model_name_or_path")
-    if not base:
+    if not config.get("base_model_name_or_path"):
         raise CheckpointError(
             f"the adapter `{folder.name}` does not say on which model it was trained; set `base_model_name_or_path` in {CONFIG_FILE}."
         )
-    pairs, whole = _sorted(folder, tensors)
-    return Adapter(
-        folder=folder,
-        base=str(base),
-        revision=config.get("revision"),
-        task=TASKS.get(config.get("task_type") or "", "auto"),
-        alpha=float(config["lora_alpha"]),
-        rooted=bool(config.get("use_rslora")),
-        pairs=pairs,
-        whole=whole,
-    )
 
 
-def _sorted(folder: Path, tensors: dict[str, torch.Tensor]) -> tuple[dict[str, tuple[torch.Tensor, torch.Tensor]], dict[str, torch.Tensor]]:
-    """Returns an adapter's pairs of small matrices by layer, and the parameters that were trained whole."""
-    halves: dict[str, dict[str, torch.Tensor]] = {}
-    whole = {}
+def _sort_tensors(
+    folder: Path, tensors: dict[str, torch.Tensor], *, use_dora: bool
+) -> tuple[dict[str, LowRankUpdate], dict[str, torch.Tensor]]:
+    """Returns an adapter's updates by layer, and the parameters that were trained in full."""
+    parts: dict[str, dict[str, torch.Tensor]] = {}
+    full_parameters = {}
+    wanted = {"A.weight", "B.weight"} | ({"magnitude_vector"} if use_dora else set())
     for key, tensor in tensors.items():
-        name = key.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".").replace(".modules_to_save.", ".")
-        layer, half, kind = name.rpartition(".lora_")
-        if not half:
-            whole[name] = tensor
-        elif kind in ("A.weight", "B.weight"):
-            halves.setdefault(layer.replace(".base_layer", ""), {})[kind[0]] = tensor
+        name = key.removeprefix("base_model.model.")
+        for wrapper in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):  # peft's modules around those of the model
+            name = name.replace(wrapper, ".")
+        layer, infix, part = name.rpartition(".lora_")
+        if not infix:
+            full_parameters[name] = tensor
+        elif part in wanted:
+            parts.setdefault(layer, {})[part] = tensor
         else:
             raise CheckpointError(f"the adapter `{folder.name}` has a tensor `{key}`, which is not understood; only linear layers are.")
-    lone = [layer for layer, found in halves.items() if len(found) != 2]
-    if lone:
-        raise CheckpointError(f"the adapter `{folder.name}` lacks one of the two matrices of `{lone[0]}`; save it again.")
-    return {layer: (found["A"], found["B"]) for layer, found in halves.items()}, whole
+    for layer, found in parts.items():
+        if not {"A.weight", "B.weight"} <= found.keys():
+            raise CheckpointError(f"the adapter `{folder.name}` lacks one of the two matrices of `{layer}`; save it again.")
+        if found.keys() != wanted:
+            raise CheckpointError(f"the adapter `{folder.name}` lacks the magnitudes of `{layer}`, and has `use_dora`; save it again.")
+    updates = {layer: LowRankUpdate(found["A.weight"], found["B.weight"], found.get("magnitude_vector")) for layer, found in parts.items()}
+    return updates, full_parameters
+
+
+def _merge_with_peft(adapter: LoraAdapter, model: PreTrainedModel) -> None:
+    """Merges the updates into the model's linear layers, in place."""
+    if not adapter.updates:
+        return
+    # peft takes seconds to import, and is not installed everywhere
+    from peft import LoraConfig
+    from peft.tuners.lora import LoraModel
+    from peft.utils import set_peft_model_state_dict
+
+    config = LoraConfig(
+        target_modules="|".join(map(re.escape, adapter.updates)),  # a string is a regular expression for a layer's whole name
+        rank_pattern={f"^{re.escape(name)}": update.rank for name, update in adapter.updates.items()},
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
+        use_rslora=adapter.use_rslora,
+        use_dora=adapter.use_dora,
+    )
+    tuner = LoraModel(model, {"default": config}, "default")
+    tensors: dict[str, torch.Tensor] = {}
+    for name, update in adapter.updates.items():
+        tensors |= {f"model.{name}.lora_A.weight": update.a, f"model.{name}.lora_B.weight": update.b}
+        if update.magnitude is not None:
+            tensors[f"model.{name}.lora_magnitude_vector"] = update.magnitude
+    unexpected = set_peft_model_state_dict(tuner, tensors).unexpected_keys  # type: ignore[attr-defined]  # it is a named tuple
+    assert not unexpected, unexpected  # the layers were checked above
+    tuner.merge_and_unload()

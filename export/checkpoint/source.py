@@ -1,10 +1,11 @@
-"""A checkpoint's files: finds them in a local folder or on the hub, and has transformers read them, never a pickle and never code."""
+"""Finds a checkpoint's files in a local folder or on the hub, and has transformers read them: never a pickle, never code."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,45 +14,46 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-from export.checkpoint import lora as adapters
-from export.checkpoint import modules_json
+from export.checkpoint.lora import CONFIG_FILE, LoraAdapter, read_adapter
+from export.checkpoint.modules_json import find_transformer
 from export.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Files:
-    """Where the files of a checkpoint lie.
+class SourceFiles:
+    """Folders of a checkpoint's files.
 
     Attributes:
         source: What the user gave.
         revision: Hub revision, if any.
-        folder: The source's folder.
-        own: The folder in it of what was trained, model or adapter: the same, or that which sentence-transformers' `modules.json` names.
-        lora: The adapter that was trained, if it is one.
-        base: The folder of the model's configuration and weights: `own`, or that of the adapter's model.
+        folder: Folder of the source.
+        trained_folder: Folder of what was trained, model or adapter: `folder`, or the one in it that `modules.json` names.
+        adapter: The adapter, if that was trained.
+        model_folder: Folder of the model's configuration and weights: `trained_folder`, or that of the adapter's base model.
     """
 
     source: str
     revision: str | None
     folder: Path
-    own: Path
-    lora: adapters.Adapter | None
-    base: Path
+    trained_folder: Path
+    adapter: LoraAdapter | None
+    model_folder: Path
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the source is a folder, and not a hub id."""
         return Path(self.source).is_dir()
 
     @property
     def commit(self) -> str | None:
-        """The hub's commit, after which a download's folder is named, or None for a local folder."""
-        return self.folder.name if not self.local and re.fullmatch(r"[0-9a-f]{40}", self.folder.name) else None
+        """The hub's commit, after which the folder of a download is named, or None for a local folder."""
+        return self.folder.name if not self.is_local and re.fullmatch(r"[0-9a-f]{40}", self.folder.name) else None
 
     @property
-    def tokenizer(self) -> Path:
-        """The folder of the tokenizer: an adapter may bring its own."""
-        return self.own if self.lora is None or (self.own / "tokenizer_config.json").is_file() else self.base
+    def tokenizer_folder(self) -> Path:
+        """Folder of the tokenizer: an adapter may have its own."""
+        has_own = self.adapter is None or (self.trained_folder / "tokenizer_config.json").is_file()
+        return self.trained_folder if has_own else self.model_folder
 
     @property
     def card(self) -> str | None:
@@ -63,14 +65,14 @@ class Files:
     def weights_sha256(self) -> str:
         """Digest over the weight files, an adapter's and its model's."""
         hasher = hashlib.sha256()
-        for folder in (self.own,) if self.lora is None else (self.own, self.base):
+        for folder in (self.trained_folder,) if self.adapter is None else (self.trained_folder, self.model_folder):
             for path in sorted(folder.glob("*.safetensors")):
                 with path.open("rb") as file:
                     hasher.update(hashlib.file_digest(file, "sha256").digest())
         return hasher.hexdigest()
 
 
-def find(source: str, revision: str | None) -> Files:
+def find_source(source: str, revision: str | None) -> SourceFiles:
     """Finds a checkpoint, downloading what is not here.
 
     Args:
@@ -78,33 +80,34 @@ def find(source: str, revision: str | None) -> Files:
         revision: Branch, tag or commit of a hub id.
 
     Raises:
-        CheckpointError: It is not there, or its weights are not safetensors.
+        CheckpointError: It does not exist, or its weights are not safetensors.
+        MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
-    folder = _folder(source, revision)
-    own = modules_json.transformer(folder)
-    lora = adapters.read(own)
-    base = own if lora is None else modules_json.transformer(_folder(lora.base, lora.revision))
-    _refuse_pickled_parts(source, base)
-    return Files(source, revision, folder, own, lora, base)
+    folder = _find_folder(source, revision)
+    trained_folder = find_transformer(folder)
+    adapter = read_adapter(trained_folder)
+    model_folder = trained_folder if adapter is None else _find_base_model(adapter)
+    _refuse_pickled_parts(source, model_folder)
+    return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 
 
-def read(what: str, read: Any, folder: Path, **options: Any) -> Any:
+def read_with_transformers(what: str, from_pretrained: Callable[..., Any], folder: Path, **options: Any) -> Any:
     """Calls a `from_pretrained`, translating what transformers raises for broken files.
 
     Args:
         what: What is read, for the message.
-        read: The `from_pretrained`.
-        folder: Where from.
+        from_pretrained: The function.
+        folder: Folder of the files.
         options: Its further arguments.
 
     Raises:
         CheckpointError: It cannot be read.
     """
     try:
-        return read(folder, trust_remote_code=False, local_files_only=True, **options)
-    except Exception as error:  # whatever its parsing met: transformers checks few fields, and what it raises has no common base
+        return from_pretrained(folder, trust_remote_code=False, local_files_only=True, **options)
+    except Exception as error:  # transformers checks few fields, so its parsing raises anything, and what it raises has no common base
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         if "trust_remote_code" in str(error):
             raise CheckpointError(
                 f"{what} needs custom code of the checkpoint's own (`auto_map`), which is never run; only architectures that "
@@ -117,17 +120,17 @@ def read(what: str, read: Any, folder: Path, **options: Any) -> Any:
                 if any(folder.glob("*.safetensors"))
                 else " Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
             )
-        raise CheckpointError(f"{what} cannot be read: {said}{hint}") from error
+        raise CheckpointError(f"{what} cannot be read: {reason}{hint}") from error
 
 
-def _folder(source: str, revision: str | None) -> Path:
+def _find_folder(source: str, revision: str | None) -> Path:
     """Returns the local folder of a source, downloading a hub id's small set of files first."""
     if Path(source).is_dir():
         return Path(source)
     if source.count("/") > 1 or source.startswith((".", "/", "~")):
         raise CheckpointError(f"the folder `{source}` does not exist.")
     try:
-        # no pickles, no Python: what is not fetched cannot be loaded; `*` stands for folders too, as those of `modules.json`
+        # no pickles, no Python: what is not fetched cannot be loaded; `*` matches folders too, as those of `modules.json`
         return Path(
             snapshot_download(source, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "README.md"])
         )
@@ -135,6 +138,21 @@ def _folder(source: str, revision: str | None) -> Path:
         raise CheckpointError(
             f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network."
         ) from error
+
+
+def _find_base_model(adapter: LoraAdapter) -> Path:
+    """Returns the folder of the model that an adapter was trained on.
+
+    Raises:
+        CheckpointError: It does not exist, or has an adapter too, which transformers would load where peft is installed.
+    """
+    folder = find_transformer(_find_folder(adapter.base_model, adapter.base_revision))
+    if (folder / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"the adapter `{adapter.folder.name}` was trained on `{adapter.base_model}`, which has an adapter of its own; merge both with peft "
+            "and export the result."
+        )
+    return folder
 
 
 def _refuse_pickled_parts(source: str, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint is for: its task, the class that loads it, its labels, and what its graph gives out."""
+"""Reads what a checkpoint was fine-tuned for: its task, the class that loads it, its labels, and what turns logits into scores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from export.checkpoint import sentence_transformers
-from export.checkpoint import source as sources
-from export.checkpoint.lora import Adapter
+from export.checkpoint.lora import LoraAdapter
+from export.checkpoint.source import read_with_transformers
 from export.errors import CheckpointError
-from service.bundle.graph_spec import OutputSpec
 from service.bundle.manifest import Activation, Task
 
 HEADS: dict[str, tuple[Task, Any]] = {
@@ -29,30 +27,23 @@ HEADS: dict[str, tuple[Task, Any]] = {
     "Model": ("feature-extraction", AutoModel),
 }
 TASKS = tuple(task for task, _ in HEADS.values())
-OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
-    "text-classification": (OutputSpec(name="logits", kind="per_text"),),
-    "token-classification": (OutputSpec(name="logits", kind="per_token"),),
-    "question-answering": (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
-    "fill-mask": (OutputSpec(name="logits", kind="per_mask"),),
-    "feature-extraction": sentence_transformers.OUTPUTS["last"],
-}
 
 
-def choose(config: Any, task: str, lora: Adapter | None) -> tuple[Task, Any]:
-    """Returns the task and the class that loads it.
+def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
+    """Returns the task and the auto class that loads it.
 
     Args:
         config: The model's configuration; an adapter's head and number of labels are put into it.
         task: A Hugging Face task name, or `auto` to read it from the architecture.
-        lora: The adapter that is merged into the model, if any.
+        adapter: The adapter that is merged into the model, if any.
 
     Raises:
         CheckpointError: The task is not known, or the model has no head for it.
     """
-    return _own(config, task) if lora is None else _adapted(config, task, lora)
+    return _task_of_model(config, task) if adapter is None else _task_of_adapter(config, task, adapter)
 
 
-def labels(source: str, config: Any) -> tuple[str, ...]:
+def read_labels(source: str, config: Any) -> tuple[str, ...]:
     """Returns the labels' names by id.
 
     Raises:
@@ -66,7 +57,7 @@ def labels(source: str, config: Any) -> tuple[str, ...]:
     return labels
 
 
-def activation(config: Any) -> Activation:
+def read_activation(config: Any) -> Activation:
     """Returns what turns logits into scores, by the rule of the Hugging Face text-classification pipeline."""
     if config.problem_type == "regression":
         return "none"
@@ -75,43 +66,54 @@ def activation(config: Any) -> Activation:
     return "softmax"
 
 
-def _own(config: Any, task: str) -> tuple[Task, Any]:
-    """Returns the task and the class that loads it, from the architecture's name or the user's choice."""
-    names = config.architectures or []
+def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
+    """Returns the task and the auto class that loads it, from the architecture's name or the user's choice."""
+    architectures = config.architectures or []
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
-        raise CheckpointError(f"architecture {names or 'none'} has a decoder; only encoders are exported: text in, scores out in one run.")
-    # a language model's name ends in "LMHeadModel", which is no bare encoder
-    read = next(
-        (t for name in names for suffix, (t, loader) in HEADS.items() if "HeadModel" not in name and _has_head(name, suffix, loader)), None
-    )
-    wanted = read if task == "auto" else task
-    if wanted is None:
-        raise CheckpointError(f"cannot tell the task of architecture {names or 'none'}; give --task, one of {', '.join(TASKS)}.")
-    # there is an encoder below every head
-    if read not in (None, wanted) and wanted != "feature-extraction":
-        raise CheckpointError(f"the checkpoint is a {names[0]}, made for {read}; --task {wanted} does not fit it.")
-    built, loader = next((t, loader) for t, loader in HEADS.values() if t == wanted)
-    if type(config) not in loader._model_mapping:
-        raise CheckpointError(f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {names or 'none'}).")
-    return built, loader
-
-
-def _adapted(config: Any, task: str, lora: Adapter) -> tuple[Task, Any]:
-    """Returns the task and the class of a model that an adapter is merged into; the model's own head is another's, or none."""
-    wanted = lora.task if task == "auto" else task
-    if wanted == "auto":
-        return _own(config, task)
-    config.architectures = None
-    built, loader = _own(config, wanted)
-    with torch.device("meta"):  # shapes alone
-        labels = lora.labels(
-            sources.read("the configuration of the adapter's model", lambda _, **__: loader.from_config(config), lora.folder)
+        raise CheckpointError(
+            f"architecture {architectures or 'none'} has a decoder; only encoders are exported: text in, scores out in one run."
         )
-    if labels is not None:
-        config.num_labels = labels
-    return built, loader
+    # the name of a language model ends in "LMHeadModel", but that is no bare encoder
+    trained_for = next(
+        (
+            head_task
+            for name in architectures
+            for suffix, (head_task, auto_class) in HEADS.items()
+            if "HeadModel" not in name and _has_head(name, suffix, auto_class)
+        ),
+        None,
+    )
+    wanted = trained_for if task == "auto" else task
+    if wanted is None:
+        raise CheckpointError(f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(TASKS)}.")
+    # every model with a head contains an encoder
+    if trained_for not in (None, wanted) and wanted != "feature-extraction":
+        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {trained_for}; --task {wanted} does not fit it.")
+    chosen, auto_class = next((head_task, auto_class) for head_task, auto_class in HEADS.values() if head_task == wanted)
+    if type(config) not in auto_class._model_mapping:
+        raise CheckpointError(
+            f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {architectures or 'none'})."
+        )
+    return chosen, auto_class
 
 
-def _has_head(architecture: str, suffix: str, loader: Any) -> bool:
-    """Returns whether an architecture is one that transformers has for a head; XLNet's, for one, end in another suffix."""
-    return architecture.endswith(suffix) or architecture in loader._model_mapping._model_mapping.values()
+def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task, Any]:
+    """Returns the task and the auto class of a model with an adapter; the model's own head may be for another task, or absent."""
+    wanted = adapter.task if task == "auto" else task
+    if wanted == "auto":
+        return _task_of_model(config, task)
+    config.architectures = None
+    chosen, auto_class = _task_of_model(config, wanted)
+    with torch.device("meta"):  # shapes alone
+        model = read_with_transformers(
+            "the configuration of the adapter's model", lambda _, **__: auto_class.from_config(config), adapter.folder
+        )
+    count = adapter.label_count(model)
+    if count is not None:
+        config.num_labels = count
+    return chosen, auto_class
+
+
+def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
+    """Returns whether an architecture is one that transformers has for a head; the names of XLNet's, for one, have other suffixes."""
+    return architecture.endswith(suffix) or architecture in auto_class._model_mapping._model_mapping.values()

@@ -1,4 +1,4 @@
-"""A checkpoint's fast tokenizer, and what the service must know of it beside `tokenizer.json`."""
+"""Loads a checkpoint's fast tokenizer, and reads what the service must know of it beside `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from export.checkpoint import source as sources
+from export.checkpoint.source import read_with_transformers
 from export.errors import CheckpointError
 from service.bundle.manifest import MaskToken, Piece, SpecialPiece, Task, TextPiece
 
 
-def load(source: str, folder: Path) -> Any:
-    """Returns the fast tokenizer, refusing what cannot be served.
+def load_tokenizer(source: str, folder: Path) -> Any:
+    """Returns the fast tokenizer, refusing one that cannot be served.
 
     Args:
         source: The checkpoint, for the message.
-        folder: Where the tokenizer's files lie.
+        folder: Folder of the tokenizer's files.
 
     Raises:
         CheckpointError: There is none, it is slow, or it has no padding token.
     """
-    tokenizer = sources.read(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
+    tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(f"`{source}` has no fast tokenizer (`tokenizer.json`); save one with `save_pretrained` and export again.")
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        # transformers 5 makes up a tokenizer of special tokens where there is no file
+        # transformers 5 makes up a tokenizer of special tokens if there is no file
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
     if tokenizer.pad_token_id is None:
         raise CheckpointError(f"the tokenizer of `{source}` has no padding token; set `pad_token` and save it again.")
     return tokenizer
 
 
-def document(tokenizer: Any, task: Task) -> str:
+def tokenizer_json(tokenizer: Any, task: Task) -> str:
     """Returns `tokenizer.json` without the truncation and padding settings of its training.
 
-    For fill-mask the mask is marked as no special token: the service reads special tokens spelled in a text as text, and
-    this one must go on standing for a mask.
+    For fill-mask the mask is marked as no special token: the service reads special tokens that are spelled in a text as text, and
+    this one must still be read as a mask.
     """
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in document["added_tokens"]:
@@ -47,13 +47,13 @@ def document(tokenizer: Any, task: Task) -> str:
     return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
 
 
-def vocabulary(tokenizer: Any) -> int:
-    """Returns how many rows its ids need of an embedding."""
+def vocabulary_size(tokenizer: Any) -> int:
+    """Returns how many rows of an embedding its ids need."""
     ids: dict[str, int] = tokenizer.get_vocab()
     return max(len(tokenizer), *(id_ + 1 for id_ in ids.values()))
 
 
-def template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
+def read_template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
     """Reads the special-token template off an encoding of short texts, whatever the post-processor is."""
     encoding = tokenizer(*texts, return_special_tokens_mask=True)[0]
     pieces: list[Piece] = []
@@ -69,8 +69,8 @@ def template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
-    """Returns where [CLS] stands, if that is the first place of both templates, or the last, -1."""
+def find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
+    """Returns the position of [CLS] in both templates: 0 for the first, -1 for the last, else None."""
     for index in (0, -1):
         pieces = single[index], pair[index]
         if all(isinstance(piece, SpecialPiece) and piece.id == tokenizer.cls_token_id for piece in pieces):
@@ -78,13 +78,13 @@ def cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]
     return None
 
 
-def subword_prefix(tokenizer: Any) -> str | None:
-    """Returns what begins a token that continues a word, or None where a word begins after white space instead."""
+def read_subword_prefix(tokenizer: Any) -> str | None:
+    """Returns the prefix of a token that continues a word, or None if white space begins a word instead."""
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     return model.get("continuing_subword_prefix") or None
 
 
-def mask(source: str, tokenizer: Any) -> MaskToken:
+def read_mask_token(source: str, tokenizer: Any) -> MaskToken:
     """Returns the mask token.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Judges the weights of a checkpoint that its model did not take: which may be left, and which mean a wrong model.
+"""Judges a checkpoint's unexpected weights, those that its model has no place for: which are harmless, and which mean a wrong model.
 
 transformers only warns of them. A classifier without the pooler of its pretraining is whole; one that leaves an encoder
-layer unread answers other than the model that was trained.
+layer unread answers otherwise than the model that was trained.
 """
 
 from __future__ import annotations
@@ -12,39 +12,42 @@ from collections.abc import Collection, Iterable
 from export.errors import CheckpointError
 
 
-def refuse(source: str, leftovers: Collection[str], *, taken: Iterable[str], modules: Collection[str], encoder: str) -> None:
+def refuse_unexpected_weights(
+    source: str, unexpected: Collection[str], *, expected: Iterable[str], modules: Collection[str], encoder: str
+) -> None:
     """Refuses weights that the model should have used.
 
     Harmless are the pooler of a model that has none, other heads, which are modules beside the encoder that the model
-    does not have, stored buffers of position ids, and what the model's class itself declares to be ignored (of that
-    transformers tells nothing).
+    does not have, and stored buffers of position ids. transformers does not report the weights that a model's class itself
+    declares to be ignored.
 
     Args:
         source: The checkpoint, for the message.
-        leftovers: Names of the weights that were not taken.
-        taken: Names of the model's own weights.
+        unexpected: Names of the weights that the model has no place for.
+        expected: Names of the model's own weights.
         modules: Names of the model's modules.
         encoder: Name of the encoder within the model, such as `bert`.
 
     Raises:
         CheckpointError: A weight is of a layer that the configuration leaves out, or of a part that the model lacks.
     """
-    shapes = {_numberless(name) for name in taken}
-    more = sorted(name for name in leftovers if _numberless(name) in shapes)
-    if more:
+    patterns = {_without_layer_numbers(name) for name in expected}
+    of_more_layers = sorted(name for name in unexpected if _without_layer_numbers(name) in patterns)
+    if of_more_layers:
         raise CheckpointError(
-            f"`{source}` has weights of more layers than its config.json says: {len(more)} would not be used, among them {_some(more)}. "
+            f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not be used, among them "
+            f"{_first_names(of_more_layers)}. "
             "Set `num_hidden_layers` to what the weights have, or save the shortened model again with `save_pretrained`."
         )
-    unknown = sorted(name for name in leftovers if not _harmless(name, modules, encoder))
+    unknown = sorted(name for name in unexpected if not _is_harmless(name, modules, encoder))
     if unknown:
         raise CheckpointError(
-            f"`{source}` has {len(unknown)} weights that its architecture has no place for, among them {_some(unknown)}. The model would "
-            "answer without them; name the architecture that it was trained as in config.json, or merge or remove the weights."
+            f"`{source}` has {len(unknown)} weights that its architecture has no place for, among them {_first_names(unknown)}. The model "
+            "would answer without them; name the architecture that it was trained as in config.json, or merge or remove the weights."
         )
 
 
-def _harmless(name: str, modules: Collection[str], encoder: str) -> bool:
+def _is_harmless(name: str, modules: Collection[str], encoder: str) -> bool:
     module, _, weight = name.rpartition(".")
     if weight == "position_ids":
         return True
@@ -53,10 +56,10 @@ def _harmless(name: str, modules: Collection[str], encoder: str) -> bool:
     return of_another_head and module not in modules
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:3])
 
 
-def _numberless(name: str) -> str:
-    """Returns a weight's name with the indices of its layers left open."""
+def _without_layer_numbers(name: str) -> str:
+    """Returns a weight's name with `*` in place of the numbers of its layers."""
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)

@@ -8,53 +8,63 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from export.checkpoint import sentence_transformers, unexpected_weights
-from export.checkpoint import source as sources
-from export.checkpoint.source import Files
+from export.checkpoint.source import SourceFiles, read_with_transformers
+from export.checkpoint.unexpected_weights import refuse_unexpected_weights
 from export.errors import CheckpointError
 from service.bundle.manifest import Task
 
 
-def load(found: Files, task: Task, loader: Any, config: Any) -> PreTrainedModel:
+def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any) -> PreTrainedModel:
     """Returns the model in float32 and evaluation mode, with eager attention, an adapter merged into it.
 
     Args:
-        found: The checkpoint's files.
-        task: What it is for.
-        loader: The class that loads it.
+        files: The checkpoint's files.
+        task: Its task.
+        auto_class: The class of transformers that loads it.
         config: Its configuration.
 
     Raises:
-        CheckpointError: Weights are missing, left over, of other shapes than configured, or not finite.
+        CheckpointError: Weights are missing, unexpected, of other shapes than configured, or not finite.
     """
-    source, lora = found.source, found.lora
-    model, report = sources.read(
+    source, adapter = files.source, files.adapter
+    model, report = read_with_transformers(
         f"the weights of `{source}`",
-        loader.from_pretrained,
-        found.base,
+        auto_class.from_pretrained,
+        files.model_folder,
         config=config,
         use_safetensors=True,
         dtype=torch.float32,
         attn_implementation="eager",
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # only to say it better
+        ignore_mismatched_sizes=True,  # they are refused below, with a better message
     )
-    replaced = set() if lora is None else lora.merge(model)
+    replaced = set() if adapter is None else adapter.merge(model)
     _refuse_other_shapes(source, [entry for entry in report["mismatched_keys"] if entry[0] not in replaced])
     missing = set(report["missing_keys"]) - replaced
     if task == "feature-extraction":
-        missing = sentence_transformers.drop_pooler(model, missing)
+        missing = _drop_pooler(model, missing)
     _refuse_missing(source, missing, f"{task} model", config.architectures or "", type(model).__name__)
-    unexpected_weights.refuse(
+    refuse_unexpected_weights(
         source,
         report["unexpected_keys"],
-        taken=model.state_dict(),
+        expected=model.state_dict(),
         modules={name for name, _ in model.named_modules()},
         encoder=model.base_model_prefix,
     )
     _refuse_not_finite(source, model)
     evaluated: PreTrainedModel = model.eval()
     return evaluated
+
+
+def _drop_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
+    """Removes the layer on [CLS] from an encoder, which no embedding reads; returns the missing weights of other layers.
+
+    Checkpoints of other heads often lack it, and transformers would fill it with random weights.
+    """
+    if isinstance(getattr(model, "pooler", None), torch.nn.Module):
+        # some models' code calls it without looking, so that there must be one
+        model.pooler = torch.nn.Identity()
+    return {name for name in missing if not name.startswith("pooler.")}
 
 
 def _refuse_missing(source: str, missing: Collection[str], kind: str, architectures: Any, loaded: str) -> None:

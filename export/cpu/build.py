@@ -8,7 +8,7 @@ from pathlib import Path
 
 from export import calibration, trace
 from export.artifact import Artifact
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
 from export.graph import onnx_files
 from export.int8 import quantize

@@ -8,7 +8,7 @@ from pathlib import Path
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.graph import onnx_files
 
 

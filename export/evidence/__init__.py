@@ -1,1 +1,5 @@
-"""A graph against its checkpoint: what was compared, and how far apart they were."""
+"""Evidence that a graph answers as its checkpoint does: `measure` collects it for the manifest.
+
+`measure`, `parity` and `reference` compare with the checkpoint and need torch. `export.verify` uses the other modules without a
+checkpoint, so that they need none.
+"""

@@ -1,4 +1,4 @@
-"""A text's outputs in a batch against those of the same text alone: whether neighbors change an answer."""
+"""Compares a text's outputs in a batch with those of the same text alone: whether its neighbors change an answer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from service.backend.onnx_engine import Engine, Row
+from service.bundle.graph_spec import Precision
 from service.text.tokenizer import Encoding
 
-# Above this a graph is not batch-invariant, and the service runs it one text at a time.
+# A graph with a larger error is not batch-invariant, and the service runs it one text at a time.
 MAX_ROW_ERROR = 1e-5
-# Half precision rounds to ten bits, and which way may hang on the kernel that a batch's shape is given: a difference of this much
+# Half precision rounds to ten bits, and the direction may depend on the kernel that a batch's shape is given: a difference of this much
 # between a text alone and in a batch is rounding, and no sign that texts see each other.
-HALF_ROW_ERROR = 2e-2
+MAX_ROW_ERROR_FP16 = 2e-2
 BATCH_ROWS = 4
+
+
+def max_row_error(precision: Precision) -> float:
+    """Returns the largest row error of a batch-invariant graph of this precision."""
+    return MAX_ROW_ERROR_FP16 if precision == "fp16" else MAX_ROW_ERROR
 
 
 def worst_row_error(engine: Engine, encodings: Sequence[Encoding], alone: Sequence[Row]) -> float:
@@ -23,7 +29,7 @@ def worst_row_error(engine: Engine, encodings: Sequence[Encoding], alone: Sequen
     Args:
         engine: The graph.
         encodings: The rows; neighbors in this order share batches, so lengths should vary.
-        alone: What each gave alone.
+        alone: The outputs of each row alone.
     """
     worst = 0.0
     for i in range(0, len(encodings), BATCH_ROWS):

@@ -1,4 +1,7 @@
-"""What a result comes down to, scores aside: the label, the entities, the answer, the token. Pure."""
+"""Reduces results to the decisions that a user takes from them, without the scores: labels, entities, answers, tokens. Pure.
+
+Results are what the service's decoders return.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +9,57 @@ from typing import Any
 
 import numpy as np
 
-from export.evidence.metrics import spans
+from export.evidence.metrics import Span
 from service.tasks.encoded import ModelConfig
 
-SURE = 0.5  # from this score on a label of a sigmoid head is chosen
+SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head is chosen from this score on
 
 
-def choice(task: str, result: Any, head: ModelConfig) -> Any:
-    """Returns what a user takes from a result: best label or sure labels, entities, best answer, best token of each mask.
+def decision(task: str, result: Any, config: ModelConfig) -> Any:
+    """Returns what a user takes from a result: the chosen labels, the entities, the best answer, the best token of each mask.
 
     Args:
-        task: Hugging Face name of the task; of one that is not known here the whole result counts.
+        task: Hugging Face name of the task; of a task that is not known here the whole result is the decision.
         result: What the task's decoder returned.
-        head: The model's labels and activation.
+        config: The model's labels and activation.
     """
     if task == "text-classification":
-        return labels(result, head)
+        return chosen_labels(result, config)
     if task == "question-answering":
         best = best_answer(result)
         return {name: best[name] for name in ("answer", "start", "end")}
     if task == "fill-mask":
-        return [candidates[0]["token"] for candidates in masks(result)]
-    return spans(result) or result
+        return [candidates[0]["token"] for candidates in mask_candidates(result)]
+    return result_spans(result) or result
 
 
-def is_regression(task: str, head: ModelConfig) -> bool:
-    """Returns whether the model gives a value and no label."""
-    return task == "text-classification" and len(head.labels) == 1
+def equal_but_for_scores(expected: Any, actual: Any) -> bool:
+    """Returns whether two results or decisions are equal if their floats are left out."""
+    if isinstance(expected, list):
+        return isinstance(actual, list) and len(expected) == len(actual) and all(map(equal_but_for_scores, expected, actual))
+    if isinstance(expected, dict):
+        return (
+            isinstance(actual, dict)
+            and expected.keys() == actual.keys()
+            and all(equal_but_for_scores(expected[key], actual[key]) for key in expected)
+        )
+    return isinstance(expected, float) or bool(expected == actual)
 
 
-def value(result: Any) -> float:
-    """Returns the value of a regression."""
-    return float(result[0]["score"])
-
-
-def angle(a: Any, b: Any) -> float:
-    """Returns 1 - cosine of two vectors; of a text's token vectors the largest, each with its counterpart."""
-    x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
-    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return float(np.max(1 - (x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)))
-
-
-def labels(result: Any, head: ModelConfig) -> frozenset[str]:
-    """Returns the best label, or of a head with independent labels all that are sure."""
-    if head.activation == "sigmoid":
-        return frozenset(item["label"] for item in result if item["score"] >= SURE)
+def chosen_labels(result: Any, config: ModelConfig) -> frozenset[str]:
+    """Returns the best label, or of a head with independent labels all from `SIGMOID_THRESHOLD` on."""
+    if config.activation == "sigmoid":
+        return frozenset(item["label"] for item in result if item["score"] >= SIGMOID_THRESHOLD)
     return frozenset({result[0]["label"]})
+
+
+def result_spans(result: Any) -> set[Span]:
+    """Returns the entities or answers of a result: all of its items that have a start and an end."""
+    if isinstance(result, list):
+        return {span for item in result for span in result_spans(item)}
+    if isinstance(result, dict) and {"start", "end"} <= result.keys():
+        return {(result["start"], result["end"], str(result.get("entity_group", result.get("entity", ""))))}
+    return set()
 
 
 def best_answer(result: Any) -> dict[str, Any]:
@@ -60,6 +68,23 @@ def best_answer(result: Any) -> dict[str, Any]:
     return best
 
 
-def masks(result: Any) -> list[list[dict[str, Any]]]:
-    """Returns the candidates of each mask; with one mask alone the result is its candidates."""
+def mask_candidates(result: Any) -> list[list[dict[str, Any]]]:
+    """Returns the candidates of each mask; the result of a text with one mask is that mask's candidates."""
     return result if isinstance(result[0], list) else [result]
+
+
+def is_regression(task: str, config: ModelConfig) -> bool:
+    """Returns whether the model gives a value and no label."""
+    return task == "text-classification" and len(config.labels) == 1
+
+
+def regression_value(result: Any) -> float:
+    """Returns the value of a regression."""
+    return float(result[0]["score"])
+
+
+def cosine_distance(a: Any, b: Any) -> float:
+    """Returns 1 - cosine of two vectors; of a text's token vectors the largest, each with its counterpart."""
+    x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return float(np.max(1 - (x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)))

@@ -1,4 +1,4 @@
-"""Times a graph on this machine: one text alone, at a few lengths. A small table for the manifest, no benchmark."""
+"""Times a graph on this machine, one text alone at a few lengths: a small table for the manifest, and no benchmark."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from service.backend.onnx_engine import Engine
 from service.bundle.graph_spec import Speed, Timing
 from service.text.tokenizer import Encoding
 
-LENGTHS = (16, 64, 128)  # and the model's own
-SECONDS = 0.5
-RUNS = (3, 15)
+LENGTHS = (16, 64, 128)  # tokens; the model's own length is timed too
+MAX_SECONDS = 0.5  # for each length
+RUNS = (3, 15)  # at least, at most
 
-# How /proc/cpuinfo calls what matrix products are made of, on x86 and Arm; AVX-512 and VNNI decide the speed of int8.
+# Instruction sets of matrix products, as /proc/cpuinfo names them, on x86 and Arm; AVX-512 and VNNI decide the speed of int8.
 INSTRUCTIONS = (
     "avx2",
     "fma",
@@ -36,23 +36,23 @@ INSTRUCTIONS = (
 )
 
 
-def measure(engine: Engine, *, max_length: int, pad_id: int, threads: int = 1) -> Speed:
+def measure_latency(engine: Engine, *, max_length: int, pad_id: int, threads: int = 1) -> Speed:
     """Times runs of one text at each length.
 
     Args:
         engine: The graph.
-        max_length: The model's usable length in tokens; it is timed too.
-        pad_id: A token id that the model has.
-        threads: Threads of the engine, for the record.
+        max_length: The model's usable length in tokens.
+        pad_id: A token id that the model has, which fills the texts.
+        threads: The engine's number of threads, to be written down.
     """
-    cpu, instructions = processor()
+    cpu, instructions = read_processor()
     lengths = sorted({min(length, max_length) for length in (*LENGTHS, max_length)})
     timings = tuple(Timing(length=length, median_ms=_median_ms(engine, length, pad_id)) for length in lengths)
     return Speed(cpu=cpu, instructions=instructions, threads=threads, timings=timings)
 
 
-def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
-    """Returns the processor's name and those of its instruction sets that matter; elsewhere than on Linux, its kind alone."""
+def read_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
+    """Returns the processor's name and the instruction sets of `INSTRUCTIONS` that it has; on other systems than Linux, its kind alone."""
     flags: set[str] = set()
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -63,11 +63,12 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ..
 
 
 def _median_ms(engine: Engine, length: int, pad_id: int) -> float:
+    """Returns the median milliseconds of one text, after one run that is not timed."""
     batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
     engine.run(batch)
     seconds: list[float] = []
     least, most = RUNS
-    while len(seconds) < least or (len(seconds) < most and sum(seconds) < SECONDS):
+    while len(seconds) < least or (len(seconds) < most and sum(seconds) < MAX_SECONDS):
         start = time.perf_counter()
         engine.run(batch)
         seconds.append(time.perf_counter() - start)

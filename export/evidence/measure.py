@@ -1,14 +1,16 @@
-"""Compares a graph with the checkpoint, times it, and writes down what was found: the graph's entry of the manifest."""
+"""Compares a graph with its checkpoint and times it, and writes the evidence into the graph's entry of the manifest."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from export.artifact import Artifact
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
-from export.evidence import latency, parity
-from export.evidence.batch_invariance import HALF_ROW_ERROR, MAX_ROW_ERROR
+from export.evidence.batch_invariance import max_row_error
+from export.evidence.latency import measure_latency
+from export.evidence.parity import measure_parity
+from export.evidence.reference import Reference
 from export.graph import onnx_files
 from service.backend.onnx_engine import OnnxEngine
 from service.backend.sessions import why_not
@@ -18,61 +20,63 @@ from service.errors import BertServeError
 from service.text.tokenizer import Tokenizer
 
 
-def measure(
-    made: Artifact, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: parity.Reference, *, default: bool
+def measure_graph(
+    artifact: Artifact, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference, *, default: bool
 ) -> tuple[GraphSpec, OnnxEngine]:
     """Compares a graph with the checkpoint; returns its manifest entry with the evidence, and the engine that ran it.
 
     Args:
-        made: The graph.
-        checkpoint: What it was made of.
+        artifact: The graph.
+        checkpoint: The checkpoint that it was made from.
         tokenizer: The service's tokenizer.
-        reference: The checkpoint's own answers.
-        default: Whether the service takes it for its provider when not told otherwise.
+        reference: The checkpoint's own outputs.
+        default: Whether the service chooses the graph for its provider unless told otherwise.
 
     Raises:
         ParityError: It answers differently, or cannot be served.
     """
-    graph = _unmeasured(made, checkpoint, default=default)
-    measured_on = made.provider if why_not(made.provider) is None else "cpu"
+    graph = _without_evidence(artifact, checkpoint, default=default)
+    measured_on = artifact.provider if why_not(artifact.provider) is None else "cpu"
     try:
-        engine = OnnxEngine(made.path, graph, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=measured_on)
-        found = parity.compare(engine, tokenizer, reference, checkpoint, made.precision)
+        engine = OnnxEngine(artifact.path, graph, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=measured_on)
+        parity = measure_parity(engine, tokenizer, reference, checkpoint, artifact.precision)
     except BertServeError as error:
         raise ParityError(
-            f"{type(checkpoint.model).__name__} is not understood: its {made.precision} graph cannot be served. {error}"
+            f"{type(checkpoint.model).__name__} is not understood: its {artifact.precision} graph cannot be served. {error}"
         ) from error
-    model = onnx_files.structure(made.path)
+    model = onnx_files.structure(artifact.path)
     evidence = Evidence(
-        **dataclasses.asdict(found) | {"lengths": found.lengths},
+        **dataclasses.asdict(parity) | {"lengths": parity.lengths},
         nodes=len(model.graph.node),
         opset=next((opset.version for opset in model.opset_import if not opset.domain), None),
-        speed=latency.measure(engine, max_length=checkpoint.max_length, pad_id=checkpoint.pad_id),
-        fusions=made.fusions,
-        quantized=made.quantized,
-        quantization_error=made.error,
+        speed=measure_latency(engine, max_length=checkpoint.max_length, pad_id=checkpoint.pad_id),
+        fusions=artifact.fusions,
+        quantized=artifact.quantized,
+        quantization_error=artifact.error,
         provider=measured_on,
     )
-    invariant = found.worst_row_error <= (HALF_ROW_ERROR if made.precision == "fp16" else MAX_ROW_ERROR)
-    return graph.model_copy(update={"evidence": evidence, "batch_invariant": invariant}), engine
+    is_invariant = parity.worst_row_error <= max_row_error(artifact.precision)
+    return graph.model_copy(update={"evidence": evidence, "batch_invariant": is_invariant}), engine
 
 
-def _unmeasured(made: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
-    """Returns the manifest entry of a graph, its evidence still to come."""
+def _without_evidence(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
+    """Returns the manifest entry of a graph before it is measured."""
     unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
-    own, *data = (GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(made.path))
+    own, *data = (
+        GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
+    )
     return GraphSpec(
         file=own.file,
         sha256=own.sha256,
         size_bytes=own.size_bytes,
         data=tuple(data),
-        provider=made.provider,
-        precision=made.precision,
-        form=made.form,
+        provider=artifact.provider,
+        precision=artifact.precision,
+        form=artifact.form,
         default=default,
         batch_invariant=False,
-        inputs=made.inputs,
+        inputs=artifact.inputs,
         outputs=checkpoint.outputs,
         evidence=unknown,
-        shapes=made.shapes,
+        shapes=artifact.shapes,
     )

@@ -1,4 +1,4 @@
-"""Compares results: with each other, and with the right answers. Pure; results are what the service's decoders return."""
+"""Measures predictions against right answers: F1 of spans and of answers, exact match, correlation. Pure."""
 
 from __future__ import annotations
 
@@ -6,80 +6,61 @@ import re
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Any
 
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
 
 
-def same(expected: Any, actual: Any) -> bool:
-    """Returns whether two results are equal but for their scores."""
-    if isinstance(expected, list):
-        return isinstance(actual, list) and len(expected) == len(actual) and all(map(same, expected, actual))
-    if isinstance(expected, dict):
-        return isinstance(actual, dict) and expected.keys() == actual.keys() and all(same(expected[key], actual[key]) for key in expected)
-    return isinstance(expected, float) or bool(expected == actual)
-
-
-def spans(result: Any) -> set[Span]:
-    """Returns the entities or answers of a result: whatever in it has a start and an end."""
-    if isinstance(result, list):
-        return {span for item in result for span in spans(item)}
-    if isinstance(result, dict) and {"start", "end"} <= result.keys():
-        return {(result["start"], result["end"], str(result.get("entity_group", result.get("entity", ""))))}
-    return set()
-
-
 def f1(right: int, found: int, expected: int) -> float:
-    """Returns the harmonic mean of precision and recall; 1 where there was nothing to find and nothing was found.
+    """Returns the harmonic mean of precision and recall; 1 if there was nothing to find and nothing was found.
 
     Args:
-        right: Number of those found that were expected.
-        found: Number of those found.
-        expected: Number of those expected.
+        right: Number of found items that were expected.
+        found: Number of found items.
+        expected: Number of expected items.
     """
     return 2 * right / (found + expected) if found + expected else 1.0
 
 
 def span_f1(expected: Sequence[Collection[Span]], found: Sequence[Collection[Span]]) -> float:
-    """Returns the strict F1 over all texts: a span counts where start, end and label are all right (micro-averaged).
+    """Returns the strict F1 over all texts: a span is right if start, end and label are (micro-averaged).
 
     Args:
         expected: The right spans of each text.
-        found: The spans that were found, in the same order.
+        found: The found spans of each text, in the same order.
     """
     pairs = [(set(a), set(b)) for a, b in zip(expected, found, strict=True)]
     return f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
 
 
 def normalize_answer(text: str) -> str:
-    """Returns an answer as SQuAD's official script compares it: lower case, no punctuation, no articles, single spaces."""
+    """Returns an answer in the form that SQuAD's official script compares: lower case, no punctuation, no articles, single spaces."""
     bare = "".join(c for c in text.lower() if c not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
 def exact_match(answer: str, golds: Sequence[str]) -> float:
-    """Returns 1 if the normalized answer is one of the right ones, else 0; no right one at all means that "" is right."""
+    """Returns 1 if the normalized answer is one of the right ones, else 0; without any right answer "" is right."""
     return float(any(normalize_answer(answer) == normalize_answer(gold) for gold in golds or [""]))
 
 
 def answer_f1(answer: str, golds: Sequence[str]) -> float:
-    """Returns SQuAD's F1 of an answer: over words, with the right answer that fits best; no right one means that "" is right."""
+    """Returns SQuAD's F1 of an answer: over words, with the right answer that fits best; without any "" is right."""
     return max(_words_f1(normalize_answer(answer).split(), normalize_answer(gold).split()) for gold in golds or [""])
 
 
 def _words_f1(answer: Sequence[str], gold: Sequence[str]) -> float:
     if not answer or not gold:
-        return float(answer == gold)  # of no answer there is no part
+        return float(answer == gold)  # an empty answer has no parts that could be right
     return f1((Counter(answer) & Counter(gold)).total(), len(answer), len(gold))
 
 
 def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> set[Span]:
-    """Returns the entities of words that were tagged BIO (either kind), BIOES, BILOU, or with plain labels.
+    """Returns the entities of words that are tagged IOB1, IOB2, BIOES, BILOU, or with plain labels.
 
-    A tag that continues an entity of another label, or none, begins one, as in the CoNLL evaluation.
+    A tag that continues no entity, or one of another label, begins an entity, as in the CoNLL evaluation.
 
     Args:
-        tags: The tag of each word; `O` is none.
+        tags: The tag of each word; `O` is no entity.
         offsets: Start and end of each word in the text.
     """
     found: list[Span] = []
@@ -98,12 +79,12 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> se
     return set(found)
 
 
-def widened(found: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
-    """Returns spans widened to the whole words that they touch: right answers given by word say nothing of parts of words.
+def widen_to_words(found: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Span]:
+    """Returns spans widened to the whole words that they touch, because right answers given by word say nothing of parts of words.
 
     Args:
         found: Spans of a text.
-        words: Start and end of each of its words; without any the spans stay as they are.
+        words: Start and end of each of its words; without any the spans are returned as they are.
     """
     wide = set()
     for start, end, label in found:
@@ -113,8 +94,8 @@ def widened(found: Collection[Span], words: Sequence[tuple[int, int]]) -> set[Sp
 
 
 def pearson(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the correlation of two series; 0 where one does not vary."""
+    """Returns the correlation of two series; 0 if one does not vary."""
     mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    both = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
     spread = (sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)) ** 0.5
-    return both / spread if spread else 0.0
+    return covariance / spread if spread else 0.0

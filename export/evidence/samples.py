@@ -1,4 +1,4 @@
-"""The fixed inputs on which a graph must answer as its checkpoint does: short, long, unicode, pairs, windows."""
+"""The fixed requests on which a graph must answer as its checkpoint does: short and long texts, Unicode, pairs, windows."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ _TEXTS = [
 ]
 
 
-def samples(task: Task, max_length: int, mask: str | None) -> list[Any]:
-    """Returns the task's requests for a model of this usable length; `mask` is the mask token, for fill-mask."""
+def sample_requests(task: Task, max_length: int, mask: str | None) -> list[Any]:
+    """Returns the requests of a task.
+
+    Args:
+        task: Hugging Face name of the task.
+        max_length: The model's usable length in tokens.
+        mask: The mask token, for fill-mask.
+    """
     stride = min(64, max_length // 8)
     if task == "text-classification":
         return [
@@ -55,7 +61,7 @@ def samples(task: Task, max_length: int, mask: str | None) -> list[Any]:
         ]
     if task == "feature-extraction":
         return [embed.Request(text) for text in ["", *_TEXTS, _NAMES * 5, _LONG * 30]]
-    # a token has a character at least, so these fit: cut off, a mask would leave nothing to compare
+    # a token has at least one character, so these fit; of a text whose mask is cut off there would be nothing to compare
     short = [text[: max_length - 16] for text in _TEXTS]
     halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
     return [*(fill_mask.Request(f"{a} {mask} {b}") for a, b in halves), fill_mask.Request(f"A {mask} film with a {mask} cast.")]

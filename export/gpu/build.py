@@ -7,7 +7,7 @@ from pathlib import Path
 
 from export import calibration
 from export.artifact import Artifact
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.gpu import cuda, fp16, shape_plan, tensorrt
 from service.bundle.graph_spec import Precision, Provider
 from service.text.tokenizer import Tokenizer

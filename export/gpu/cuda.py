@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.graph import onnx_files
 from service.bundle.graph_spec import InputSpec
 

@@ -1,4 +1,4 @@
-"""Reads a user's data for `bert-export verify --data`: a request a line, with or without the right answer."""
+"""Reads a user's data for `bert-export verify --data`: JSONL, one request a line, with or without the right answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Entities:
     """The right entities of a text.
 
     Attributes:
-        spans: Where they are.
-        words: The words that were tagged, or none where places are exact to the character.
+        spans: The entities.
+        words: Start and end of the words that were tagged, or none if the spans are exact to the character.
     """
 
     spans: set[Span]
@@ -36,9 +36,9 @@ class Line:
     """One line of the data.
 
     Attributes:
-        number: Where it stands in the file, from 1.
-        request: What to ask, as the service's task takes it.
-        gold: The right answer, or None: of text classification the set of right labels or, for regression, a number; of
+        number: Its number in the file, from 1.
+        request: A request of the service's task.
+        gold: The right answer, or None. Of text classification the set of right labels or, for regression, a number; of
             token classification its entities; of question answering a list of texts, empty where there is no answer; of
             fill-mask a list with the word of each mask.
     """
@@ -48,39 +48,39 @@ class Line:
     gold: Any
 
 
-def read(path: Path, task: str, head: ModelConfig) -> list[Line]:
-    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as the service takes it, or the fields of one input, and a gold field.
+def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
+    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as the service takes it, or the fields of one input, and the right answer.
 
-    Where the right answers need it and a line does not say otherwise, entities are made of words (`aggregation_strategy:
+    If the right answers need it and a line does not say otherwise, entities are made of words (`aggregation_strategy:
     "first"`), and questions may have no answer (`handle_impossible_answer`, if the data has such questions).
 
     Args:
         path: The file; empty lines are skipped.
         task: Hugging Face name of the bundle's task.
-        head: The bundle's labels, and for embeddings how its vectors are made.
+        config: The bundle's labels, and for embeddings how its vectors are computed.
 
     Raises:
         DataError: The file cannot be read, or a line is not understood; the message has its number.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")  # other ends of lines may stand in a text
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may contain other line ends
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"`{path}` cannot be read: {error}.") from error
-    documents = [(number, _document(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
+    documents = [(number, _parse_line(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
     if not documents:
         raise DataError(f"`{path}` holds no line; give a JSON object a line, such as {json.dumps({'inputs': 'a text'})}.")
     impossible = any(document.get("answers") in ([], {"text": []}, {"text": [], "answer_start": []}) for _, document in documents)
-    found = []
+    dataset = []
     for number, document in documents:
         try:
-            gold = GOLD[task](document, head.labels) if task in GOLD else None
-            found.append(Line(number, _request(task, document, _defaults(task, gold, impossible), head), gold))
+            gold = READERS[task](document, config.labels) if task in READERS else None
+            dataset.append(Line(number, _request(task, document, _default_parameters(task, gold, impossible), config), gold))
         except (BertServeError, ValueError) as error:
             raise DataError(f"`{path}` line {number}: {error}") from error
-    return found
+    return dataset
 
 
-def _document(path: Path, number: int, line: str) -> Document:
+def _parse_line(path: Path, number: int, line: str) -> Document:
     try:
         document = json.loads(line)
     except ValueError as error:
@@ -90,23 +90,23 @@ def _document(path: Path, number: int, line: str) -> Document:
     return document
 
 
-def _defaults(task: str, gold: Any, impossible: bool) -> Document:
+def _default_parameters(task: str, gold: Any, impossible: bool) -> Document:
     if task == "token-classification" and gold is not None:
         return {"aggregation_strategy": "first"}
     return {"handle_impossible_answer": True} if task == "question-answering" and impossible else {}
 
 
-def _request(task: str, document: Document, defaults: Document, head: ModelConfig) -> Any:
+def _request(task: str, document: Document, defaults: Document, config: ModelConfig) -> Any:
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise ValueError("`parameters` must be an object.")
     inputs = _inputs(document)
     if isinstance(inputs, list):
         raise ValueError("`inputs` is a list; give one input a line.")
-    # vectors are compared as numbers, however a line asks for them
+    # vectors are compared as numbers, whatever encoding a line asks for
     fixed = {"encoding_format": "float"} if task == "feature-extraction" else {}
     raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters | fixed}).encode()
-    (request,) = read_body(task, raw, Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(head)
+    (request,) = read_body(task, raw, Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(config)
     return request
 
 
@@ -131,7 +131,7 @@ def _texts(document: Document, name: str) -> list[str]:
     return value
 
 
-def _label(document: Document, labels: Sequence[str]) -> Any:
+def _read_label(document: Document, labels: Sequence[str]) -> Any:
     """Reads `label`: a name, an id, a list of these for several labels, or the number of a regression."""
     value = document.get("label")
     if value is None:
@@ -140,10 +140,10 @@ def _label(document: Document, labels: Sequence[str]) -> Any:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"`label` must be a number, for the model has one label; it is {json.dumps(value)}.")
         return float(value)
-    return frozenset(_name(item, labels) for item in (value if isinstance(value, list) else [value]))
+    return frozenset(_label_name(item, labels) for item in (value if isinstance(value, list) else [value]))
 
 
-def _name(value: Any, labels: Sequence[str]) -> str:
+def _label_name(value: Any, labels: Sequence[str]) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(labels):
         return labels[value]
     if value not in labels:
@@ -151,7 +151,7 @@ def _name(value: Any, labels: Sequence[str]) -> str:
     return str(value)
 
 
-def _entities(document: Document, labels: Sequence[str]) -> Entities | None:
+def _read_entities(document: Document, labels: Sequence[str]) -> Entities | None:
     """Reads `entities`, a list of `{start, end, label}`, or `tags`, one for each of the `tokens`."""
     if document.get("entities") is not None:
         try:
@@ -176,7 +176,7 @@ def _entities(document: Document, labels: Sequence[str]) -> Entities | None:
     return Entities(spans_of_tags(tags, offsets), offsets)
 
 
-def _answers(document: Document, labels: Sequence[str]) -> list[str] | None:
+def _read_answers(document: Document, labels: Sequence[str]) -> list[str] | None:
     """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`."""
     answers = document.get("answers")
     if answers is None:
@@ -189,7 +189,7 @@ def _answers(document: Document, labels: Sequence[str]) -> list[str] | None:
     return [str(text) for text in texts]
 
 
-def _target(document: Document, labels: Sequence[str]) -> list[str] | None:
+def _read_target(document: Document, labels: Sequence[str]) -> list[str] | None:
     """Reads `target`: the word of the mask, or a list with that of each."""
     target = document.get("target")
     if target is None:
@@ -200,9 +200,9 @@ def _target(document: Document, labels: Sequence[str]) -> list[str] | None:
     return words
 
 
-GOLD: dict[str, Callable[[Document, Sequence[str]], Any]] = {
-    "text-classification": _label,
-    "token-classification": _entities,
-    "question-answering": _answers,
-    "fill-mask": _target,
+READERS: dict[str, Callable[[Document, Sequence[str]], Any]] = {
+    "text-classification": _read_label,
+    "token-classification": _read_entities,
+    "question-answering": _read_answers,
+    "fill-mask": _read_target,
 }

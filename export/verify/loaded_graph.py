@@ -1,4 +1,4 @@
-"""The graphs of a bundle that are checked again, each ready to answer on what this machine has."""
+"""A graph of a finished bundle, loaded on a provider that this machine has, and the choice of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from export.evidence import predict
+from export.evidence.predict import predict
 from service.backend.onnx_engine import OnnxEngine
 from service.backend.sessions import why_not
 from service.bundle.files import Bundle
@@ -21,12 +21,12 @@ class LoadedGraph:
     Attributes:
         bundle: The bundle.
         graph: Its entry in the manifest.
-        name: `provider/precision`, as the manifest has it.
+        name: Its provider and precision, such as `cpu/int8`.
         runs_on: The execution provider that runs it here.
     """
 
     def __init__(self, bundle: Bundle, graph: GraphSpec, runs_on: Provider) -> None:
-        """Remembers what to load; `tokenizer` and `engine` load it."""
+        """Stores what to load; `tokenizer` and `engine` load it."""
         self.bundle = bundle
         self.graph = graph
         self.name = f"{graph.provider}/{graph.precision}"
@@ -51,10 +51,10 @@ class LoadedGraph:
     def answer(self, request: Any) -> Any:
         """Returns the result of a request."""
         manifest = self.bundle.manifest
-        return predict.answer(manifest.task, request, self.tokenizer, self.engine, manifest)
+        return predict(manifest.task, request, self.tokenizer, self.engine, manifest)
 
-    def unusable(self) -> str | None:
-        """Loads tokenizer and graph; returns why that cannot be done, or None."""
+    def load_error(self) -> str | None:
+        """Loads tokenizer and graph; returns why they cannot be loaded, or None."""
         try:
             _ = self.tokenizer, self.engine
         except BertServeError as error:
@@ -62,22 +62,22 @@ class LoadedGraph:
         return None
 
 
-def choose(bundle: Bundle, providers: tuple[Provider, ...] | None, precisions: tuple[Precision, ...] | None) -> list[GraphSpec]:
-    """Returns the graphs that were asked for, in the manifest's order; all where nothing was.
+def choose_graphs(bundle: Bundle, providers: tuple[Provider, ...] | None, precisions: tuple[Precision, ...] | None) -> list[GraphSpec]:
+    """Returns the requested graphs in the manifest's order.
 
     Args:
         bundle: The bundle.
-        providers: Made for these; None stands for any.
-        precisions: Of these; None stands for any.
+        providers: Graphs for these providers; None for any.
+        precisions: Graphs of these precisions; None for any.
 
     Raises:
-        BundleError: The bundle has none of a provider or precision; the message lists those it has.
+        BundleError: The bundle has no graph of a requested provider or precision; the message lists those that it has.
     """
     graphs = bundle.manifest.graphs
-    asked = [(provider, None) for provider in providers or ()] + [(None, precision) for precision in precisions or ()]
-    for provider, precision in asked:
+    requested = [(provider, None) for provider in providers or ()] + [(None, precision) for precision in precisions or ()]
+    for provider, precision in requested:
         if not any(provider in (None, graph.provider) and precision in (None, graph.precision) for graph in graphs):
-            raise BundleError(f"bundle `{bundle.manifest.name}` has no graph for `{provider or precision}`; it has {_names(graphs)}.")
+            raise BundleError(f"bundle `{bundle.manifest.name}` has no graph for `{provider or precision}`; it has {_list_graphs(graphs)}.")
     chosen = [
         graph
         for graph in graphs
@@ -86,34 +86,36 @@ def choose(bundle: Bundle, providers: tuple[Provider, ...] | None, precisions: t
     if not chosen:
         raise BundleError(
             f"bundle `{bundle.manifest.name}` has no graph for {', '.join(providers or ())} in {', '.join(precisions or ())}; "
-            f"it has {_names(graphs)}."
+            f"it has {_list_graphs(graphs)}."
         )
     return chosen
 
 
-def place(graph: GraphSpec, *, asked: bool) -> tuple[Provider, str | None]:
-    """Returns what runs a graph here: the provider that it was made for, or as at export the CPU where that is not there; and why.
+def choose_provider(graph: GraphSpec, *, requested: bool) -> tuple[Provider, str | None]:
+    """Returns the provider that runs a graph here, and why it is not the graph's own if it is not.
+
+    As at export, the CPU takes the place of a provider that this machine does not have.
 
     Args:
         graph: The graph.
-        asked: Whether its provider was asked for by name; then nothing takes its place.
+        requested: Whether its provider was requested by name; then nothing takes its place.
     """
-    lacking = None if asked else why_not(graph.provider)
-    return (graph.provider, None) if lacking is None else ("cpu", lacking)
+    missing = None if requested else why_not(graph.provider)
+    return (graph.provider, None) if missing is None else ("cpu", missing)
 
 
-def reference(bundle: Bundle, chosen: list[LoadedGraph]) -> LoadedGraph | None:
-    """Returns the float32 graph that others are compared with: one of the chosen ones, or another that loads; None if there is none."""
-    candidates = [subject for subject in chosen if subject.graph.precision == "fp32"]
-    candidates = candidates or list(_others(bundle, chosen))
-    return next((subject for subject in candidates if subject.unusable() is None), None)
+def find_fp32(bundle: Bundle, chosen: list[LoadedGraph]) -> LoadedGraph | None:
+    """Returns the float32 graph that others are compared with: a chosen one, or else another that loads; None if there is none."""
+    candidates = [loaded for loaded in chosen if loaded.graph.precision == "fp32"]
+    candidates = candidates or list(_other_fp32(bundle, chosen))
+    return next((loaded for loaded in candidates if loaded.load_error() is None), None)
 
 
-def _others(bundle: Bundle, chosen: list[LoadedGraph]) -> Iterator[LoadedGraph]:
+def _other_fp32(bundle: Bundle, chosen: list[LoadedGraph]) -> Iterator[LoadedGraph]:
     for graph in bundle.manifest.graphs:
-        if graph.precision == "fp32" and not any(subject.graph == graph for subject in chosen):
-            yield LoadedGraph(bundle, graph, place(graph, asked=False)[0])
+        if graph.precision == "fp32" and not any(loaded.graph == graph for loaded in chosen):
+            yield LoadedGraph(bundle, graph, choose_provider(graph, requested=False)[0])
 
 
-def _names(graphs: tuple[GraphSpec, ...]) -> str:
+def _list_graphs(graphs: tuple[GraphSpec, ...]) -> str:
     return ", ".join(f"{graph.provider}/{graph.precision}" for graph in graphs)

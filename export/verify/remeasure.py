@@ -1,6 +1,6 @@
-"""Measures the graphs of a finished bundle again and writes that into its manifest and card; graphs and tokenizer stay.
+"""Measures the graphs of a finished bundle again and writes the new evidence into its manifest and card; graphs and tokenizer stay.
 
-For bundles of an older bert-export, whose manifests lack tables that newer ones have, and for a speed table of one's own machine.
+It is for bundles of an older bert-export, whose manifests lack tables that newer ones have, and for a speed table of one's own machine.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from pathlib import Path
 
 from export.artifact import Artifact
 from export.bundle.card import model_card
-from export.checkpoint.load import Checkpoint
+from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
-from export.evidence import measure, parity, samples
+from export.evidence.measure import measure_graph
+from export.evidence.reference import Reference, sample_reference
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
 from service.bundle.graph_spec import GraphSpec
 from service.bundle.manifest import Manifest
 from service.text.tokenizer import Tokenizer
 
 
-def remeasure(bundle: Bundle, loaded: Checkpoint) -> Manifest:
+def remeasure(bundle: Bundle, checkpoint: Checkpoint) -> Manifest:
     """Compares all graphs with the checkpoint again, times them, and writes the new manifest and card.
 
     Args:
         bundle: The loaded bundle.
-        loaded: The checkpoint that it was made from.
+        checkpoint: The checkpoint that it was made from.
 
     Returns:
         The new manifest.
@@ -33,22 +34,23 @@ def remeasure(bundle: Bundle, loaded: Checkpoint) -> Manifest:
         ParityError: The checkpoint is another one, or a graph does not answer as it does; nothing is written then.
     """
     manifest = bundle.manifest
-    if manifest.source.weights_sha256 != loaded.weights_sha256:
+    if manifest.source.weights_sha256 != checkpoint.weights_sha256:
         raise ParityError(
-            f"the weights of `{loaded.source}` have sha256 {loaded.weights_sha256[:12]}…, those that `{manifest.name}` was made from "
+            f"the weights of `{checkpoint.source}` have sha256 {checkpoint.weights_sha256[:12]}…, those that `{manifest.name}` was made from "
             f"{manifest.source.weights_sha256[:12]}…; give the checkpoint that it was made from."
         )
-    reference = parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, loaded.mask.token if loaded.mask else None))
+    reference = sample_reference(checkpoint)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
-    graphs = tuple(_measured(bundle.path, graph, loaded, tokenizer, reference) for graph in manifest.graphs)
-    renewed = Manifest.model_validate(manifest.model_copy(update={"graphs": graphs, "flops": loaded.flops}).model_dump())
-    _write(bundle.path, renewed, loaded.card)
-    return renewed
+    graphs = tuple(_measure(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
+    updated = Manifest.model_validate(manifest.model_copy(update={"graphs": graphs, "flops": checkpoint.flops}).model_dump())
+    _write(bundle.path, updated, checkpoint.card)
+    return updated
 
 
-def _measured(folder: Path, graph: GraphSpec, loaded: Checkpoint, tokenizer: Tokenizer, reference: parity.Reference) -> GraphSpec:
+def _measure(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
+    """Returns the manifest entry of a graph with new evidence; how it was made is copied from the old one."""
     known = graph.evidence
-    made = Artifact(
+    artifact = Artifact(
         folder / graph.file,
         graph.provider,
         graph.precision,
@@ -59,12 +61,12 @@ def _measured(folder: Path, graph: GraphSpec, loaded: Checkpoint, tokenizer: Tok
         quantized=dict(known.quantized),
         error=known.quantization_error,
     )
-    measured, _ = measure.measure(made, loaded, tokenizer, reference, default=graph.default)
+    measured, _ = measure_graph(artifact, checkpoint, tokenizer, reference, default=graph.default)
     return measured
 
 
 def _write(folder: Path, manifest: Manifest, card: str | None) -> None:
-    """Writes both files anew, each whole or not at all, the card first: the manifest is what is verified."""
+    """Replaces both files, each whole or not at all; the card first, because the manifest is what is verified."""
     sizes = {graph.file: sum((folder / file.file).stat().st_size for file in graph.files) for graph in manifest.graphs}
     for name, text in ((CARD_FILE, model_card(manifest, sizes, card)), (MANIFEST_FILE, manifest.model_dump_json(indent=1) + "\n")):
         aside = folder / f".{name}"

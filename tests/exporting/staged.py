@@ -16,7 +16,8 @@ import tiny
 from checkpoints import bert
 from export import calibration, trace
 from export.calibration import Feed
-from export.checkpoint.load import Checkpoint, load_checkpoint
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.load import load_checkpoint
 from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
 from service.bundle.files import TOKENIZER_FILE, digest
 from service.text.tokenizer import Tokenizer

@@ -384,13 +384,13 @@ def test_signals_are_held_off_while_the_bundles_change_places(
 
 def test_handlers_are_put_back() -> None:
     """What the caller had is there again, also after a signal."""
-    before = [signal.getsignal(number) for number in signals.STOPPING]
-    with pytest.raises(signals.Stopped) as stopped, signals.stoppable():
+    before = [signal.getsignal(number) for number in signals.STOP_SIGNALS]
+    with pytest.raises(signals.Stopped) as stopped, signals.raise_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(1)  # the handler runs at the next instruction
 
     assert (143, "SIGTERM") == (stopped.value.exit_code, stopped.value.signal.name)
-    assert before == [signal.getsignal(number) for number in signals.STOPPING]
+    assert before == [signal.getsignal(number) for number in signals.STOP_SIGNALS]
 
 
 def test_outside_of_the_main_thread_nothing_changes() -> None:
@@ -398,10 +398,10 @@ def test_outside_of_the_main_thread_nothing_changes() -> None:
     seen: list[object] = []
 
     def work() -> None:
-        with signals.stoppable(), signals.held_off():
-            seen.append([signal.getsignal(number) for number in signals.STOPPING])
+        with signals.raise_on_signals(), signals.ignore_signals():
+            seen.append([signal.getsignal(number) for number in signals.STOP_SIGNALS])
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert [[signal.getsignal(number) for number in signals.STOPPING]] == seen
+    assert [[signal.getsignal(number) for number in signals.STOP_SIGNALS]] == seen

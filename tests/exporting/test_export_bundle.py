@@ -20,7 +20,8 @@ from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, f
 from export.bundle.card import model_card
 from export.checkpoint.load import load_checkpoint
 from export.cpu.build import FORM
-from export.evidence.parity import MAX_ABS_ERROR, MAX_ROW_ERROR
+from export.evidence.batch_invariance import MAX_ROW_ERROR
+from export.evidence.parity import MAX_ABS_ERROR
 from export.pipeline import ExportSpec, export
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle

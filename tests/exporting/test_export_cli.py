@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 import tiny
 from checkpoints import bert, edit_json, edit_weights, few_texts
 from export import cli
-from export.checkpoint import source as sources
 from outputs import FAST, Run, contents, left_in
 from service import __version__
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
@@ -88,7 +87,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
         asked.update(options, name=name)
         return str(source)
 
-    monkeypatch.setattr(sources, "snapshot_download", download)
+    monkeypatch.setattr("export.checkpoint.source.snapshot_download", download)
 
     assert 0 == run("org/model", *FAST, "--revision", "v1")[0]
     assert {
@@ -103,7 +102,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
 def test_the_commit_of_a_download_stands_in_the_manifest(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's cache names a snapshot's folder after it; what was asked for is kept beside it."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setattr(sources, "snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit))))
+    monkeypatch.setattr("export.checkpoint.source.snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit))))
 
     assert 0 == run("org/model", *FAST, "--revision", "main")[0]
     origin = load_bundle(output / "model").manifest.source
@@ -487,9 +486,9 @@ STAGES = [
     "trace.trace",
     "cpu.ort_fusion.optimize",
     "cpu.unfuse.lower",
-    "evidence.parity.Reference",
+    "evidence.reference.Reference",
     "int8.quantize.quantize",
-    "evidence.parity.compare",
+    "evidence.measure.measure_parity",
     "bundle.package.model_card",
 ]
 

@@ -20,7 +20,7 @@ from export.evidence.parity import MAX_ABS_ERROR
 from export.gpu import cuda, fp16, shape_plan
 from export.gpu.cuda import FUSED, PARTLY
 from export.pipeline import ExportSpec, export
-from export.precisions import choose
+from export.precisions import choose_precisions
 from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle.files import Bundle, load_bundle
 from service.bundle.graph_spec import GraphSpec
@@ -342,10 +342,10 @@ def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rect
 
 def test_providers_choose_among_the_precisions() -> None:
     """Each provider makes those that it has, in the order given; without any given, all."""
-    assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose(("cpu", "cuda"), None)
-    assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
-    assert {"cuda": ("fp16", "fp32")} == choose(("cuda",), ("fp16", "fp32"))
+    assert {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")} == choose_precisions(("cpu", "cuda"), None)
+    assert {"cpu": ("int8",), "cuda": ("fp16",), "tensorrt": ("fp16",)} == choose_precisions(("cpu", "cuda", "tensorrt"), ("int8", "fp16"))
+    assert {"cuda": ("fp16", "fp32")} == choose_precisions(("cuda",), ("fp16", "fp32"))
     with pytest.raises(ValueError, match="`int8` is made for none of cuda"):
-        choose(("cuda",), ("fp32", "int8"))
+        choose_precisions(("cuda",), ("fp32", "int8"))
     with pytest.raises(ValueError, match="`fp16` leaves nothing to make for cpu"):
-        choose(("cpu", "cuda"), ("fp16",))
+        choose_precisions(("cpu", "cuda"), ("fp16",))

@@ -18,13 +18,16 @@ from onnx import numpy_helper
 import tiny
 from checkpoints import POSITIONS, bert, few_texts
 from export import calibration
-from export.checkpoint.load import Checkpoint, load_checkpoint
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.load import load_checkpoint
 from export.cpu.cls_only_last_layer import narrow
 from export.cpu.ort_fusion import attention_form, optimize
 from export.cpu.pack_qkv import pack
 from export.cpu.unfuse import lower
 from export.errors import GraphError, ParityError
-from export.evidence import parity, samples
+from export.evidence.batch_invariance import MAX_ROW_ERROR
+from export.evidence.parity import MAX_ABS_ERROR, Parity, measure_parity
+from export.evidence.reference import Reference, sample_reference
 from export.graph.ir import attribute
 from export.int8.emit_int8 import MIN_ROWS
 from export.int8.quantize import quantize
@@ -51,7 +54,7 @@ class Stages:
     fusions: dict[str, int]
     target: Path
     manifest: Manifest
-    reference: parity.Reference
+    reference: Reference
 
     def engine(self, path: Path) -> OnnxEngine:
         """Returns an engine on a variant of the fp32 graph."""
@@ -61,9 +64,9 @@ class Stages:
         """Returns the bundle's tokenizer with other facts in its specification."""
         return Tokenizer(self.target / TOKENIZER_FILE, self.manifest.tokenizer.model_copy(update=changes))
 
-    def compare(self, engine: Any = None, tokenizer: Tokenizer | None = None, precision: Precision = "fp32") -> parity.Parity:
+    def compare(self, engine: Any = None, tokenizer: Tokenizer | None = None, precision: Precision = "fp32") -> Parity:
         """Compares the fp32 graph, or what is given in its place, with the checkpoint."""
-        return parity.compare(engine or self.engine(self.fused), tokenizer or self.tokenizer(), self.reference, self.loaded, precision)
+        return measure_parity(engine or self.engine(self.fused), tokenizer or self.tokenizer(), self.reference, self.loaded, precision)
 
 
 @pytest.fixture(name="stages", scope="module")
@@ -77,7 +80,13 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     fusions = optimize(raw, fused, loaded)
     target, manifest = export(ExportSpec(str(source), folder / "models", precisions=("fp32",)), lambda line: None)
     return Stages(
-        loaded, raw, fused, fusions, target, manifest, parity.Reference(loaded, samples.samples(loaded.task, loaded.max_length, None))
+        loaded,
+        raw,
+        fused,
+        fusions,
+        target,
+        manifest,
+        sample_reference(loaded),
     )
 
 
@@ -295,8 +304,8 @@ def test_a_sound_graph_passes(stages: Stages) -> None:
     found = stages.compare()
 
     assert (18, 1.0) == (found.samples, found.label_agreement)
-    assert found.worst_abs_error <= parity.MAX_ABS_ERROR["fp32"]
-    assert found.worst_row_error <= parity.MAX_ROW_ERROR
+    assert found.worst_abs_error <= MAX_ABS_ERROR["fp32"]
+    assert found.worst_row_error <= MAX_ROW_ERROR
 
 
 @pytest.mark.parametrize(
@@ -368,13 +377,13 @@ def test_a_fault_in_the_tokenizer_itself_is_caught(stages: Stages, tmp_path: Pat
 
 def test_another_number_of_windows_is_caught(stages: Stages) -> None:
     """Where only the cutting of windows differs the message counts them."""
-    reference = parity.Reference.__new__(parity.Reference)
-    windowed = [i for i, request in enumerate(stages.reference.requests) if request.window]
+    reference = Reference.__new__(Reference)
+    windowed = [i for i, request in enumerate(stages.reference.requests) if request.parameters.window]
     reference.requests = [stages.reference.requests[i] for i in windowed]
     reference.rows = [stages.reference.rows[i][:-1] for i in windowed]
 
     with pytest.raises(ParityError, match=r"\d+ windows where the reference has \d+"):
-        parity.compare(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
+        measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
 
 
 def test_neighbors_that_move_a_row_are_measured(stages: Stages) -> None:
@@ -390,7 +399,7 @@ def test_int8_may_be_off_and_its_labels_disagree(stages: Stages) -> None:
     found = stages.compare(turned, precision="int8")
 
     assert found.label_agreement < 1
-    assert parity.MAX_ABS_ERROR["fp32"] < found.worst_abs_error < parity.MAX_ABS_ERROR["int8"]
+    assert MAX_ABS_ERROR["fp32"] < found.worst_abs_error < MAX_ABS_ERROR["int8"]
 
 
 def test_a_broken_int8_graph_is_caught(stages: Stages) -> None:

@@ -19,7 +19,7 @@ import tiny
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, few_texts
 from export.cpu.build import FORM
 from export.errors import ExportError
-from export.evidence.parity import MAX_ROW_ERROR
+from export.evidence.batch_invariance import MAX_ROW_ERROR
 from export.graph.linear import MIN_SIDE
 from export.int8 import outlier_split
 from export.int8.emit_int8 import MIN_ROWS

@@ -1,13 +1,13 @@
-"""Weights that a model did not take: which are harmless, and which mean that it would answer as another model."""
+"""Weights that a model has no place for: which are harmless, and which mean that it would answer as another model."""
 
 from __future__ import annotations
 
 import pytest
 
-from export.checkpoint import unexpected_weights
+from export.checkpoint.unexpected_weights import refuse_unexpected_weights
 from export.errors import CheckpointError
 
-TAKEN = ["enc.layer.0.dense.weight", "enc.layer.1.dense.weight", "enc.pooler.dense.weight", "cls.predictions.bias", "classifier.weight"]
+EXPECTED = ["enc.layer.0.dense.weight", "enc.layer.1.dense.weight", "enc.pooler.dense.weight", "cls.predictions.bias", "classifier.weight"]
 MODULES = {
     "",
     "enc",
@@ -26,8 +26,8 @@ MODULES = {
 
 
 def refuse(*names: str, modules: set[str] = MODULES) -> None:
-    """Judges leftovers of a model with the encoder `enc`."""
-    unexpected_weights.refuse("ckpt", names, taken=TAKEN, modules=modules, encoder="enc")
+    """Judges unexpected weights of a model with the encoder `enc`."""
+    refuse_unexpected_weights("ckpt", names, expected=EXPECTED, modules=modules, encoder="enc")
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ def test_parts_that_the_architecture_does_not_know_are_refused(name: str) -> Non
         refuse(name)
 
 
-def test_no_leftovers_are_fine() -> None:
+def test_no_unexpected_weights_are_fine() -> None:
     """The usual case."""
     refuse()

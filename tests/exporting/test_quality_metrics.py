@@ -1,14 +1,15 @@
-"""Scores against right answers: SQuAD's two, strict entity F1, tags of every scheme, and the sameness of results."""
+"""Scores against right answers: SQuAD's two, strict entity F1 beside seqeval's, and tags of every scheme."""
 
 from __future__ import annotations
 
-from typing import Any
+import random
 
 import pytest
+import seqeval.metrics
+from seqeval.scheme import BILOU, IOB2, IOBES
 
 from export.evidence import metrics
 
-ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
 WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
 
 
@@ -83,37 +84,6 @@ def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> N
 
 
 @pytest.mark.parametrize(
-    ("actual", "expected"),
-    [
-        ([ADA | {"score": 0.1}], True),
-        ([ADA | {"end": 4}], False),
-        ([ADA, ADA], False),
-        ([], False),
-        (ADA, False),
-        ([{"entity": "PER"}], False),
-    ],
-)
-def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) -> None:
-    """Floats may differ, and nothing else; a result of another form is another result, no error."""
-    assert expected is metrics.same([ADA], actual)
-
-
-@pytest.mark.parametrize(
-    ("result", "expected"),
-    [
-        ([ADA], {(0, 3, "PER")}),
-        ([{"entity": "B-PER", "start": 1, "end": 2, "score": 0.5}], {(1, 2, "B-PER")}),
-        ({"answer": "Ada", "score": 0.5, "start": 4, "end": 7}, {(4, 7, "")}),
-        ([[ADA], []], {(0, 3, "PER")}),
-        ([{"label": "positive", "score": 0.5}], set()),
-    ],
-)
-def test_spans_of_a_result(result: Any, expected: set[metrics.Span]) -> None:
-    """Entities, tokens and answers have places; labels have none."""
-    assert expected == metrics.spans(result)
-
-
-@pytest.mark.parametrize(
     ("span", "words", "expected"),
     [
         ((4, 5, "PER"), WORDS, (3, 5, "PER")),
@@ -125,7 +95,7 @@ def test_spans_of_a_result(result: Any, expected: set[metrics.Span]) -> None:
 )
 def test_spans_are_widened_to_words(span: metrics.Span, words: list[tuple[int, int]], expected: metrics.Span) -> None:
     """To those that they touch, not to neighbors that they only meet."""
-    assert {expected} == metrics.widened([span], words)
+    assert {expected} == metrics.widen_to_words([span], words)
 
 
 def test_correlation() -> None:
@@ -135,3 +105,46 @@ def test_correlation() -> None:
     assert 1.0 == pytest.approx(metrics.pearson(series, [3 * x + 1 for x in series]))
     assert -1.0 == pytest.approx(metrics.pearson(series, [-x for x in series]))
     assert 0.0 == metrics.pearson(series, [5.0, 5.0, 5.0])
+
+
+# ---- beside seqeval, on which papers of named entities rely
+
+OFFSETS = [(3 * i, 3 * i + 2) for i in range(12)]
+SCHEMES = {"IOB2": IOB2, "IOBES": IOBES, "BILOU": BILOU}
+
+
+def sentence(rng: random.Random, scheme: str) -> list[str]:
+    """Returns the tags of twelve words with random entities, each as its scheme writes it."""
+    inside, last, single = {"IOB2": ("I", "I", "B"), "IOBES": ("I", "E", "S"), "BILOU": ("I", "L", "U")}[scheme]
+    tags: list[str] = []
+    while len(tags) < 12:
+        label, length = rng.choice(("PER", "LOC", "ORG")), min(rng.choice((0, 1, 1, 2, 3)), 12 - len(tags))
+        prefixes = [] if length == 0 else [single] if length == 1 else ["B", *[inside] * (length - 2), last]
+        tags += [f"{prefix}-{label}" for prefix in prefixes] or ["O"]
+    return tags
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("seed", range(5))
+def test_entity_f1_is_that_of_seqeval(scheme: str, seed: int) -> None:
+    """In its strict mode, micro-averaged, on random entities of which some sentences have others."""
+    rng = random.Random(seed)
+    right = [sentence(rng, scheme) for _ in range(20)]
+    found = [tags if rng.random() < 0.6 else sentence(rng, scheme) for tags in right]
+    spans = [[metrics.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]
+    expected = seqeval.metrics.f1_score(right, found, mode="strict", scheme=SCHEMES[scheme])
+
+    assert 0.3 < expected < 1.0  # some right, some wrong
+    assert expected == pytest.approx(metrics.span_f1(*spans), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_entity_f1_of_broken_tags_is_that_of_conlleval(seed: int) -> None:
+    """Tags in any order, as a model may give them, are read as seqeval reads them by default, which is as the CoNLL script does."""
+    rng = random.Random(seed)
+    right, found = ([[rng.choice(("O", "B-PER", "I-PER", "B-LOC", "I-LOC")) for _ in range(12)] for _ in range(30)] for _ in range(2))
+    spans = [[metrics.spans_of_tags(tags, OFFSETS) for tags in side] for side in (right, found)]
+    expected = seqeval.metrics.f1_score(right, found)
+
+    assert 0.0 < expected < 0.5
+    assert expected == pytest.approx(metrics.span_f1(*spans), abs=1e-12)

@@ -41,7 +41,7 @@ def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, nam
     """The first processor's name and the instruction sets that decide the speed of matrices, no others."""
     path = tmp_path / "cpuinfo"
     path.write_text(text)
-    found = latency.processor(path)
+    found = latency.read_processor(path)
 
     assert instructions == found[1]
     assert found[0] == name if name else found[0]
@@ -49,7 +49,7 @@ def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, nam
 
 def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
     """Elsewhere than on Linux the kind of the machine stands for it."""
-    name, instructions = latency.processor(tmp_path / "none")
+    name, instructions = latency.read_processor(tmp_path / "none")
 
     assert ("", ()) != (name, instructions)
     assert () == instructions
@@ -59,7 +59,7 @@ def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
 def test_lengths_are_those_that_the_model_takes(longest: int, lengths: list[int]) -> None:
     """None is beyond the model's own, which is always among them; each is run several times after a first time."""
     engine = Fake()
-    found = latency.measure(engine, max_length=longest, pad_id=1)
+    found = latency.measure_latency(engine, max_length=longest, pad_id=1)
 
     assert lengths == [timing.length for timing in found.timings]
     assert dict.fromkeys(lengths, latency.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}

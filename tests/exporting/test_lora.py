@@ -1,4 +1,4 @@
-"""LoRA adapters in the form that PEFT saves, merged at export: the bundle answers as base and adapter do together."""
+"""LoRA adapters in the form that peft saves, merged at export: the bundle answers as base and adapter do together."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 
+import tiny
 from checkpoints import edit_json
+from export import cli
 from export.checkpoint.load import load_checkpoint
 from export.errors import CheckpointError
 from export.pipeline import ExportSpec, export
 from families import FAMILIES
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.files import load_bundle
-from service.text.tokenizer import Tokenizer
+from service.text.tokenizer import Encoding, Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -49,7 +52,7 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
 
 
 def merged(source: Path, scale: float) -> Any:
-    """Returns the classifier in PyTorch with the adapter beside its layers, as PEFT runs it."""
+    """Returns the classifier in PyTorch with the adapter beside its layers, as peft runs it."""
     model = transformers.BertForSequenceClassification.from_pretrained(source.parent / "base", num_labels=LABELS).eval()
     tensors = {name.removeprefix("base_model.model."): value for name, value in transformers_tensors(source).items()}
     layers = dict(model.named_modules())
@@ -62,9 +65,44 @@ def merged(source: Path, scale: float) -> Any:
 
 def transformers_tensors(source: Path) -> dict[str, torch.Tensor]:
     """Returns the tensors of an adapter."""
-    from safetensors.torch import load_file
-
     return load_file(source / "adapter_model.safetensors")
+
+
+def trained_by_peft(folder: Path, **settings: Any) -> Path:
+    """Writes a base model, and an adapter as peft trains and saves one, its tensors random; returns the adapter's folder."""
+    base = FAMILIES["BERT"].save(folder / "base", "fill-mask")
+    model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=LABELS)
+    config = LoraConfig(
+        task_type="SEQ_CLS",
+        r=RANK,
+        lora_alpha=ALPHA,
+        target_modules=["query", "value"],
+        modules_to_save=["pooler", "classifier"],
+        **settings,
+    )
+    adapted = get_peft_model(model, config)
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
+    adapted.save_pretrained(folder / "adapter")
+    return folder / "adapter"
+
+
+def bundle_logits(path: Path) -> Any:
+    """Returns the logits of a bundle's fp32 graph for one text, float32 [labels]."""
+    bundle = load_bundle(path)
+    spec = bundle.manifest.tokenizer
+    engine = OnnxEngine(path / bundle.graph("cpu").file, bundle.graph("cpu"), pad_id=spec.pad_id, padding_side="right")
+    return engine.run([encode(path)])[0]["logits"]
+
+
+def encode(path: Path) -> Encoding:
+    """Returns the encoding of one text by a bundle's tokenizer."""
+    bundle = load_bundle(path)
+    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
+    return tokenizer.assemble(tokenizer.tokenize(["A warm, funny and thoroughly engaging film."])[0].ids)
 
 
 @pytest.mark.parametrize(("rooted", "scale"), [(False, ALPHA / RANK), (True, ALPHA / 2)])
@@ -73,18 +111,34 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
     source = adapter(tmp_path, use_rslora=rooted)
     path, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
     model = merged(source, scale)
-    bundle = load_bundle(path)
-    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
-    engine = OnnxEngine(path / bundle.graph("cpu").file, bundle.graph("cpu"), pad_id=manifest.tokenizer.pad_id, padding_side="right")
-    encoding = tokenizer.assemble(tokenizer.tokenize(["A warm, funny and thoroughly engaging film."])[0].ids)
+    ids = torch.tensor(encode(path).ids)[None]
     with torch.no_grad():
-        expected = model(torch.tensor(encoding.ids)[None]).logits[0].numpy()
-        plain = merged(source, 0.0)(torch.tensor(encoding.ids)[None]).logits[0].numpy()
+        expected = model(ids).logits[0].numpy()
+        plain = merged(source, 0.0)(ids).logits[0].numpy()
 
     assert "text-classification" == manifest.task
     assert LABELS == len(manifest.labels)
-    np.testing.assert_allclose(expected, engine.run([encoding])[0]["logits"], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(expected, bundle_logits(path), rtol=0, atol=1e-4)
     assert np.abs(expected - plain).max() > 0.1  # else nothing of the adapter would show
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft's own model class
+@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"query": 2}, "bias": "lora_only"}])
+def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """LoRA and DoRA, trained and saved by peft, become the model that peft itself makes of its files, and so does the bundle."""
+    source = trained_by_peft(tmp_path, **settings)
+    base = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=LABELS)
+    plain = {name: tensor.clone() for name, tensor in base.state_dict().items()}
+    model = PeftModel.from_pretrained(base, source).merge_and_unload().eval()
+    expected = model.state_dict()
+    path, _ = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
+    actual = load_checkpoint(str(source)).model.state_dict()
+
+    assert expected.keys() == actual.keys()
+    assert 0.0 == max(float((expected[name] - actual[name]).abs().max()) for name in expected)
+    assert LAYERS == [name for name in LAYERS if (expected[f"{name}.weight"] - plain[f"{name}.weight"]).abs().max() > 0.1]
+    with torch.no_grad():
+        np.testing.assert_allclose(model(torch.tensor(encode(path).ids)[None]).logits[0].numpy(), bundle_logits(path), rtol=0, atol=1e-4)
 
 
 def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
@@ -100,14 +154,15 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
     ("config", "message"),
     [
         ({"peft_type": "IA3"}, "of type IA3; only LORA is understood"),
-        ({"use_dora": True}, "`use_dora` = True, which is not understood"),
+        ({"use_dora": True}, "lacks the magnitudes of `bert.encoder.layer.0.attention.self.query`, and has `use_dora`"),
+        ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6], which is not understood"),
         ({"alpha_pattern": {"query": 2}}, "`alpha_pattern` = {'query': 2}"),
         ({"init_lora_weights": "pissa"}, "`init_lora_weights` = 'pissa'"),
         ({"base_model_name_or_path": None}, "does not say on which model it was trained"),
         ({"base_model_name_or_path": "./nowhere"}, "the folder `./nowhere` does not exist"),
     ],
 )
-def test_what_is_not_plain_lora_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+def test_what_is_not_understood_is_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     """Each setting that would be merged wrongly is named."""
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(str(adapter(tmp_path, **config)))
@@ -119,6 +174,7 @@ def test_what_is_not_plain_lora_is_refused(tmp_path: Path, config: dict[str, Any
     ("name", "tensor", "message"),
     [
         ("bert.embeddings.word_embeddings.lora_embedding_A", torch.zeros(4, 32), "which is not understood; only linear layers are"),
+        ("bert.encoder.layer.0.attention.self.query.lora_magnitude_vector", torch.zeros(32), "which is not understood"),
         ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "lacks one of the two matrices"),
         ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), "by 32 x 31, and the layer is 32 x 32"),
         ("bert.nothing.weight", torch.zeros(4), "which BertForSequenceClassification has not"),
@@ -131,6 +187,30 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path, name: str, tenso
 
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(str(source))
+
+
+def test_an_adapter_on_an_adapter_is_refused(tmp_path: Path) -> None:
+    """Where peft is installed transformers would load a base model's own adapter beside its weights, and elsewhere not."""
+    source = adapter(tmp_path)
+    (tmp_path / "base" / "adapter_config.json").write_text((source / "adapter_config.json").read_text())
+
+    with pytest.raises(CheckpointError, match=r"was trained on `.*base`, which has an adapter of its own; merge both with peft"):
+        load_checkpoint(str(source))
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_without_peft_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verify: bool
+) -> None:
+    """One line with the command that installs it, and the exit code of a missing extra."""
+    source = adapter(tmp_path)
+    monkeypatch.setattr("export.checkpoint.lora.find_spec", lambda name: None)
+    bundle = tiny.bundle(tmp_path / "models")
+    command = ["verify", str(bundle), "--checkpoint", str(source)] if verify else [str(source), "--output", str(tmp_path / "models")]
+
+    assert 3 == cli.main(command)
+    message = "bert-export: `adapter` is a LoRA adapter; merging it needs the lora extra: pip install 'bertserve[export,cpu,lora]'"
+    assert [message] == [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
 
 
 def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What results come down to, so that lower ranks and scores do not count as disagreement."""
+"""Results reduced to decisions, so that lower ranks and scores do not count as disagreement; and the comparison of results."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from export.evidence.decisions import choice
-from export.evidence.metrics import same
+from export.evidence.decisions import decision, equal_but_for_scores, result_spans
+from export.evidence.metrics import Span
 from service.bundle.manifest import Activation
+
+ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
 
 
 @dataclass(frozen=True)
-class Head:
+class Config:
     """A model's labels and activation."""
 
     labels: tuple[str, ...] = ("a", "b", "c")
@@ -55,12 +57,43 @@ def span(start: int, end: int, **fields: Any) -> dict[str, Any]:
 )
 def test_two_results_agree_where_their_choices_do(task: str, one: Any, other: Any, expected: bool) -> None:
     """The best label, answer or token counts, of entities all; of a task that is not known the whole result."""
-    assert expected is same(choice(task, one, Head()), choice(task, other, Head()))
+    assert expected is equal_but_for_scores(decision(task, one, Config()), decision(task, other, Config()))
 
 
 def test_of_independent_labels_those_that_are_sure_count() -> None:
     """From one half on, in any order; the best alone is not enough, and none may be sure."""
-    head = Head(activation="sigmoid")
+    config = Config(activation="sigmoid")
 
-    assert frozenset({"a", "b"}) == choice("text-classification", scored(b=0.9, a=0.5, c=0.49), head)
-    assert frozenset() == choice("text-classification", scored(b=0.4, a=0.3, c=0.2), head)
+    assert frozenset({"a", "b"}) == decision("text-classification", scored(b=0.9, a=0.5, c=0.49), config)
+    assert frozenset() == decision("text-classification", scored(b=0.4, a=0.3, c=0.2), config)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        ([ADA | {"score": 0.1}], True),
+        ([ADA | {"end": 4}], False),
+        ([ADA, ADA], False),
+        ([], False),
+        (ADA, False),
+        ([{"entity": "PER"}], False),
+    ],
+)
+def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) -> None:
+    """Floats may differ, and nothing else; a result of another form is another result, no error."""
+    assert expected is equal_but_for_scores([ADA], actual)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        ([ADA], {(0, 3, "PER")}),
+        ([{"entity": "B-PER", "start": 1, "end": 2, "score": 0.5}], {(1, 2, "B-PER")}),
+        ({"answer": "Ada", "score": 0.5, "start": 4, "end": 7}, {(4, 7, "")}),
+        ([[ADA], []], {(0, 3, "PER")}),
+        ([{"label": "positive", "score": 0.5}], set()),
+    ],
+)
+def test_spans_of_a_result(result: Any, expected: set[Span]) -> None:
+    """Entities, tokens and answers have places; labels have none."""
+    assert expected == result_spans(result)

@@ -16,8 +16,8 @@ import pytest
 
 import tiny
 from export import cli, verify_cli
-from export.evidence import predict
-from export.verify.verify import Check
+from export.evidence.predict import predict
+from export.verify.check import Check
 from service.backend.onnx_engine import OnnxEngine
 from service.backend.sessions import why_not
 from service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
@@ -40,7 +40,7 @@ def answer(bundle: Bundle, body: dict[str, Any], precision: Any = "auto") -> Any
     spec, engine = bundle.manifest.tokenizer, on_cpu(bundle, bundle.graph("cpu", precision))
     read = read_body(bundle.manifest.task, json.dumps(body).encode(), Limits(max_inputs=1, max_chars=1000))
     [request] = read.requests()
-    return read.answer([predict.answer(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
+    return read.answer([predict(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -264,11 +264,9 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
     """What would be another answer in fp32 is rounding in fp16, up to the bound that the export has."""
     path = with_gpu_graph(sound(tmp_path))
     for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
-        monkeypatch.setattr("export.verify.verify.worst_row_error", lambda engine, encodings, alone, error=error: error)
+        monkeypatch.setattr("export.verify.graph_checks.worst_row_error", lambda engine, encodings, alone, error=error: error)
         monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None)
-        monkeypatch.setattr(
-            "export.verify.loaded_graph.LoadedGraph.engine", property(lambda subject: on_cpu(subject.bundle, subject.graph))
-        )
+        monkeypatch.setattr("export.verify.loaded_graph.LoadedGraph.engine", property(lambda loaded: on_cpu(loaded.bundle, loaded.graph)))
         _, checks = verify(path)
         assert passed == [checks[f"batches {name}"]["passed"] for name in ("cpu/fp32", "cuda/fp16")]
 
@@ -385,7 +383,7 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
     monkeypatch.setattr(
         "export.verify.loaded_graph.LoadedGraph.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0}
     )
-    monkeypatch.setattr("export.verify.verify._example", lambda subject: Check("example cpu/fp32", True, ""))
+    monkeypatch.setattr("export.verify.verify.check_example", lambda loaded: Check("example cpu/fp32", True, ""))
     line = {"question": "good ?", "context": "a film"}
     _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
 

@@ -20,7 +20,6 @@ import service.cli
 import tiny
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
 from export import cli
-from export.checkpoint import source as sources
 from export.errors import ExportError
 from export.pipeline import ExportSpec, export
 from service.backend.onnx_engine import OnnxEngine
@@ -348,7 +347,7 @@ def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypa
             shutil.copyfile(source / name, fetched / name)
         return str(fetched)
 
-    monkeypatch.setattr(sources, "snapshot_download", download)
+    monkeypatch.setattr("export.checkpoint.source.snapshot_download", download)
     _, manifest = export(ExportSpec("org/vectors", tmp_path / "models", precisions=("fp32",)), silent)
 
     assert not list(fetched.rglob("*.bin"))

@@ -169,12 +169,12 @@ def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("family", "replaced"), [("DeBERTa", 1), ("DeBERTa v3", 1), ("MPNet", 1), ("BERT", 0), ("ModernBERT", 0)])
-def test_code_is_mended_while_it_is_traced_and_no_longer(tmp_path: Path, family: str, replaced: int) -> None:
+def test_code_is_patched_while_it_is_traced_and_no_longer(tmp_path: Path, family: str, replaced: int) -> None:
     """Functions are found by what the model's code has, and are its own again after the block."""
     model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
     owners = model_patches._owners(model)
     before = [dict(vars(owner)) for owner in owners]
-    with model_patches.mended(model, LENGTH) as names:
+    with model_patches.patch_for_tracing(model, LENGTH) as names:
         changed = sum(dict(vars(owner)) != was for owner, was in zip(owners, before, strict=True))
 
     assert replaced == changed == len(names)
@@ -185,11 +185,13 @@ def test_code_is_mended_while_it_is_traced_and_no_longer(tmp_path: Path, family:
 def test_a_table_of_buckets_is_the_function(family: str, tmp_path: Path) -> None:
     """Looked up or computed, each distance up to the whole length falls into the same bucket."""
     model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
-    [(owner, name)] = [(owner, name) for owner in model_patches._owners(model) for name in model_patches._BUCKETS if name in vars(owner)]
+    [(owner, name)] = [
+        (owner, name) for owner in model_patches._owners(model) for name in model_patches.BUCKET_FUNCTIONS if name in vars(owner)
+    ]
     distances = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
     options = (32, LENGTH) if name == "make_log_bucket_position" else ()
     expected = getattr(owner, name)(distances, *options)
-    with model_patches.mended(model, LENGTH):
+    with model_patches.patch_for_tracing(model, LENGTH):
         actual = getattr(owner, name)(distances, *options)
 
     assert torch.equal(expected, actual)

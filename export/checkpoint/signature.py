@@ -1,0 +1,90 @@
+"""The signature of a checkpoint's graph: its inputs and outputs by name, and how each output is read off the PyTorch model's own."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from export.errors import CheckpointError
+from service.bundle.graph_spec import InputSpec, OutputSpec
+from service.bundle.manifest import Layers, Task
+
+INPUTS: dict[str, InputSpec] = {
+    "input_ids": InputSpec(name="input_ids", fill="token_ids"),
+    "attention_mask": InputSpec(name="attention_mask", fill="attention_mask"),
+    "token_type_ids": InputSpec(name="token_type_ids", fill="type_ids"),
+}
+MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
+
+LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
+LAST_FOUR_LAYERS = OutputSpec(name="last_four_hidden_states", kind="per_token")
+OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
+    "text-classification": (OutputSpec(name="logits", kind="per_text"),),
+    "token-classification": (OutputSpec(name="logits", kind="per_token"),),
+    "question-answering": (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
+    "fill-mask": (OutputSpec(name="logits", kind="per_mask"),),
+    "feature-extraction": (LAST_LAYER,),
+}
+_FOUR = 4
+
+
+def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
+    """Returns the inputs that a model takes and its tokenizer fills, in the order of the model's own `forward`.
+
+    Raises:
+        CheckpointError: The model reads no token ids, or needs an input that is not in `INPUTS`, or the tokenizer gives one.
+    """
+    parameters = inspect.signature(model.forward).parameters
+    if model.main_input_name not in INPUTS:
+        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only models of text are exported.")
+    needed = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name not in INPUTS
+    ]
+    if needed:
+        raise CheckpointError(
+            f"{type(model).__name__} needs inputs that are not understood: {', '.join(needed)}; known are {', '.join(INPUTS)}."
+        )
+    unknown = [name for name in tokenizer.model_input_names if name not in INPUTS]
+    if unknown:
+        raise CheckpointError(f"the tokenizer gives inputs that are not understood: {', '.join(unknown)}.")
+    # the tracer passes inputs by position
+    return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in tokenizer.model_input_names)
+
+
+def graph_outputs(task: Task, layers: Layers) -> tuple[OutputSpec, ...]:
+    """Returns the outputs of a task's graph; `layers` counts for embeddings alone."""
+    return (LAST_LAYER, LAST_FOUR_LAYERS) if layers == "last_four" else OUTPUTS[task]
+
+
+def enable_layers(model: PreTrainedModel, layers: Layers) -> None:
+    """Makes an encoder return the layers that `read_output` needs.
+
+    Raises:
+        CheckpointError: It has fewer than four layers.
+    """
+    if layers == "last_four":
+        count = model.config.num_hidden_layers
+        if count < _FOUR:
+            raise CheckpointError(f"the model has {count} layers, and --layers last_four needs {_FOUR}; leave it out.")
+        model.config.output_hidden_states = True
+
+
+def read_output(outputs: Any, name: str) -> torch.Tensor:
+    """Returns one output of a model by its name in the graph, float32 [rows, ...].
+
+    Args:
+        outputs: What the model's `forward` returned.
+        name: The graph's name of the output.
+    """
+    if name == LAST_FOUR_LAYERS.name:
+        # the last one is read from `last_hidden_state`, because some models normalize it after the last layer
+        return torch.cat([*outputs.hidden_states[-_FOUR:-1], outputs.last_hidden_state], dim=-1)
+    tensor: torch.Tensor = outputs[name]
+    return tensor

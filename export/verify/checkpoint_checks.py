@@ -1,0 +1,73 @@
+"""Compares the graphs of a bundle with the checkpoint in PyTorch. It needs torch and transformers, unlike the other checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.load import load_checkpoint
+from export.errors import ExportError, ParityError
+from export.evidence.parity import measure_parity
+from export.evidence.reference import Reference, sample_reference
+from export.verify.check import Check
+from export.verify.data_checks import Baseline
+from export.verify.loaded_graph import LoadedGraph
+from service.bundle.files import Bundle
+from service.errors import BertServeError
+from service.tasks.catalog import TASKS
+from service.text.tokenizer import Tokenizer
+from service.wire.rendering import to_plain
+
+
+def load_checkpoint_of(bundle: Bundle, source: str) -> Checkpoint:
+    """Loads a checkpoint for the task and layers of a bundle.
+
+    Raises:
+        CheckpointError: It cannot be loaded.
+        MissingPackageError: It is a LoRA adapter, and peft is not installed.
+    """
+    embedding = bundle.manifest.embedding
+    return load_checkpoint(source, task=bundle.manifest.task, layers="last" if embedding is None else embedding.layers)
+
+
+def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[Check]:
+    """Checks the digest of the checkpoint's weights, and compares each graph with it as the export did."""
+    manifest = graphs[0].bundle.manifest
+    yield Check(
+        "checkpoint",
+        manifest.source.weights_sha256 == checkpoint.weights_sha256,
+        f"sha256 over its weights is {checkpoint.weights_sha256[:12]}…, the manifest says {manifest.source.weights_sha256[:12]}…",
+        {"weights_sha256": checkpoint.weights_sha256},
+    )
+    reference = sample_reference(checkpoint)
+    for loaded in graphs:
+        name, evidence = f"parity {loaded.name}", loaded.graph.evidence
+        try:
+            parity = measure_parity(loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision)
+        except (BertServeError, ParityError) as error:
+            yield Check(name, False, str(error))
+            continue
+        yield Check(
+            name,
+            True,
+            f"worst logit error {parity.worst_abs_error:.1e} (at export {evidence.worst_abs_error:.1e}), answers agree on "
+            f"{parity.label_agreement:.1%} of {parity.samples} samples ({evidence.label_agreement:.1%} of {evidence.samples})",
+            {"worst_abs_error": parity.worst_abs_error, "label_agreement": parity.label_agreement, "samples": parity.samples}
+            | {"lengths": [entry.model_dump() for entry in parity.lengths], "span_agreement": parity.span_agreement},
+        )
+
+
+def checkpoint_baseline(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Baseline:
+    """Returns the checkpoint as what graphs are compared with on a user's data."""
+    return Baseline("the checkpoint", lambda request: _answer(checkpoint, tokenizer, request))
+
+
+def _answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
+    """Returns the checkpoint's result in PyTorch, with the Hugging Face tokenizer's own truncation and windows."""
+    task = TASKS[checkpoint.task]
+    encoded = task.encode(request, tokenizer)
+    (rows,) = Reference(checkpoint, [request]).rows
+    if len(rows) != len(encoded.encodings):
+        raise ExportError(f"the checkpoint's tokenizer makes {len(rows)} windows where the bundle's makes {len(encoded.encodings)}.")
+    return to_plain(task.decode(request, encoded, rows, checkpoint))

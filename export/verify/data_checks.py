@@ -1,0 +1,86 @@
+"""Checks graphs on a user's data: their agreement with a baseline, and the scores of both where the data has right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from export.verify.agreement import Agreement, Answer, measure_agreement
+from export.verify.check import Check
+from export.verify.dataset import Line
+from export.verify.loaded_graph import LoadedGraph, find_fp32
+from service.bundle.files import Bundle
+
+
+class Baseline:
+    """What the graphs are compared with. It answers each request once, however many graphs there are.
+
+    Attributes:
+        name: Its name in the report.
+        graph: The graph that it is, or None for the checkpoint.
+    """
+
+    def __init__(self, name: str, compute: Answer, graph: LoadedGraph | None = None) -> None:
+        """Stores `compute`, which answers a request."""
+        self.name = name
+        self.graph = graph
+        self._compute = compute
+        self._results: dict[int, Any] = {}
+
+    def answer(self, request: Any) -> Any:
+        """Returns the result of a request, which must outlive the baseline."""
+        if id(request) not in self._results:
+            self._results[id(request)] = self._compute(request)
+        return self._results[id(request)]
+
+
+def fp32_baseline(bundle: Bundle, graphs: list[LoadedGraph]) -> Baseline | None:
+    """Returns the float32 graph as the baseline, or None if there is none, or none but the only graph that is checked."""
+    fp32 = find_fp32(bundle, graphs)
+    return None if fp32 is None or graphs == [fp32] else Baseline("the fp32 graph", fp32.answer, fp32)
+
+
+def check_data(graphs: list[LoadedGraph], baseline: Baseline | None, lines: Sequence[Line], min_agreement: float | None) -> Iterator[Check]:
+    """Measures each graph on the data.
+
+    Args:
+        graphs: The graphs.
+        baseline: What they are compared with.
+        lines: The data.
+        min_agreement: Least share of the data on which a graph must answer as the baseline, or None.
+
+    Raises:
+        DataError: A line cannot be answered.
+    """
+    manifest = graphs[0].bundle.manifest
+    for loaded in graphs:
+        # a graph that is the baseline agrees with itself, which says nothing
+        is_baseline = baseline is not None and loaded is baseline.graph
+        answer = baseline.answer if baseline is not None and is_baseline else loaded.answer
+        other = None if baseline is None or is_baseline else baseline.answer
+        found = measure_agreement(lines, manifest.task, manifest, answer, other)
+        if not is_baseline:
+            yield _check_agreement(loaded.name, found, None if baseline is None else baseline.name, min_agreement)
+        for figure, values in found.scores.items():
+            beside = f" ({baseline.name} {values['reference']:.4f})" if baseline is not None and "reference" in values else ""
+            yield Check(f"{figure} {loaded.name}", None, f"{values['graph']:.4f}{beside} on {found.labeled} labeled inputs", values)
+
+
+def _check_agreement(graph: str, found: Agreement, baseline: str | None, min_agreement: float | None) -> Check:
+    """Judges a graph's agreement by the least that is allowed, if there is such a bound."""
+    name = f"agreement {graph}"
+    if baseline is None:
+        hint = "nothing to compare with: the bundle has no other fp32 graph; give --checkpoint"
+        return Check(name, None if min_agreement is None else False, hint, {"inputs": found.inputs})
+    figures = replace(found, scores={}).__dict__ | {"reference": baseline}
+    if found.agreement is None:
+        detail = f"values of {graph} and {baseline} differ by {found.worst_difference:.1e} at most (of vectors, 1 - cosine) on {found.inputs} inputs"
+        bounded = "" if min_agreement is None else "; a value has no agreement"
+        return Check(name, None if min_agreement is None else False, detail + bounded, figures)
+    detail = f"answers as {baseline} on {found.agreement:.4f} of {found.inputs} inputs"
+    if found.span_agreement is not None:
+        detail += f", F1 of its spans {found.span_agreement:.4f}"
+    if min_agreement is None:
+        return Check(name, None, detail, figures)
+    return Check(name, found.agreement >= min_agreement, f"{detail}; at least {min_agreement} is asked for", figures)
