@@ -36,12 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
 
 
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def no_settings_from_outside() -> Iterator[None]:
     """A BERT_SERVE_* variable of the caller's must not change a test."""
-    for name in list(os.environ):
-        if name.startswith("BERT_SERVE_"):
-            monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("BERT_SERVE_"):
+                patch.delenv(name)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
