@@ -5,18 +5,23 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
+# how many tests run at once: each process of them takes a core and about 1 GiB
+WORKERS ?= 2
+PYTEST = .venv-dev/bin/python -m pytest
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
-.PHONY: help serve test dev lint types unit docs parity avx2 export families golden clean
+.PHONY: help serve test test-all dev lint types unit grid docs parity avx2 export families golden clean
 
 help: ## list the commands
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
-test: lint types unit ## install what is needed and run everything
+test: lint types unit ## install what is needed, then lint, types and tests, but for the full grid
+
+test-all: test grid ## all that make test runs, and the full grid
 
 dev: .venv-dev/.installed ## install what tests and exports need
 
@@ -29,17 +34,21 @@ types: dev ## mypy, strict
 	.venv-dev/bin/mypy
 
 unit: dev .venv/.installed ## pytest: unit, parity, end to end
-	.venv-dev/bin/python -m pytest
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
+	$(PYTEST) -m serial tests/benching tests/serving
+
+grid: dev ## every family with every head, and what else make test takes a part of
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m full_grid
 
 docs: dev ## write the tables of the docs from the code
 	.venv-dev/bin/python docs/generate.py
 
 parity: dev ## compare real float32 bundles with their checkpoints: make parity CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
-	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) .venv-dev/bin/python -m pytest -m checkpoints
+	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) $(PYTEST) -m checkpoints
 
 avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with AVX2 alone
-	.venv-dev/bin/python tests/avx2.py .venv-dev/bin/python -m pytest -s -k agrees tests/serving
+	.venv-dev/bin/python tests/avx2.py $(PYTEST) -s -k agrees tests/serving
 
 export: dev ## rebuild the embedded bundles: make export CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }

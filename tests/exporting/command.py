@@ -9,12 +9,19 @@ import pytest
 from checkpoints import bert
 from export import cli
 from outputs import Run
+from playback import play_back
 
 
 @pytest.fixture(name="source")
 def source_checkpoint(tmp_path: Path) -> Path:
     """The usual checkpoint."""
     return bert(tmp_path)
+
+
+@pytest.fixture(name="played_back")
+def slow_stages_played_back(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export of the usual checkpoint, unchanged, writes what its slow stages wrote once, and does not run them."""
+    play_back(monkeypatch, source)
 
 
 @pytest.fixture(name="output")

@@ -58,22 +58,45 @@ class Measured:
 
 
 def measure(name: str, task: str, folder: Path, **fields: Any) -> Measured:
-    """Makes a checkpoint, exports it in fp32 and int8, and compares both graphs with PyTorch.
+    """Makes a checkpoint, exports it in fp32 and int8, and compares both graphs with PyTorch."""
+    source, path, manifest = exported(name, task, folder, **fields)
+    bundle, encodings, expected = compared(source, path, task)
+    int8 = rows(bundle, "int8", encodings)[0]
+    flat = [[np.concatenate([row[key].ravel() for row in side]) for key in side[0]] for side in (expected, int8)]
+    return Measured(manifest, path, worst_error(expected, rows(bundle, "fp32", encodings)), calibration.relative_error(*flat))
+
+
+def fp32_error(name: str, task: str, folder: Path, **fields: Any) -> float:
+    """Makes a checkpoint, exports it in fp32 alone, and returns the largest difference of a logit to PyTorch, over the grid."""
+    source, path, _ = exported(name, task, folder, precisions=("fp32",), **fields)
+    bundle, encodings, expected = compared(source, path, task)
+    return worst_error(expected, rows(bundle, "fp32", encodings))
+
+
+def exported(
+    name: str, task: str, folder: Path, *, precisions: Sequence[Precision] = ("fp32", "int8"), **fields: Any
+) -> tuple[Path, Path, Manifest]:
+    """Makes a checkpoint and exports it; returns checkpoint, bundle and manifest.
 
     Random logits have no labels that int8 could keep, and their spread is small: the gate on int8 is wide open here.
     """
     source = FAMILIES[name].save(folder / "checkpoint", task, **fields)
-    spec = ExportSpec(str(source), folder / "models", name="bundle", calibration=few_texts(folder), max_int8_error=1.0)
-    path, manifest = export(spec, lambda line: None)
+    spec = ExportSpec(
+        str(source), folder / "models", name="bundle", precisions=precisions, calibration=few_texts(folder), max_int8_error=1.0
+    )
+    return source, *export(spec, lambda line: None)
+
+
+def compared(source: Path, path: Path, task: str) -> tuple[Bundle, list[Encoding], list[Row]]:
+    """Returns a bundle with the encodings of the grid and the checkpoint's outputs for them."""
     bundle = load_bundle(path)
-    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
-    encodings = grid(tokenizer, task)
-    expected = reference(source, task, bundle, encodings)
-    fp32 = rows(bundle, "fp32", encodings)
-    int8 = rows(bundle, "int8", encodings)
-    error = max(float(np.abs(a[key] - b[key]).max()) for side in fp32 for a, b in zip(expected, side, strict=True) for key in a)
-    flat = [[np.concatenate([row[key].ravel() for row in side]) for key in side[0]] for side in (expected, int8[0])]
-    return Measured(manifest, path, error, calibration.relative_error(*flat))
+    encodings = grid(Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer), task)
+    return bundle, encodings, reference(source, task, bundle, encodings)
+
+
+def worst_error(expected: Sequence[Row], found: Sequence[Sequence[Row]]) -> float:
+    """Returns the largest difference of an output, alone or in a batch."""
+    return max(float(np.abs(a[key] - b[key]).max()) for side in found for a, b in zip(expected, side, strict=True) for key in a)
 
 
 def grid(tokenizer: Tokenizer, task: str) -> list[Encoding]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
+import multiprocessing
 import os
 import pickle
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,14 @@ from safetensors.torch import load_file
 
 import tiny
 from checkpoints import edit_json, edit_weights, few_texts
-from export import signals
+from export import cli, signals
 from export.workspace import LOCK_FILE
 from outputs import FAST, Run, contents, left_in
+from playback import play_back
 from service.bundle.files import load_bundle
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)
-
-ROOT = Path(__file__).parents[2]
 
 
 class Trap:
@@ -178,6 +179,7 @@ def test_leftovers_of_the_pretraining_do_not_matter(source: Path, output: Path, 
 # ---- the output
 
 
+@pytest.mark.usefixtures("played_back")
 @pytest.mark.parametrize("kind", ["file", "link to a file", "link to a folder", "dangling link"])
 def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tmp_path: Path, run: Run, kind: str) -> None:
     """Exit code 0, the bundle in place, nothing beside it; what a link points to is left alone."""
@@ -200,6 +202,7 @@ def test_overwrite_replaces_whatever_has_the_name(source: Path, output: Path, tm
     assert (kind == "link to a folder") is (elsewhere / "inside").exists()
 
 
+@pytest.mark.usefixtures("played_back")
 def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,11 +237,18 @@ def largest_file(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, before)
 
 
-@pytest.mark.parametrize("size", [1_000, 20_000, 100_000, 180_000])
-def test_a_file_that_cannot_be_written_ends_in_one_line(source: Path, output: Path, tmp_path: Path, run: Run, size: int) -> None:
-    """Wherever the writing stops: exit code 1, the folder named, the old bundle as it was, nothing beside it."""
+SIZES = [1_000, 20_000, 100_000, 180_000]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_that_cannot_be_written_ends_in_one_line(
+    source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Wherever the writing stops: exit code 1, the folder named, the old bundle as it was, nothing beside it; once with every stage real."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
     texts = str(few_texts(tmp_path))
+    if size != SIZES[-1]:
+        play_back(monkeypatch, source)
     with largest_file(size):
         code, message = run(source, "--overwrite", "--calibration", texts)
 
@@ -264,7 +274,9 @@ def test_a_file_that_cannot_be_written_ends_in_one_line(source: Path, output: Pa
 def test_a_full_disk_in_any_stage_leaves_nothing(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """A failed write knows no file name; the output folder is named instead, with what to do."""
+    """A failed write knows no file name; the output folder is named instead, with what to do; once with every stage before it real."""
+    if stage != "bundle.package.model_card":
+        play_back(monkeypatch, source)
 
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -278,30 +290,45 @@ def test_a_full_disk_in_any_stage_leaves_nothing(
 
 # ---- signals
 
-HANG = """
-import os, sys, time
-import export.{module} as module
-from export import cli
-
-def hang(*args, **options):
-    print("hanging", flush=True)
-    while True:
-        time.sleep(0.01)
-
-module.{function} = hang
-sys.exit(cli.main(sys.argv[1:]))
-"""
+# Processes of their own, from one that has imported torch once: each would need seconds for that.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["checkpoints", "export.pipeline"])
 
 
-def hanging(source: Path, output: Path, stage: str) -> subprocess.Popen[str]:
-    """Returns an overwriting export, in a process of its own, that stays in a stage."""
+class Hanging:
+    """An overwriting export, in a process of its own, that stays in a stage."""
+
+    def __init__(self, source: Path, output: Path, stage: str) -> None:
+        self.log = output.with_name("log")
+        self._ready, ready = PROCESSES.Pipe(duplex=False)
+        arguments = [str(source), "--output", str(output), "--overwrite", *FAST]
+        self.process = PROCESSES.Process(target=hang, args=(arguments, stage, self.log, ready))
+        self.process.start()
+        ready.close()
+        assert "hanging" == self._ready.recv()
+
+    def ended_by(self, number: int) -> tuple[int | None, str]:
+        """Sends a signal; returns the exit code, and what was written to stderr."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+        self.process.join(60)
+        self._ready.close()
+        return self.process.exitcode, self.log.read_text()
+
+
+def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None:
+    """Runs the command with a stage that says when it begins and does not end; its stderr goes to a file."""
+    errors = log.open("w")
+    os.dup2(errors.fileno(), sys.stderr.fileno())
     module, _, function = stage.rpartition(".")
-    command = [sys.executable, "-c", HANG.format(module=module, function=function), source, "--output", output, "--overwrite", *FAST]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    assert "hanging\n" == process.stdout.readline()
-    return process
+
+    def stay(*_: Any, **__: Any) -> None:
+        ready.send("hanging")
+        while True:
+            time.sleep(0.01)
+
+    setattr(importlib.import_module(f"export.{module}"), function, stay)
+    sys.exit(cli.main(arguments))
 
 
 @pytest.mark.parametrize(
@@ -315,12 +342,11 @@ def hanging(source: Path, output: Path, stage: str) -> subprocess.Popen[str]:
 def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str, number: signal.Signals) -> None:
     """In a process of its own: the shell's exit code, one line and no traceback, no temporary folder, the old bundle untouched."""
     existing = contents(tiny.bundle(output, "tiny-bert"))
-    process = hanging(source, output, stage)
+    export = Hanging(source, output, stage)
     assert 2 == len(left_in(output))  # the bundle, and the hidden folder of the work
 
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
-    assert 128 + number == process.returncode
+    code, errors = export.ended_by(number)
+    assert 128 + number == code
     own = [line for line in errors.splitlines() if line.startswith("bert-export: ")]
     assert [f"bert-export: stopped by {number.name}; nothing is left behind."] == own
     assert "Traceback" not in errors
@@ -333,13 +359,12 @@ def test_the_folder_of_a_killed_export_is_removed_by_the_next_one(source: Path, 
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
-    process = hanging(source, output, "cpu.ort_fusion.optimize")
+    export = Hanging(source, output, "cpu.ort_fusion.optimize")
     before = left_in(output)
     (working,) = set(before) - set(others)
     assert 0 == run(source, *FAST)[0]
     alive = left_in(output)
-    process.kill()
-    process.communicate(timeout=30)
+    export.ended_by(signal.SIGKILL)
     killed = left_in(output)
     assert 0 == run(source, *FAST, "--overwrite")[0]
 
@@ -348,6 +373,7 @@ def test_the_folder_of_a_killed_export_is_removed_by_the_next_one(source: Path, 
     assert sorted([*others, "tiny-bert"]) == left_in(output)
 
 
+@pytest.mark.usefixtures("played_back")
 def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system without locks an export works, and nobody takes its folder for a dead one's."""
 
@@ -363,6 +389,7 @@ def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, outpu
     assert [folder.name, "tiny-bert"] == left_in(output)
 
 
+@pytest.mark.usefixtures("played_back")
 def test_signals_are_held_off_while_the_bundles_change_places(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,8 +413,7 @@ def test_handlers_are_put_back() -> None:
     """What the caller had is there again, also after a signal."""
     before = [signal.getsignal(number) for number in signals.STOP_SIGNALS]
     with pytest.raises(signals.Stopped) as stopped, signals.raise_on_signals():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1)  # the handler runs at the next instruction
+        os.kill(os.getpid(), signal.SIGTERM)  # runs the handlers of what it has sent to itself
 
     assert (143, "SIGTERM") == (stopped.value.exit_code, stopped.value.signal.name)
     assert before == [signal.getsignal(number) for number in signals.STOP_SIGNALS]

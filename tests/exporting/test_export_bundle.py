@@ -246,7 +246,7 @@ def test_speed_is_of_the_usual_lengths_and_the_models_own(exported: Exported) ->
     assert speed is not None
 
     assert [16, 64, 128, POSITIONS] == [timing.length for timing in speed.timings]
-    assert all(0 < timing.median_ms < 1000 for timing in speed.timings)
+    assert all(timing.median_ms > 0 for timing in speed.timings)
     assert (True, 1) == (speed.cpu != "", speed.threads)
 
 

@@ -10,19 +10,13 @@ import pytest
 from export import calibration
 from export.errors import CheckpointError
 from export.graph.ir import Graph
-from staged import ARCHITECTURES, Staged, checkpoint_of, run, stage
+from staged import Staged, run
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("staging",)
 
 EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
-
-
-@pytest.fixture(name="all_staged", scope="module")
-def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Staged]:
-    """The graphs of a checkpoint of each task."""
-    folder = tmp_path_factory.mktemp("calibration")
-    return {task: stage(checkpoint_of(folder, task), folder / f"stages-{task}") for task in ARCHITECTURES}
 
 
 # ---- texts

@@ -22,6 +22,7 @@ import tiny
 from checkpoints import bert, edit_json, edit_weights, few_texts
 from export import cli
 from outputs import FAST, Run, contents, left_in
+from playback import play_back
 from service import __version__
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 
@@ -50,6 +51,7 @@ def test_the_evidence_is_printed(source: Path, output: Path, tmp_path: Path, cap
     )
 
 
+@pytest.mark.usefixtures("played_back")
 def test_progress_goes_to_stderr(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each stage's line is on stderr, so that stdout holds the evidence alone."""
     cli.main([str(source), "--output", str(output), *FAST])
@@ -59,12 +61,14 @@ def test_progress_goes_to_stderr(source: Path, output: Path, capsys: pytest.Capt
     assert "trace " not in captured.out
 
 
+@pytest.mark.usefixtures("played_back")
 def test_a_trailing_slash_does_not_change_the_name(source: Path, output: Path, run: Run) -> None:
     """`SOURCE/` gives the same bundle as `SOURCE`."""
     assert 0 == run(f"{source}/", *FAST)[0]
     assert ["tiny-bert"] == left_in(output)
 
 
+@pytest.mark.usefixtures("played_back")
 def test_the_current_folder_can_be_the_source(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """`.` is named after the folder that it is."""
     monkeypatch.chdir(source)
@@ -73,12 +77,14 @@ def test_the_current_folder_can_be_the_source(source: Path, output: Path, run: R
     assert ["tiny-bert"] == left_in(output)
 
 
+@pytest.mark.usefixtures("played_back")
 def test_a_name_can_be_given(source: Path, output: Path, run: Run) -> None:
     """--name names folder and manifest."""
     assert 0 == run(source, *FAST, "--name", "sentiment")[0]
     assert "sentiment" == load_bundle(output / "sentiment").manifest.name
 
 
+@pytest.mark.usefixtures("played_back")
 def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only configuration, safetensors, vocabularies and the card are asked for, at the given revision."""
     asked: dict[str, Any] = {}
@@ -99,6 +105,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
     assert ("org/model", "v1") == (origin.checkpoint, origin.revision)
 
 
+@pytest.mark.usefixtures("played_back")
 def test_the_commit_of_a_download_stands_in_the_manifest(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's cache names a snapshot's folder after it; what was asked for is kept beside it."""
     commit = "0123456789abcdef0123456789abcdef01234567"
@@ -110,6 +117,7 @@ def test_the_commit_of_a_download_stands_in_the_manifest(source: Path, output: P
     assert f"commit `{commit}`" in (output / "model" / CARD_FILE).read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("played_back")
 def test_figures_stand_in_manifest_and_card(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
     """A file of figures is stored and shown as given."""
     figures = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
@@ -234,7 +242,7 @@ def test_an_existing_bundle_is_not_replaced(source: Path, output: Path, existing
     assert existing == contents(output / "tiny-bert")
 
 
-@pytest.mark.usefixtures("existing")
+@pytest.mark.usefixtures("existing", "played_back")
 def test_an_existing_bundle_is_replaced_when_asked(source: Path, output: Path, run: Run) -> None:
     """With --overwrite the new bundle stands in its place, and nothing of the old one or of the work is left."""
     assert 0 == run(source, *FAST, "--overwrite")[0]
@@ -242,6 +250,7 @@ def test_an_existing_bundle_is_replaced_when_asked(source: Path, output: Path, r
     assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
 
 
+@pytest.mark.usefixtures("played_back")
 def test_what_a_killed_export_left_aside_is_cleared(source: Path, output: Path, existing: dict[str, bytes], run: Run) -> None:
     """A `.old` folder from an export that was killed does not stop the next one, nor outlive it."""
     (output / ".tiny-bert.old").mkdir()
@@ -393,6 +402,7 @@ def test_a_pickle_is_never_opened(source: Path, tmp_path: Path, run: Run) -> Non
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.usefixtures("played_back")
 def test_a_card_that_is_not_utf_8_does_not_stop_the_export(source: Path, output: Path, run: Run) -> None:
     """A README.md in another encoding is no reason to fail."""
     (source / "README.md").write_bytes("# Café".encode("latin-1"))
@@ -496,6 +506,7 @@ STAGES = [
 @pytest.mark.parametrize("stage", STAGES[:6:2])
 def test_an_interrupted_export_leaves_nothing(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """Ctrl-C leaves no bundle and no temporary folder."""
+    play_back(monkeypatch, source)
     monkeypatch.setattr(f"export.{stage}", interrupt)
 
     assert 130 == cli.main([str(source), "--output", str(output)])
@@ -506,7 +517,9 @@ def test_an_interrupted_export_leaves_nothing(source: Path, output: Path, monkey
 def test_an_interrupted_export_keeps_the_existing_bundle(
     source: Path, output: Path, existing: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
-    """Ctrl-C in any stage of an overwriting export leaves the old bundle as it was."""
+    """Ctrl-C in any stage of an overwriting export leaves the old bundle as it was; once with every stage before it real."""
+    if stage != STAGES[-1]:
+        play_back(monkeypatch, source)
     monkeypatch.setattr(f"export.{stage}", interrupt)
 
     assert 130 == cli.main([str(source), "--output", str(output), "--overwrite", "--calibration", str(few_texts(tmp_path))])
@@ -514,6 +527,7 @@ def test_an_interrupted_export_keeps_the_existing_bundle(
     assert existing == contents(output / "tiny-bert")
 
 
+@pytest.mark.usefixtures("played_back")
 def test_a_bundle_that_cannot_be_put_in_place_keeps_the_existing_one(
     source: Path, output: Path, existing: dict[str, bytes], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

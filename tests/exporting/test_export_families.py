@@ -1,12 +1,17 @@
-"""Every encoder family with every head that transformers has for it: exported in fp32 and int8, and served as PyTorch answers."""
+"""Encoder families with the heads that transformers has for them: exported in fp32 and int8, and served as PyTorch answers.
+
+`make test` runs a sample, `make test-all` every family with every head.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 import service.cli
 from export.evidence.parity import MAX_ABS_ERROR
-from families import CASES, FAMILIES, LENGTH
+from families import CASES, FAMILIES, HEADS, LENGTH, SAMPLE
 from family_table import DOCUMENT, ROUNDING, read, rounded_up, write
 from grid import Measured, measure
 
@@ -20,7 +25,12 @@ def silent(line: str) -> None:
     """Takes a line of progress."""
 
 
-@pytest.fixture(name="measured", params=CASES, ids=lambda case: " ".join(case).replace(" ", "-"), scope="module")
+def parameter(case: tuple[str, str]) -> Any:
+    """Returns a case as a parameter, which `make test` runs where it is of the sample."""
+    return pytest.param(case, id="-".join(case).replace(" ", "-"), marks=() if case in SAMPLE else pytest.mark.full_grid)
+
+
+@pytest.fixture(name="measured", params=map(parameter, CASES), scope="module")
 def measured_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Measured]:
     """A family with a head, and what was measured of it."""
     family, task = request.param
@@ -85,6 +95,14 @@ def test_every_family_has_every_head_but_one() -> None:
     """The matrix is not cut short by a mapping that has changed its names: XLNet alone has no masked language model."""
     assert 4 * len(FAMILIES) - 1 == len(CASES)
     assert ("XLNet", "fill-mask") not in CASES
+
+
+def test_the_sample_has_every_family_and_every_head() -> None:
+    """What `make test` exports leaves out neither a family, nor a head, nor a head of BERT; each head is tried on three families at least."""
+    assert list(FAMILIES) == list(dict.fromkeys(family for family, task in CASES if (family, task) in SAMPLE))
+    assert {("BERT", task) for task in HEADS} <= SAMPLE
+    assert len(HEADS) + len(FAMILIES) - 1 == len(SAMPLE)
+    assert [True] * len(HEADS) == [len([case for case in SAMPLE if case[1] == task]) >= 3 for task in HEADS]
 
 
 def test_a_table_that_is_written_is_read() -> None:

@@ -22,9 +22,10 @@ from export.graph.ir import CONTRIB, Graph, attribute
 from export.int8 import outlier_split
 from export.int8.fold_smoothing import fold_smoothing
 from service.bundle.files import digest
-from staged import ARCHITECTURES, Staged, assert_equal_outputs, checkpoint_of, operators, padded, run, stage
+from staged import Staged, assert_equal_outputs, operators, padded, run
 
 pytestmark = pytest.mark.torch
+pytest_plugins = ("staging",)
 
 LENGTH = 4
 WIDTH = 8
@@ -32,19 +33,6 @@ HIDDEN = SIZES["hidden_size"]
 TEXTS = ["good", "a very good film , but the book is great !", "1 2 3"]
 
 Array = NDArray[Any]
-
-
-@pytest.fixture(name="all_staged", scope="module")
-def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Staged]:
-    """The graphs of a checkpoint of each task after each stage."""
-    folder = tmp_path_factory.mktemp("graphs")
-    return {task: stage(checkpoint_of(folder, task), folder / f"stages-{task}") for task in ARCHITECTURES}
-
-
-@pytest.fixture(name="staged", params=list(ARCHITECTURES))
-def staged_graphs(request: pytest.FixtureRequest, all_staged: dict[str, Staged]) -> Staged:
-    """The graphs of each task in turn."""
-    return all_staged[request.param]
 
 
 @pytest.fixture(name="classifier")

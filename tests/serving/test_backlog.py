@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import gc
+import itertools
+import operator
+import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -339,76 +341,136 @@ def test_waiting_time_is_that_of_the_last_entry() -> None:
     assert 4.0 == job.queued_s
 
 
-class Comparisons(float):
-    """A rank that counts how often it is compared."""
+class Steps:
+    """Counts what a backlog does with what it is given: comparisons of times and keys, and predictions of costs and shapes."""
 
-    count = 0
+    def __init__(self) -> None:
+        self.count = 0
 
-    def __add__(self, other: float) -> Comparisons:
-        return Comparisons(float(self) + other)
+    def of(self, call: Callable[[], Any]) -> int:
+        """Returns how many steps a call takes."""
+        before = self.count
+        call()
+        return self.count - before
 
-    def __lt__(self, other: object) -> bool:
-        Comparisons.count += 1
-        return float(self) < float(other)  # type: ignore[arg-type]
+    def cost(self, rows: int, length: int) -> float:
+        """Predicts runs where a batch saves nothing, so that an operation is one of one entry."""
+        self.count += 1
+        return no_fixed_cost(rows, length)
+
+    def shape(self, rows: int, tokens: int) -> tuple[int, int]:
+        """Pads to the longest."""
+        self.count += 1
+        return rows, tokens
+
+
+class Time(float):
+    """Seconds whose comparisons are steps."""
+
+    def __new__(cls, seconds: float, steps: Steps) -> Time:
+        made = super().__new__(cls, seconds)
+        made.steps = steps
+        return made
+
+    steps: Steps
+
+    def __add__(self, other: float) -> Time:
+        return Time(float(self) + other, self.steps)
+
+    def _counted(self, compare: Callable[[float, float], bool], other: Any) -> bool:
+        self.steps.count += 1
+        return compare(float(self), float(other))
+
+    def __lt__(self, other: Any) -> bool:
+        return self._counted(operator.lt, other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._counted(operator.le, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._counted(operator.gt, other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._counted(operator.ge, other)
 
     def __eq__(self, other: object) -> bool:
-        Comparisons.count += 1
-        return float(self) == float(other)  # type: ignore[arg-type]
+        return self._counted(operator.eq, other)
 
     __hash__ = float.__hash__
 
 
-def operations(call: Callable[[], Any]) -> int:
-    """Returns the lines of Python that a call runs plus the ranks that its heaps compare."""
-    lines = 0
+class Key:
+    """A key whose comparisons are steps; each is another object, as the keys of two requests are."""
 
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
 
-    Comparisons.count = 0
-    previous = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(previous)
-    return lines + Comparisons.count
+    def __eq__(self, other: object) -> bool:
+        self.steps.count += 1
+        return isinstance(other, Key)
+
+    def __hash__(self) -> int:
+        return 7
 
 
 def test_every_operation_is_logarithmic() -> None:
     """With 10,000 entries waiting no operation takes more than twice the steps that it takes with 100."""
 
-    def steps(waiting: int) -> dict[str, int]:
-        queue = Backlog(max_batch_tokens=64, max_queue_tokens=10**9)
-        jobs = [add(queue, 1 + i * 7 % 60, now=Comparisons(i), deadline=10.0**6 + i, cost=no_fixed_cost) for i in range(waiting)]
-        now = Comparisons(waiting)
+    def taken(waiting: int) -> dict[str, int]:
+        queue, steps = Backlog(max_batch_tokens=64, max_queue_tokens=10**9), Steps()
+        end = 10.0**6
+
+        def enter(i: int) -> Job:
+            # ranks and deadlines ascend, and lengths come by turns, so that what is new belongs at the end of each heap
+            return add(
+                queue, 1 + i * 7 % 60, now=Time(i, steps), deadline=Time(end + i, steps), key=Key(steps), cost=steps.cost, shape=steps.shape
+            )
+
+        jobs = [enter(i) for i in range(waiting)]
+        now, late = Time(waiting, steps), Time(end + waiting, steps)
         admitted: list[Job] = []
         return {
-            "admit": operations(lambda: admitted.append(queue.admit(tokens=5, seconds=0.1, deadline=9e9, now=now))),
-            "put": operations(lambda: queue.put(admitted[0], KEY, [(5, None)], no_fixed_cost, now)),
-            "take": operations(lambda: queue.take(now)),
-            "close": operations(lambda: queue.close(jobs[waiting // 2])),
-            "take past a closed job": operations(lambda: queue.take(now)),
-            "expire": operations(lambda: queue.expire(10.0**6 + 1)),
+            "admit": steps.of(lambda: admitted.append(queue.admit(tokens=5, seconds=0.1, deadline=late, now=now))),
+            "put": steps.of(lambda: queue.put(admitted[0], Key(steps), [(5, None)], steps.cost, now, shape=steps.shape)),
+            "take": steps.of(lambda: queue.take(now)),
+            "close": steps.of(lambda: queue.close(jobs[waiting // 2])),
+            "take past a closed job": steps.of(lambda: queue.take(now)),
+            "expire": steps.of(lambda: queue.expire(Time(end + 1, steps))),
         }
 
-    few, many = steps(100), steps(10_000)
+    few, many = taken(100), taken(10_000)
 
     assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
+    assert [] == [name for name in few if name != "close" and few[name] == 0]  # what has no steps would show nothing
 
 
 def test_nothing_is_kept_of_what_has_ended() -> None:
-    """After many jobs of many lengths the backlog's own structures are as small as what waits."""
+    """After many jobs of many lengths nothing of their entries is alive, and of the jobs no more than a few that had no time to be let go."""
+
+    class Kept:
+        """Something whose life can be watched."""
+
     queue = backlog(max_queue_tokens=10_000)
+    keys, owners, payloads, results = (weakref.WeakSet[Kept]() for _ in range(4))
     for i in range(2000):
-        job = add(queue, 1 + i % 64, 1 + i * 3 % 64, now=float(i), deadline=1e9)
+        if i % 10 == 0:
+            keys.add(key := Kept())
+        job = queue.admit(tokens=128, seconds=0.0, deadline=1e9, now=float(i))
+        work = [(1 + i % 64, Kept()), (1 + i * 3 % 64, Kept())]
+        job.owner = Kept()
+        owners.add(job.owner)
+        payloads.update(payload for _, payload in work)
+        queue.put(job, key, work, expensive_start, float(i))
         if i % 3:
-            drain(queue, float(i))
+            for entry in itertools.chain.from_iterable(drain(queue, float(i))):
+                result = Kept()
+                results.add(result)
+                queue.finish(entry, result, 0.1)
         queue.close(job)
     drain(queue)
+    del key, job, work, entry, result
+    gc.collect()
 
     assert (0, 0, 0.0) == (queue.queue_entries, queue.queue_tokens, queue.queue_seconds)
-    assert ([], {}) == (queue._ranked, queue._groups)
-    assert len(queue._deadlines) < 100
+    assert (0, 0, 0) == (len(keys), len(payloads), len(results))
+    assert len(owners) < 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,19 +102,16 @@ def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., An
 
 @pytest.mark.parametrize("target", ["", "zq"])
 def test_many_targets_do_not_keep_others_waiting(serve: Callable[..., Any], tmp_path: Path, target: str) -> None:
-    """Targets are read once a request, not once an input, and probes are answered meanwhile, be the targets empty or not."""
+    """As many targets as may be, of as many inputs, are looked up beside the event loop: probes are answered all the while, be they empty or not."""
     tiny.bundle(tmp_path / "models", task="fill-mask")
-    body = {"inputs": ["a [MASK] film"] * 40, "parameters": {"targets": ["good", *[target] * 20_000]}}
+    body = {"inputs": ["a [MASK] film"] * 128, "parameters": {"targets": ["good", *[target] * 999]}}
     with serve(tmp_path / "models") as served, httpx.Client(base_url=served.url, timeout=60, trust_env=False) as client:
         with ThreadPoolExecutor(1) as pool:
-            start = time.monotonic()
             busy = pool.submit(httpx.post, f"{served.url}/fill-mask", json=body, timeout=60, trust_env=False)
-            waits = []
+            answered = 0
             while not busy.done():
-                asked = time.monotonic()
-                assert client.get("/health/live").status_code == 200
-                waits.append(time.monotonic() - asked)
-                time.sleep(0.01)
-        assert busy.result().status_code in (200, 413, 422)
-        assert max(waits) < 0.5
-        assert time.monotonic() - start < 1.5
+                assert 200 == client.get("/health/live").status_code
+                answered += 1
+        assert 200 == busy.result().status_code, busy.result().text
+        assert [True] * 128 == ["good" in [item["token_str"] for item in result] for result in busy.result().json()]
+        assert answered > 20  # a loop that looks the targets up itself answers a few before that and none until it is done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -99,17 +98,15 @@ def test_a_deadline_in_bounds_is_taken(models: Path, given: str) -> None:
 
 
 def test_a_request_that_waits_too_long_expires(models: Path) -> None:
-    """What has not started by its deadline is 504, soon after the deadline, and counted."""
+    """What has not started by its deadline is 504, while every lane is still busy, and counted."""
     engine = FakeEngine()
 
-    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, float, str]:
-        start = time.monotonic()
+    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
         response = await client.post("/classify", json={"inputs": "bad"}, headers={"x-request-timeout-ms": "50"})
-        return response, time.monotonic() - start, (await client.get("/metrics")).text
+        return response, (await client.get("/metrics")).text
 
-    response, seconds, page = blocked(faked(models, engine), engine, check)
+    response, page = blocked(faked(models, engine), engine, check)
     rejected(response, 504, "expired")
-    assert 0.05 <= seconds < 1
     assert sample(page, "bertserve_expired_total{") == 1
 
 
@@ -129,24 +126,21 @@ def test_a_deadline_ends_when_the_last_text_has_started(models: Path) -> None:
 
 
 def test_a_full_queue_refuses_at_once(models: Path) -> None:
-    """What does not fit the queue now is 429 with a Retry-After of whole seconds, and counted by reason."""
+    """What does not fit the queue is 429 while nothing of the queue moves, with a Retry-After of whole seconds, and counted by reason."""
     engine = FakeEngine()
 
-    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, float, str]:
+    async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
         waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 20}))  # 60 tokens
         await asyncio.sleep(0.05)
-        start = time.monotonic()
         response = await client.post("/classify", json={"inputs": ["bad"] * 10})
-        seconds = time.monotonic() - start
         page = (await client.get("/metrics")).text
         engine.gate.set()
         assert (await waiting).status_code == 200
-        return response, seconds, page
+        return response, page
 
-    response, seconds, page = blocked(faked(models, engine, max_queue_tokens=64), engine, check)
+    response, page = blocked(faked(models, engine, max_queue_tokens=64), engine, check)
     assert "the queue is full" in rejected(response, 429, "overloaded")
     assert int(response.headers["retry-after"]) >= 1
-    assert seconds < 0.5
     assert sample(page, 'bertserve_refused_total{model="tiny",reason="queue_full"') == 1
 
 

@@ -22,16 +22,33 @@ import pytest
 import slow
 import tiny
 from application import rejected
+from conftest import Served, running
+
+pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
 TEXTS = ["good", "", "bad " * 3, "a great film", "dull " * 10, "fine film " * 12, "poor " * 30, "good bad " * 40]
 
 
-@pytest.fixture(name="slow_models")
-def slow_folder(tmp_path: Path) -> Path:
+@pytest.fixture(name="slow_models", scope="module")
+def slow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder whose model takes tens of milliseconds a text."""
-    slow.bundle(tmp_path / "slow")
-    return tmp_path / "slow"
+    return slow.bundle(tmp_path_factory.mktemp("slow")).parent
+
+
+@pytest.fixture(name="slow_service", scope="module")
+def service_that_is_slow(slow_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service with this model and one lane, for tests that leave it idle."""
+    with running(slow_models, tmp_path_factory.mktemp("log") / "log", "--lanes", "1") as served:
+        yield served
+
+
+@pytest.fixture(name="service", scope="module")
+def usual_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service with the tiny bundle and two lanes, for tests that leave it idle."""
+    models = tiny.bundle(tmp_path_factory.mktemp("models")).parent
+    with running(models, tmp_path_factory.mktemp("log") / "log", "--lanes", "2") as served:
+        yield served
 
 
 @contextmanager
@@ -47,9 +64,9 @@ def sample(client: httpx.Client, name: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 5) -> None:
-    """Waits until something holds, and fails when it does not in time."""
-    end = time.monotonic() + seconds
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)
@@ -82,93 +99,90 @@ def test_the_start_says_models_address_and_time(models: Path) -> None:
     )
 
 
-def test_clients_side_by_side_get_their_own_answers(models: Path, serve: Serve) -> None:
+def test_clients_side_by_side_get_their_own_answers(service: Served) -> None:
     """32 clients with texts of mixed lengths each get what the text gets alone."""
-    with serve(models, "--lanes", "2") as served:
-        with client_of(served) as client:
-            expected = {text: client.post("/classify", json={"inputs": text}).json()[0] for text in TEXTS}
-        start = threading.Barrier(32)
+    with client_of(service) as client:
+        expected = {text: client.post("/classify", json={"inputs": text}).json()[0] for text in TEXTS}
+    start = threading.Barrier(32)
 
-        def ask(number: int) -> None:
-            with client_of(served, **{"x-request-id": f"client-{number}"}) as client:
-                start.wait(20)
-                for turn in range(8):
-                    texts = [TEXTS[(number + turn * step) % len(TEXTS)] for step in range(1, 2 + number % 4)]
-                    response = client.post("/classify", json={"inputs": texts})
-                    assert response.headers["x-request-id"] == f"client-{number}"
-                    for text, result in zip(texts, response.json(), strict=True):
-                        assert [item["label"] for item in result] == [item["label"] for item in expected[text]]
-                        scores = [item["score"] for item in result]
-                        assert scores == pytest.approx([item["score"] for item in expected[text]], abs=1e-5)
+    def ask(number: int) -> None:
+        with client_of(service, **{"x-request-id": f"client-{number}"}) as client:
+            start.wait(20)
+            for turn in range(8):
+                texts = [TEXTS[(number + turn * step) % len(TEXTS)] for step in range(1, 2 + number % 4)]
+                response = client.post("/classify", json={"inputs": texts})
+                assert response.headers["x-request-id"] == f"client-{number}"
+                for text, result in zip(texts, response.json(), strict=True):
+                    assert [item["label"] for item in result] == [item["label"] for item in expected[text]]
+                    scores = [item["score"] for item in result]
+                    assert scores == pytest.approx([item["score"] for item in expected[text]], abs=1e-5)
 
-        with ThreadPoolExecutor(32) as pool:
-            list(pool.map(ask, range(32)))
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(ask, range(32)))
 
 
-def test_a_client_that_hangs_up_frees_its_place(slow_models: Path, serve: Serve) -> None:
-    """The texts of a client that left do not run, and the next client does not wait for them."""
-    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client:
-        connection = hang_up_on(served, {"inputs": ["good"] * 400})
+def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
+    """The texts of a client that left do not run, and the next client is answered before a fraction of them could have."""
+    with client_of(slow_service) as client:
+        cancelled, rows = sample(client, "cancelled_total"), sample(client, "batch_rows_sum")
+        connection = hang_up_on(slow_service, {"inputs": ["good"] * 400})
         wait_until(lambda: sample(client, "queue_entries") > 100)
         time.sleep(0.2)
         connection.close()
-        wait_until(lambda: sample(client, "cancelled_total") == 1, 2)
+        wait_until(lambda: sample(client, "cancelled_total") == cancelled + 1)
         assert (sample(client, "queue_entries"), sample(client, "queue_tokens")) == (0, 0)
-        start = time.monotonic()
         assert client.post("/classify", json={"inputs": "good"}).status_code == 200
-        assert time.monotonic() - start < 2
+        assert sample(client, "batch_rows_sum") < rows + 300
 
 
-def test_a_client_that_hangs_up_at_once_frees_its_place(slow_models: Path, serve: Serve) -> None:
+def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) -> None:
     """It does not matter that the client left before anyone looked."""
-    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client:
-        hang_up_on(served, {"inputs": ["good"] * 400}).close()
-        wait_until(lambda: sample(client, "cancelled_total") == 1, 3)
+    with client_of(slow_service) as client:
+        cancelled = sample(client, "cancelled_total")
+        hang_up_on(slow_service, {"inputs": ["good"] * 400}).close()
+        wait_until(lambda: sample(client, "cancelled_total") == cancelled + 1)
         assert (sample(client, "queue_entries"), sample(client, "queue_tokens")) == (0, 0)
 
 
-def test_a_client_that_hangs_up_while_it_sends_is_gone(models: Path, serve: Serve) -> None:
+def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
     """A body that never ends because its client left is counted as that, and is no error of the service."""
-    with serve(models) as served, client_of(served) as client:
-        host, _, port = served.url.removeprefix("http://").partition(":")
+    with client_of(service) as client:
+        host, _, port = service.url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{")
             time.sleep(0.1)
         wait_until(lambda: 'status="499"' in client.get("/metrics").text)
         assert client.post("/classify", json={"inputs": "good"}).status_code == 200
-    assert "ERROR" not in served.log.read_text()
+    assert "ERROR" not in service.log.read_text()
 
 
-def test_a_large_body_is_refused_while_it_is_sent(models: Path, serve: Serve) -> None:
+def test_a_large_body_is_refused_while_it_is_sent(service: Served) -> None:
     """A client that sends far too much gets its 413, and its connection goes on to work."""
-    with serve(models) as served, client_of(served) as client:
+    with client_of(service) as client:
         rejected(client.post("/classify", content=b" " * 20_000_000), 413, "too_large")
         assert client.post("/classify", json={"inputs": "good"}).status_code == 200
 
 
-def test_the_service_answers_others_while_a_large_request_runs(slow_models: Path, serve: Serve) -> None:
-    """Probes are answered in milliseconds while the lanes are busy and a long text is read."""
-    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client, ThreadPoolExecutor(1) as pool:
-        parameters = {"window": "mean"}
+def test_the_service_answers_others_while_a_large_request_runs(slow_service: Served) -> None:
+    """Probes are answered all the while a long text is read and keeps the lanes busy."""
+    with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
+        parameters, rows = {"window": "mean"}, sample(client, "batch_rows_sum")
         busy = pool.submit(
-            httpx.post, f"{served.url}/classify", json={"inputs": "good film " * 15_000, "parameters": parameters}, timeout=60
+            httpx.post, f"{slow_service.url}/classify", json={"inputs": "good film " * 8_000, "parameters": parameters}, timeout=60
         )
-        waits = []
+        answered = 0
         while not busy.done():
-            start = time.monotonic()
             assert client.get("/health/live").status_code == 200
-            waits.append(time.monotonic() - start)
-            time.sleep(0.01)
+            answered += 1
         assert busy.result().status_code == 200
-    assert len(waits) > 20
-    assert sorted(waits)[len(waits) // 2] < 0.05
-    assert max(waits) < 0.5
+        # a loop that waited for a run would answer one probe a run
+        assert answered > 2 * (sample(client, "batch_rows_sum") - rows)
 
 
-def test_a_short_text_does_not_wait_for_a_long_list(slow_models: Path, serve: Serve) -> None:
+def test_a_short_text_does_not_wait_for_a_long_list(slow_service: Served) -> None:
     """A text that comes while a long list runs slips in between."""
-    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client, ThreadPoolExecutor(1) as pool:
-        long = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 60}, timeout=60)
+    with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
+        long = pool.submit(httpx.post, f"{slow_service.url}/classify", json={"inputs": ["good"] * 60}, timeout=60)
         wait_until(lambda: sample(client, "queue_entries") > 10)
         assert client.post("/classify", json={"inputs": "bad"}).status_code == 200
         assert not long.done()

@@ -35,6 +35,8 @@ from service.serving.build import build
 from service.serving.worker_context import WorkerContext
 from service.settings import Settings, parse
 
+pytestmark = pytest.mark.serial
+
 Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--lanes", "2")
 
@@ -71,9 +73,9 @@ def answered(client: httpx.Client) -> float:
     )
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 15) -> None:
-    """Waits until something holds, and fails when it does not in time."""
-    end = time.monotonic() + seconds
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    end = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)
@@ -83,6 +85,12 @@ def failed(*flags: str) -> subprocess.CompletedProcess[str]:
     """Runs a start that must fail."""
     command = [str(Path(sys.executable).with_name("bert-serve")), "serve", *flags]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def failed_with_one_and_two(*flags: str) -> list[subprocess.CompletedProcess[str]]:
+    """Runs a start that must fail with one worker, and with two."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda workers: failed(*flags, *workers), ((), TWO)))
 
 
 @pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])
@@ -144,7 +152,8 @@ def test_the_listener_leaves_connections_to_whoever_has_fewest() -> None:
         counts = shared_counts(2)
         taken: list[list[socket.socket]] = [[], []]
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            listeners = [BalancedListener(listener.dup(), counts, index) for index in range(2)]
+            sockets = [listener.dup() for _ in range(2)]
+            listeners = [BalancedListener(each, counts, index) for index, each in enumerate(sockets)]
 
             def admit(index: int, connection: socket.socket) -> None:
                 taken[index].append(connection)
@@ -158,7 +167,7 @@ def test_the_listener_leaves_connections_to_whoever_has_fewest() -> None:
             for each in listeners:
                 each.close()
             assert [ABSENT, ABSENT] == list(counts)
-            for connection in [*clients, *taken[0], *taken[1], *(each._listener for each in listeners)]:
+            for connection in [*clients, *taken[0], *taken[1], *sockets]:
                 connection.close()
         return [len(each) for each in taken]
 
@@ -323,7 +332,7 @@ def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
 def test_a_broken_bundle_is_the_same_one_error_as_with_one_worker(models: Path) -> None:
     """The start fails with the same line and code, said once."""
     (models / "tiny/tokenizer.json").unlink()
-    one, two = (failed("--models", str(models), "--port", "0", *flags) for flags in ((), TWO))
+    one, two = failed_with_one_and_two("--models", str(models), "--port", "0")
 
     assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
     assert 1 == len(two.stderr.splitlines())
@@ -340,7 +349,7 @@ def test_a_port_in_use_is_said_before_any_worker_starts(models: Path) -> None:
     """A port that is taken ends the start with the message of one worker."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        one, two = (failed("--models", str(models), "--port", port, *flags) for flags in ((), TWO))
+        one, two = failed_with_one_and_two("--models", str(models), "--port", port)
 
     assert (1, one.stderr) == (two.returncode, two.stderr)
     assert "in use" in two.stderr

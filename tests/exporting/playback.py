@@ -1,0 +1,66 @@
+"""The slow stages of an export, played back: for tests of what happens around a stage, in which the others need not run again."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoints import bert, few_texts
+from export.pipeline import ExportSpec, export
+from service.bundle.files import digest
+
+STAGES = ("trace.trace", "cpu.ort_fusion.optimize", "evidence.parity.Reference", "int8.quantize.quantize")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a stage returned, and the files that it wrote, by the places of their paths among its arguments."""
+
+    result: Any
+    files: dict[int, bytes]
+
+
+def play_back(patch: pytest.MonkeyPatch, source: Path) -> None:
+    """Puts recordings in the place of the slow stages of an export of the usual checkpoint, in fp32 or in fp32 and int8."""
+    weights, recordings = _recordings()
+    assert weights == digest(source / "model.safetensors"), "what was recorded is the usual checkpoint's"
+    for stage, recorded in recordings.items():
+        patch.setattr(f"export.{stage}", functools.partial(_played, recorded))
+
+
+def _played(recorded: Recorded, *args: Any, **_: Any) -> Any:
+    for place, content in recorded.files.items():
+        args[place].write_bytes(content)
+    return recorded.result
+
+
+@functools.cache
+def _recordings() -> tuple[str, dict[str, Recorded]]:
+    """Returns the digest of the usual checkpoint's weights, and its slow stages, from one export that ran."""
+    recordings: dict[str, Recorded] = {}
+
+    def recording(stage: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: Any, **options: Any) -> Any:
+            absent = [place for place, value in enumerate(args) if isinstance(value, Path) and not value.exists()]
+            result = run(*args, **options)
+            recordings[stage] = Recorded(result, {place: args[place].read_bytes() for place in absent})
+            return result
+
+        return record
+
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        source = bert(folder)
+        for stage in STAGES:
+            module, _, function = stage.rpartition(".")
+            patch.setattr(f"export.{stage}", recording(stage, getattr(importlib.import_module(f"export.{module}"), function)))
+        export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)), lambda line: None)
+        assert set(STAGES) == set(recordings)
+        return digest(source / "model.safetensors"), recordings
