@@ -15,10 +15,6 @@ import pytest
 
 import tiny
 
-# a deadline is a wall-clock time, and machines are noisy
-hypothesis.settings.register_profile("bertserve", deadline=None)
-hypothesis.settings.load_profile("bertserve")
-
 ROOT = Path(__file__).parent.parent
 # `make test` looks for serial tests here alone: nothing here imports torch, which takes seconds
 SERIAL = [ROOT / "tests" / folder for folder in ("benching", "serving")]
