@@ -50,7 +50,7 @@ class Activations:
         return np.maximum(self.high, -self.low)
 
 
-def read(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
     """Returns the texts of a file, one a line.
 
     Raises:
@@ -65,7 +65,7 @@ def read(path: Path) -> list[str]:
     return texts
 
 
-def feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
+def make_feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
     """Returns the graph's inputs for each text, a batch of one without padding.
 
     Question answering gets a text and the next one as a pair, fill-mask a text with one token in eight masked.
@@ -107,7 +107,7 @@ def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
     return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
 
 
-def padded(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
+def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
     """Returns the inputs of one text with some padding behind it; what hides padding has other values then.
 
     Args:

@@ -86,7 +86,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         raise CheckpointError(f"`{name}` cannot name a bundle: it does not match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
     package.check_free(target, overwrite=spec.overwrite)
-    texts = calibration.read(spec.calibration)  # before a checkpoint is loaded for nothing
+    texts = calibration.read_texts(spec.calibration)  # before a checkpoint is loaded for nothing
     with stage(progress, "load", spec.source):
         loaded = load_checkpoint(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
     spec.output.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     with stage(progress, "trace", f"opset {trace.OPSET}"):
         loaded = replace(loaded, inputs=trace.trace(loaded, raw))
     with stage(progress, "optimize", "cpu"):
-        fused = cpu.fuse(raw, loaded)
+        fused = cpu.optimize(raw, loaded)
     (built / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = loaded.tokenizer_spec(digest(built / TOKENIZER_FILE))
     served = Tokenizer(built / TOKENIZER_FILE, tokenizer)
@@ -120,10 +120,10 @@ def _build(spec: ExportSpec, name: str, loaded: Checkpoint, texts: Sequence[str]
     for provider in sorted(chosen, key=lambda provider: provider != "cpu"):
         made: Iterable[Artifact]
         if provider == "cpu":
-            made = cpu.graphs(fused, chosen[provider], built, loaded, served, texts, spec.max_int8_error, progress)
+            made = cpu.build_graphs(fused, chosen[provider], built, loaded, served, texts, spec.max_int8_error, progress)
         else:
             with stage(progress, "optimize", provider):
-                made = gpu.graphs(provider, chosen[provider], raw, built, loaded, served, texts)
+                made = gpu.build_graphs(provider, chosen[provider], raw, built, loaded, served, texts)
         measured, engine = _measured(made, chosen[provider], loaded, served, reference, progress)
         graphs += measured
         example = example or examples.answered(loaded, served, engine)

@@ -22,7 +22,7 @@ from service.bundle.graph_spec import InputSpec
 OPSET = 17
 
 
-class _Outputs(torch.nn.Module):
+class _PositionalModel(torch.nn.Module):
     """The model with positional inputs in a fixed order and only the outputs that the task needs."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -36,7 +36,7 @@ class _Outputs(torch.nn.Module):
         return tuple(sentence_transformers.output(outputs, name) for name in self.outputs)
 
 
-class _Masked(torch.nn.Module):
+class _MaskedLanguageModel(torch.nn.Module):
     """A masked language model that projects onto the vocabulary only where it is asked to.
 
     Full logits are rows x length x vocabulary. What the encoder gives out is replaced by the positions of the masks, as one row, before
@@ -96,7 +96,7 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         "per_token": {0: "rows", 1: "length"},
         "per_mask": {0: "masks"},
     }
-    module = _Masked(checkpoint) if checkpoint.task == "fill-mask" else _Outputs(checkpoint)
+    module = _MaskedLanguageModel(checkpoint) if checkpoint.task == "fill-mask" else _PositionalModel(checkpoint)
     # of a large model the exporter puts each weight into a file of its own, beside the graph
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as folder,

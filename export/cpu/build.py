@@ -21,7 +21,7 @@ FORM = f"{TRACED}, packed MultiHeadAttention with key padding"
 
 
 @dataclass(frozen=True)
-class Fused:
+class OptimizedGraph:
     """The float32 graph that the others are made of.
 
     Attributes:
@@ -35,7 +35,7 @@ class Fused:
     fusions: dict[str, int]
 
 
-def fuse(raw: Path, checkpoint: Checkpoint) -> Fused:
+def optimize(raw: Path, checkpoint: Checkpoint) -> OptimizedGraph:
     """Makes the float32 graph, beside the traced one.
 
     Args:
@@ -43,19 +43,19 @@ def fuse(raw: Path, checkpoint: Checkpoint) -> Fused:
         checkpoint: What was traced.
     """
     fused, lowered, narrowed, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "lowered", "narrow", "packed"))
-    fusions = ort_fusion.optimize(raw, fused, checkpoint)
-    unfuse.lower(fused, lowered)
+    fusions = ort_fusion.fuse(raw, fused, checkpoint)
+    unfuse.unfuse(fused, lowered)
     onnx_files.remove(fused)  # each is as large as the model
-    first_only = cls_only_last_layer.narrow(lowered, narrowed)
+    first_only = cls_only_last_layer.restrict_to_cls(lowered, narrowed)
     onnx_files.remove(lowered)
-    pack_qkv.pack(narrowed, packed)
+    pack_qkv.pack_qkv(narrowed, packed)
     onnx_files.remove(narrowed)
     form = f"{TRACED}, {ort_fusion.attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if first_only else "")
-    return Fused(packed, form, fusions)
+    return OptimizedGraph(packed, form, fusions)
 
 
-def graphs(
-    fused: Fused,
+def build_graphs(
+    fused: OptimizedGraph,
     precisions: Sequence[Precision],
     folder: Path,
     checkpoint: Checkpoint,
@@ -84,7 +84,7 @@ def graphs(
     yield Artifact(path, "cpu", "fp32", fused.form, checkpoint.inputs, fusions=fused.fusions)
     if "int8" in precisions:
         path = folder / "model.cpu.int8.onnx"
-        feeds = calibration.feeds(texts, checkpoint, tokenizer)
+        feeds = calibration.make_feeds(texts, checkpoint, tokenizer)
         with stage(progress, "quantize", f"int8, calibrated on {len(feeds)} texts"):
             quantized = quantize.quantize(fused.path, path, fused.path.parent, feeds, max_error=max_error)
         yield Artifact(

@@ -32,7 +32,7 @@ _ROWWISE: dict[str, tuple[int, ...] | None] = {
 }
 
 
-def narrow(source: Path, target: Path) -> int:
+def restrict_to_cls(source: Path, target: Path) -> int:
     """Writes the graph in which only what the first token needs is computed, to a new file.
 
     Args:
@@ -44,7 +44,7 @@ def narrow(source: Path, target: Path) -> int:
     """
     graph = Graph(source)
     consumers = graph.consumers()
-    firsts = [node for node in graph.nodes if _takes_first(graph, node)]
+    firsts = [node for node in graph.nodes if _gathers_cls(graph, node)]
     # readers of a tensor that want its first row only, by the reader's identity
     narrowed: dict[int, tuple[int, ...]] = {id(node): (0,) for node in firsts}
     count = 0
@@ -53,23 +53,23 @@ def narrow(source: Path, target: Path) -> int:
         if id(node) in narrowed or len(node.output) != 1 or node.output[0] in graph.outputs or not read:
             continue
         wanted = all(i in narrowed.get(id(reader), ()) for reader in read for i, name in enumerate(reader.input) if name == node.output[0])
-        positions = _row_inputs(graph, node)
+        positions = _rowwise_inputs(graph, node)
         if wanted and positions:
             narrowed[id(node)] = positions
             count += 1
-    _cut(graph, narrowed, {id(node) for node in firsts})
+    _slice_inputs(graph, narrowed, {id(node) for node in firsts})
     graph.save(target)
     return count
 
 
-def _takes_first(graph: Graph, node: NodeProto) -> bool:
+def _gathers_cls(graph: Graph, node: NodeProto) -> bool:
     if node.op_type != "Gather" or attribute(node, "axis", 0) != 1 or node.input[0] in graph.inputs:
         return False
     index = graph.constant(node.input[1])
     return index is not None and index.ndim == 0 and int(index) == 0
 
 
-def _row_inputs(graph: Graph, node: NodeProto) -> tuple[int, ...]:
+def _rowwise_inputs(graph: Graph, node: NodeProto) -> tuple[int, ...]:
     """Returns which inputs hold the rows; none where the operator mixes rows or is not known."""
     if node.op_type not in _ROWWISE:
         return ()
@@ -82,7 +82,7 @@ def _row_inputs(graph: Graph, node: NodeProto) -> tuple[int, ...]:
     return tuple(i for i, value in enumerate(constants) if value is None) if positions is None else positions
 
 
-def _cut(graph: Graph, narrowed: dict[int, tuple[int, ...]], firsts: set[int]) -> None:
+def _slice_inputs(graph: Graph, narrowed: dict[int, tuple[int, ...]], firsts: set[int]) -> None:
     """Cuts the first row out of what narrowed nodes read from nodes that are not."""
     bounds = [graph.add_constant(f"first_row/{name}", np.array([i], dtype=np.int64)) for name, i in (("start", 0), ("end", 1), ("axis", 1))]
     narrow_outputs = {node.output[0] for node in graph.nodes if id(node) in narrowed and id(node) not in firsts}

@@ -12,7 +12,7 @@ from export.checkpoint.load import Checkpoint
 from export.graph import onnx_files
 
 
-def optimize(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     """Writes the fused graph for the CPU provider to a new file.
 
     The embedding stays unfused: the fused operator would force one scale on the whole int8 table, where

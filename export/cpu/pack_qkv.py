@@ -14,7 +14,7 @@ from onnx import NodeProto
 from export.graph.ir import Graph
 
 
-def pack(source: Path, target: Path) -> int:
+def pack_qkv(source: Path, target: Path) -> int:
     """Writes the graph with products of the same tensor merged, to a new file.
 
     Args:
@@ -31,21 +31,21 @@ def pack(source: Path, target: Path) -> int:
         weight = graph.constant(node.input[1]) if node.op_type == "MatMul" else None
         if weight is None or weight.ndim != 2:
             continue
-        addition = _bias(graph, node, consumers)
+        addition = _bias_add(graph, node, consumers)
         groups.setdefault((node.input[0], addition is None), []).append((node, addition))
     replaced: dict[int, list[NodeProto]] = {}
     for (x, _), pairs in groups.items():
         if len(pairs) > 1:
             replaced |= {id(node): [] for pair in pairs for node in pair if node is not None}
             # at the place of the first product: all that the others read is there, it is the same
-            replaced[id(pairs[0][0])] = _packed(graph, x, pairs)
+            replaced[id(pairs[0][0])] = _packed_nodes(graph, x, pairs)
     graph.nodes = [part for node in graph.nodes for part in replaced.get(id(node), [node])]
     graph.share()
     graph.save(target)
     return sum(len(pairs) - 1 for pairs in groups.values())
 
 
-def _bias(graph: Graph, product: NodeProto, consumers: Mapping[str, list[NodeProto]]) -> NodeProto | None:
+def _bias_add(graph: Graph, product: NodeProto, consumers: Mapping[str, list[NodeProto]]) -> NodeProto | None:
     """Returns the addition of a product's bias, if it has one and nothing else reads the product."""
     readers = consumers[product.output[0]]
     if len(readers) != 1 or readers[0].op_type != "Add":
@@ -54,7 +54,7 @@ def _bias(graph: Graph, product: NodeProto, consumers: Mapping[str, list[NodePro
     return readers[0] if any(value.ndim == 1 for value in constants) else None
 
 
-def _packed(graph: Graph, x: str, pairs: list[tuple[NodeProto, NodeProto | None]]) -> list[NodeProto]:
+def _packed_nodes(graph: Graph, x: str, pairs: list[tuple[NodeProto, NodeProto | None]]) -> list[NodeProto]:
     weights = [value for product, _ in pairs if (value := graph.constant(product.input[1])) is not None]
     weight = graph.add_constant(f"{pairs[0][0].input[1]}/packed", np.concatenate(weights, axis=1))
     widths = graph.add_constant(f"{x}/widths", np.array([value.shape[1] for value in weights], dtype=np.int64))

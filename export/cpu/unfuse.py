@@ -17,7 +17,7 @@ from export.errors import GraphError
 from export.graph.ir import CONTRIB, Graph, attribute
 
 
-def lower(source: Path, target: Path) -> None:
+def unfuse(source: Path, target: Path) -> None:
     """Writes the graph for the CPU provider to a new file: the same function, in operators whose kernels are fast.
 
     Args:

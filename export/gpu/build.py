@@ -15,7 +15,7 @@ from service.text.tokenizer import Tokenizer
 PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
 
 
-def graphs(
+def build_graphs(
     provider: Provider,
     precisions: Sequence[Precision],
     raw: Path,
@@ -42,17 +42,17 @@ def graphs(
     plan = shape_plan.plan(checkpoint.max_length, masks=has_masks, rectangle=provider == "tensorrt")
     whole = folder / f"model.{provider}.fp32.onnx"
     if provider == "tensorrt":
-        tensorrt.standard(raw, whole)
+        tensorrt.write_standard(raw, whole)
         form = f"{tensorrt.FORM}; fp16 is TensorRT's own" if "fp16" in precisions else tensorrt.FORM
         return [Artifact(whole, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
     fused = cuda.fuse(raw, whole, checkpoint)
     made = [Artifact(whole, provider, "fp32", fused.form, fused.inputs, plan, fused.fusions)]
     if "fp16" in precisions:
         path = folder / f"model.{provider}.fp16.onnx"
-        feeds = calibration.feeds(texts, checkpoint, tokenizer, fused.inputs)
+        feeds = calibration.make_feeds(texts, checkpoint, tokenizer, fused.inputs)
         ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
         short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
-        padded = [calibration.padded(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
+        padded = [calibration.pad(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
         halved = fp16.convert_to_fp16(whole, path, raw.parent, feeds, padded)
         made.append(Artifact(path, provider, "fp16", fused.form, fused.inputs, plan, fused.fusions, halved.counts, halved.error))
     return made

@@ -21,12 +21,12 @@ from export.graph import onnx_files
 from service.bundle.graph_spec import InputSpec
 
 LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
-FUSED = "fused for CUDA, attention with the length of each row"
-PARTLY = "fused for CUDA, attention in standard operators"
+FUSED_FORM = "fused for CUDA, attention with the length of each row"
+PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
 
 
 @dataclass(frozen=True)
-class Fused:
+class CudaGraph:
     """What became of a graph.
 
     Attributes:
@@ -40,7 +40,7 @@ class Fused:
     fusions: dict[str, int]
 
 
-def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Fused:
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> CudaGraph:
     """Writes the fused float32 graph to a new file.
 
     Attention stays as it was traced, with the mask, where it is not fused in every layer: one layer that needs a mask needs it
@@ -63,7 +63,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Fused:
     inputs = [
         spec.model_copy(update={"dtype": "int32"}) if spec.name in narrow else spec for spec in checkpoint.inputs if spec.name in left
     ]
-    return Fused(FUSED if whole else PARTLY, (*inputs, *([LENGTHS] if whole else [])), counts)
+    return CudaGraph(FUSED_FORM if whole else PARTLY_FUSED_FORM, (*inputs, *([LENGTHS] if whole else [])), counts)
 
 
 def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> Any:

@@ -72,7 +72,7 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
         node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"
     }
     # one value at a time: together they are the whole model once more
-    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _floats(tensor)} | peaks
+    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _is_float(tensor)} | peaks
     kept = set()
     for node in model.graph.node:
         floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
@@ -84,7 +84,7 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     return kept
 
 
-def _floats(tensor: onnx.TensorProto) -> bool:
+def _is_float(tensor: onnx.TensorProto) -> bool:
     return tensor.data_type == onnx.TensorProto.FLOAT and 0 not in tensor.dims
 
 

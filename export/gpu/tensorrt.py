@@ -10,7 +10,7 @@ from export.graph import onnx_files
 FORM = "standard operators, for TensorRT to fuse"
 
 
-def standard(source: Path, target: Path) -> None:
+def write_standard(source: Path, target: Path) -> None:
     """Writes the traced graph to a new file, after a look at its operators.
 
     Raises:

@@ -16,15 +16,15 @@ from export.int8.smoothquant import QuantParams
 MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types always are, are not worth the lost precision
 
 
-def apply(graph: Graph, fits: Mapping[str, QuantParams]) -> None:
+def emit_linears(graph: Graph, fits: Mapping[str, QuantParams]) -> None:
     """Replaces the products that read each tensor, and the additions of their biases."""
-    found, consumers = linear.find(graph), graph.consumers()
+    found, consumers = linear.find_linears(graph), graph.consumers()
     replaced: dict[int, list[NodeProto]] = {}
     for x, fit in fits.items():
         product = found[x]
-        addition = linear.addition(graph, product, consumers)
+        addition = linear.bias_add(graph, product, consumers)
         last = product if addition is None else addition
-        stored, name = _store(graph, x, fit), product.input[1]
+        stored, name = _quantize_input(graph, x, fit), product.input[1]
         inputs = [
             stored[-1].output[0],
             graph.add_constant(f"{name}/steps", fit.weight),
@@ -40,7 +40,7 @@ def apply(graph: Graph, fits: Mapping[str, QuantParams]) -> None:
     graph.nodes = [part for node in graph.nodes for part in replaced.get(id(node), [node])]
 
 
-def quantize_embeddings(graph: Graph) -> int:
+def emit_embeddings(graph: Graph) -> int:
     """Replaces each gather from a large float table by gathers of int8 rows and of their scales; returns how many.
 
     A row is stored as `round(row / scale)` with `scale = max(abs(row)) / 127`, so an element is off by scale / 2 at most.
@@ -67,11 +67,11 @@ def quantize_embeddings(graph: Graph) -> int:
     return found
 
 
-def _store(graph: Graph, x: str, fit: QuantParams) -> list[NodeProto]:
+def _quantize_input(graph: Graph, x: str, fit: QuantParams) -> list[NodeProto]:
     """Returns the nodes that quantize a tensor; the last one's output is it."""
     nodes, current = [], x
     if fit.multiplier is not None:
         current = graph.fresh(x)
         nodes.append(graph.node("Mul", [x, graph.add_constant(f"{x}/multiplier", fit.multiplier)], current))
-    constants = [graph.add_constant(f"{x}/scale", np.array(fit.scale)), graph.add_constant(f"{x}/zero", np.array(fit.zero))]
+    constants = [graph.add_constant(f"{x}/scale", np.array(fit.scale)), graph.add_constant(f"{x}/zero", np.array(fit.zero_point))]
     return [*nodes, graph.node("QuantizeLinear", [current, *constants], graph.fresh(x))]

@@ -33,19 +33,19 @@ def fold_smoothing(graph: Graph, multipliers: Mapping[str, Floats]) -> set[str]:
         attention, readers = producers.get(x), consumers[x]
         if attention is None or attention.op_type != "MultiHeadAttention" or len(readers) != 1 or readers[0].op_type != "MatMul":
             continue
-        found = _values(graph, attention, producers, consumers)
+        found = _value_projection(graph, attention, producers, consumers)
         if found is None:
             continue
         product, bias, columns = found
         by = np.where(multiplier > 0, multiplier, 1).astype(np.float32)
-        _scale(graph, product, 1, columns, by)
-        _scale(graph, bias, _constant_input(graph, bias), columns, by)
-        _scale(graph, readers[0], 1, slice(None), np.reciprocal(by)[:, None])
+        _scale_constant(graph, product, 1, columns, by)
+        _scale_constant(graph, bias, _constant_input(graph, bias), columns, by)
+        _scale_constant(graph, readers[0], 1, slice(None), np.reciprocal(by)[:, None])
         done.add(x)
     return done
 
 
-def _values(
+def _value_projection(
     graph: Graph, attention: NodeProto, producers: Mapping[str, NodeProto], consumers: Mapping[str, list[NodeProto]]
 ) -> tuple[NodeProto, NodeProto, slice] | None:
     """Returns the product and the addition that compute an attention's values, and which of their columns do."""
@@ -59,7 +59,7 @@ def _values(
         assert widths is not None, "export.pack splits at constants"
         start = int(widths[: list(split.output).index(name)].sum())
         addition = producers[split.input[0]]
-    bias = _bias(graph, addition)
+    bias = _bias_of(graph, addition)
     product = None if bias is None else producers.get(addition.input[1 - _constant_input(graph, addition)])
     if bias is None or product is None or product.op_type != "MatMul" or graph.constant(product.input[1]) is None:
         return None
@@ -69,7 +69,7 @@ def _values(
     return product, addition, slice(start, start + len(reader))
 
 
-def _bias(graph: Graph, node: NodeProto) -> Floats | None:
+def _bias_of(graph: Graph, node: NodeProto) -> Floats | None:
     if node.op_type != "Add" or _constant_input(graph, node) < 0:
         return None
     bias = graph.constant(node.input[_constant_input(graph, node)])
@@ -80,7 +80,7 @@ def _constant_input(graph: Graph, node: NodeProto) -> int:
     return next((i for i, name in enumerate(node.input) if graph.constant(name) is not None), -1)
 
 
-def _scale(graph: Graph, node: NodeProto, i: int, columns: slice, by: Floats) -> None:
+def _scale_constant(graph: Graph, node: NodeProto, i: int, columns: slice, by: Floats) -> None:
     name = node.input[i]
     value = graph.constant(name)
     assert value is not None, name

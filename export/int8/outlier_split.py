@@ -12,8 +12,8 @@ from onnx import NodeProto
 
 from export.graph.ir import CONTRIB, Graph
 
-UNITS = 16
-CHANNELS = 4
+HIDDEN_UNITS = 16
+INPUT_CHANNELS = 4
 
 Floats = NDArray[np.float32]
 
@@ -34,7 +34,7 @@ def feed_forwards(graph: Graph) -> list[NodeProto]:
     return found
 
 
-def split_units(graph: Graph, activation: NodeProto, peak: Floats) -> None:
+def split_hidden_units(graph: Graph, activation: NodeProto, peak: Floats) -> None:
     """Computes the hidden units of the largest values in a small feed-forward block of their own.
 
     A feed-forward block is a sum over its hidden units, so it may be cut in two.
@@ -49,7 +49,7 @@ def split_units(graph: Graph, activation: NodeProto, peak: Floats) -> None:
     first, second = producers[addition.input[0]], consumers[activation.output[0]][0]
     x, total = first.input[0], second.output[0]
     order = np.argsort(-peak, kind="stable")
-    outlying, others = np.sort(order[:UNITS]), np.sort(order[UNITS:])
+    outlying, others = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
     weights = [_value(graph, name) for name in (first.input[1], addition.input[1], second.input[1])]
     names = [first.input[1], addition.input[1], second.input[1]]
     kept = [weights[0][:, others], weights[1][others], weights[2][others]]
@@ -77,7 +77,7 @@ def split_units(graph: Graph, activation: NodeProto, peak: Floats) -> None:
     )
 
 
-def split_inputs(graph: Graph, product: NodeProto, peak: Floats) -> None:
+def split_input_channels(graph: Graph, product: NodeProto, peak: Floats) -> None:
     """Multiplies the channels of the largest values with their rows of the matrix in float, and adds the result.
 
     Args:
@@ -86,7 +86,7 @@ def split_inputs(graph: Graph, product: NodeProto, peak: Floats) -> None:
         peak: Largest magnitude of each channel that it reads, [channels].
     """
     x, name = product.input
-    outlying = np.sort(np.argsort(-peak, kind="stable")[:CHANNELS])
+    outlying = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
     rest = _value(graph, name).copy()
     apart = graph.add_constant(f"{name}/outlying", np.ascontiguousarray(rest[outlying]))
     rest[outlying] = 0

@@ -34,12 +34,12 @@ from export.int8.smoothquant import QuantParams
 PROBE_TEXTS = 96
 # Shares of the average error of a tensor, each measured alone: above the one its outliers are worth computing in float, below the
 # other its channels are not worth a multiplication.
-SENSITIVE = 1 / 3
-INDIFFERENT = 1 / 16
+SPLIT_ABOVE = 1 / 3
+SMOOTH_ABOVE = 1 / 16
 
 
 @dataclass(frozen=True)
-class Quantized:
+class Int8Graph:
     """What became of a graph.
 
     Attributes:
@@ -51,7 +51,7 @@ class Quantized:
     error: float
 
 
-def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], *, max_error: float) -> Quantized:
+def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], *, max_error: float) -> Int8Graph:
     """Writes the int8 graph to a new file.
 
     Args:
@@ -69,37 +69,39 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     """
     observed, part, split = (workspace / f"{name}.onnx" for name in ("observed", "part", "split"))
     graph = Graph(source)
-    found = linear.find(graph)
+    found = linear.find_linears(graph)
     if not found:
         raise GraphError(
             "the graph has no matrix to quantize: none of its layers multiplies by a constant matrix. Export it with --precision fp32."
         )
-    seen = _together(_observe(graph, list(found), observed, feeds), linear.shared(found))
-    # without feedback, which takes longest and changes little of which tensors matter
-    fits = smoothquant.choose(graph, found, seen, feedback=False)
+    seen = _merge_activations(_observe(graph, list(found), observed, feeds), linear.sharing_weights(found))
+    # without GPTQ, which takes longest and changes little of which tensors matter
+    fits = smoothquant.choose_params(graph, found, seen, use_gptq=False)
     peaks = {x: entry.peak for x, entry in seen.items()}
     del seen  # of a large model the samples take gigabytes of disk
-    errors = _errors(source, part, fits, feeds)
+    errors = _sensitivities(source, part, fits, feeds)
     average = sum(errors.values()) / len(errors)
-    shared = {x for group in linear.shared(found) for x in group}
+    shared = {x for group in linear.sharing_weights(found) for x in group}
     balanced = fold_smoothing.fold_smoothing(
         graph, {x: fit.multiplier for x, fit in fits.items() if fit.multiplier is not None and x not in shared}
     )
-    counts = _split(graph, [x for x, error in errors.items() if error > average * SENSITIVE and x not in shared], peaks)
+    counts = _split_outliers(graph, [x for x, error in errors.items() if error > average * SPLIT_ABOVE and x not in shared], peaks)
     graph.save(split)
     # splitting moved channels between tensors
-    found = linear.find(graph)
-    seen = _together(_observe(graph, list(found), observed, feeds), linear.shared(found))
-    plain = balanced | {x for x, error in errors.items() if error < average * INDIFFERENT}
-    plain -= shared
-    fits = smoothquant.choose(graph, found, seen, feedback=True, plain=plain)
-    fits, tables, error = _gate(split, target, fits, sorted(fits, key=lambda x: -errors.get(x, 0.0)), (source, feeds), max_error)
+    found = linear.find_linears(graph)
+    seen = _merge_activations(_observe(graph, list(found), observed, feeds), linear.sharing_weights(found))
+    unsmoothed = balanced | {x for x, error in errors.items() if error < average * SMOOTH_ABOVE}
+    unsmoothed -= shared
+    fits = smoothquant.choose_params(graph, found, seen, use_gptq=True, unsmoothed=unsmoothed)
+    fits, tables, error = _emit_within_error(
+        split, target, fits, sorted(fits, key=lambda x: -errors.get(x, 0.0)), (source, feeds), max_error
+    )
     kept = len(found) - len(fits)
     counts = {"MatMulIntegerToFloat": len(fits), "PerRowEmbedding": tables} | counts | ({"KeptFloat": kept} if kept else {})
-    return Quantized(counts, error)
+    return Int8Graph(counts, error)
 
 
-def _gate(
+def _emit_within_error(
     source: Path,
     target: Path,
     fits: Mapping[str, QuantParams],
@@ -108,13 +110,13 @@ def _gate(
     max_error: float,
 ) -> tuple[dict[str, QuantParams], int, float]:
     """Writes the graph with as many of the matrices in int8 as the outputs bear; returns those, the tables in int8, and the error."""
-    probe = _probe(reference[1])
+    probe = _probe_feeds(reference[1])
     expected = calibration.outputs(reference[0], probe)
     for kept in (0, *(2**i for i in range(len(order)) if 2**i < len(order) - 1), len(order) - 1):
         chosen = {x: fit for x, fit in fits.items() if x not in order[:kept]}
         graph = Graph(source)
-        emit_int8.apply(graph, chosen)
-        tables = emit_int8.quantize_embeddings(graph)
+        emit_int8.emit_linears(graph, chosen)
+        tables = emit_int8.emit_embeddings(graph)
         graph.share()
         graph.save(target)
         error = calibration.relative_error(expected, calibration.outputs(target, probe))
@@ -127,23 +129,23 @@ def _gate(
     )
 
 
-def _split(graph: Graph, sensitive: Sequence[str], peaks: Mapping[str, NDArray[np.float32]]) -> dict[str, int]:
+def _split_outliers(graph: Graph, sensitive: Sequence[str], peaks: Mapping[str, NDArray[np.float32]]) -> dict[str, int]:
     """Computes outlying channels of the sensitive tensors in float; returns of how many, by the way in which it was done."""
     blocks = {node.output[0]: node for node in outlier_split.feed_forwards(graph)}
-    found, producers, consumers = linear.find(graph), graph.producers(), graph.consumers()
+    found, producers, consumers = linear.find_linears(graph), graph.producers(), graph.consumers()
     # a split keeps the addition of the bias as its end
-    sensitive = [x for x in sensitive if linear.addition(graph, found[x], consumers) is not None]
+    sensitive = [x for x in sensitive if linear.bias_add(graph, found[x], consumers) is not None]
     units = [x for x in sensitive if x in blocks]
     inputs = [x for x in sensitive if x in producers and producers[x].op_type == "LayerNormalization"]
     # units first: a block is not recognizable with its inputs split
     for x in units:
-        outlier_split.split_units(graph, blocks[x], peaks[x])
+        outlier_split.split_hidden_units(graph, blocks[x], peaks[x])
     for x in inputs:
-        outlier_split.split_inputs(graph, found[x], peaks[x])
+        outlier_split.split_input_channels(graph, found[x], peaks[x])
     return {"FloatUnits": len(units), "FloatInputs": len(inputs)}
 
 
-def _together(seen: Mapping[str, Activations], groups: Sequence[Sequence[str]]) -> dict[str, Activations]:
+def _merge_activations(seen: Mapping[str, Activations], groups: Sequence[Sequence[str]]) -> dict[str, Activations]:
     """Takes the tensors of a group for one, so that they get the same scales and their matrix is stored once."""
     merged = dict(seen)
     for group in groups:
@@ -160,18 +162,18 @@ def _observe(graph: Graph, tensors: Sequence[str], path: Path, feeds: Sequence[F
     return calibration.observe(path, tensors, feeds)
 
 
-def _errors(source: Path, part: Path, fits: Mapping[str, QuantParams], feeds: Sequence[Feed]) -> dict[str, float]:
+def _sensitivities(source: Path, part: Path, fits: Mapping[str, QuantParams], feeds: Sequence[Feed]) -> dict[str, float]:
     """Returns how much the quantization of each tensor, alone, moves the model's outputs: the square of their relative error."""
-    probe = _probe(feeds)
+    probe = _probe_feeds(feeds)
     expected = calibration.outputs(source, probe)
     errors = {}
     for x, fit in fits.items():
         graph = Graph(source)
-        emit_int8.apply(graph, {x: fit})
+        emit_int8.emit_linears(graph, {x: fit})
         graph.save(part)
         errors[x] = calibration.relative_error(expected, calibration.outputs(part, probe)) ** 2
     return errors
 
 
-def _probe(feeds: Sequence[Feed]) -> Sequence[Feed]:
+def _probe_feeds(feeds: Sequence[Feed]) -> Sequence[Feed]:
     return feeds[:: max(1, len(feeds) // PROBE_TEXTS)]

@@ -45,7 +45,7 @@ class Staged:
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
         """Returns the graph's inputs for each text alone."""
-        return calibration.feeds(texts, self.loaded, self.tokenizer)
+        return calibration.make_feeds(texts, self.loaded, self.tokenizer)
 
 
 def checkpoint_of(folder: Path, task: str) -> Path:
@@ -59,9 +59,9 @@ def stage(source: Path, folder: Path) -> Staged:
     raw, fused, lowered, narrowed, packed = (folder / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrowed", "packed"))
     loaded = load_checkpoint(str(source))
     trace.trace(loaded, raw)
-    ort_fusion.optimize(raw, fused, loaded)
-    unfuse.lower(fused, lowered)
-    counts = cls_only_last_layer.narrow(lowered, narrowed), pack_qkv.pack(narrowed, packed)
+    ort_fusion.fuse(raw, fused, loaded)
+    unfuse.unfuse(fused, lowered)
+    counts = cls_only_last_layer.restrict_to_cls(lowered, narrowed), pack_qkv.pack_qkv(narrowed, packed)
     (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec(digest(folder / TOKENIZER_FILE)))
     return Staged(loaded, tokenizer, fused, lowered, narrowed, packed, *counts)

@@ -30,7 +30,7 @@ def all_staged_graphs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sta
 
 def test_the_built_in_texts_are_700_distinct_ones() -> None:
     """All lines are texts, and none stands there twice."""
-    texts = calibration.read(calibration.BUILT_IN)
+    texts = calibration.read_texts(calibration.BUILT_IN)
 
     assert (700, 700) == (len(texts), len(set(texts)))
 
@@ -40,7 +40,7 @@ def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
-    assert lines[: calibration.MAX_TEXTS] == calibration.read(tmp_path / "texts.txt")
+    assert lines[: calibration.MAX_TEXTS] == calibration.read_texts(tmp_path / "texts.txt")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes |
         path.write_bytes(content)
 
     with pytest.raises(CheckpointError, match=reason) as caught:
-        calibration.read(path)
+        calibration.read_texts(path)
     assert f"`{path}`" in str(caught.value)
 
 
@@ -66,7 +66,7 @@ def test_sixteen_texts_are_enough(tmp_path: Path) -> None:
     """The least that is allowed is allowed."""
     (tmp_path / "texts.txt").write_text("text\n" * 16, encoding="utf-8")
 
-    assert ["text"] * 16 == calibration.read(tmp_path / "texts.txt")
+    assert ["text"] * 16 == calibration.read_texts(tmp_path / "texts.txt")
 
 
 # ---- feeds

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from checkpoints import SIZES
-from export.calibration import BUILT_IN, Feed, observe, read
-from export.cpu.cls_only_last_layer import narrow
-from export.cpu.pack_qkv import pack
-from export.cpu.unfuse import lower
+from export.calibration import BUILT_IN, Feed, observe, read_texts
+from export.cpu.cls_only_last_layer import restrict_to_cls
+from export.cpu.pack_qkv import pack_qkv
+from export.cpu.unfuse import unfuse
 from export.errors import GraphError
 from export.graph.ir import CONTRIB, Graph, attribute
 from export.int8 import outlier_split
@@ -211,7 +211,7 @@ def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> N
         if node.op_type == "Attention":
             node.attribute.extend([helper.make_attribute("scale", 0.2), helper.make_attribute("mask_filter_value", -1.0)])
     onnx.save(model, str(tmp_path / "fused.onnx"))
-    lower(tmp_path / "fused.onnx", tmp_path / "lowered.onnx")
+    unfuse(tmp_path / "fused.onnx", tmp_path / "lowered.onnx")
     feed, mask = batches(classifier)[-1]
 
     assert_equal_outputs(tmp_path / "fused.onnx", tmp_path / "lowered.onnx", feed, mask)
@@ -236,7 +236,7 @@ def test_attention_of_another_kind_is_refused(classifier: Staged, tmp_path: Path
     onnx.save(model, str(tmp_path / "other.onnx"))
 
     with pytest.raises(GraphError, match=f"attention node `{node.name}` .*not understood"):
-        lower(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
+        unfuse(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
     assert not (tmp_path / "lowered.onnx").exists()
 
 
@@ -248,7 +248,7 @@ def test_a_norm_that_gives_out_its_mean_is_refused(classifier: Staged, tmp_path:
     onnx.save(model, str(tmp_path / "other.onnx"))
 
     with pytest.raises(GraphError, match=r"'mean'\], which is not understood"):
-        lower(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
+        unfuse(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
 
 
 @pytest.mark.parametrize("shifted", [True, False])
@@ -258,7 +258,7 @@ def test_a_norm_that_gives_out_its_sum_becomes_an_addition_and_a_norm(tmp_path: 
     node = helper.make_node("SkipLayerNormalization", inputs, ["y", "", "", "sum"], domain=CONTRIB, epsilon=1e-5)
     constants = {"skip": normal(1, LENGTH, WIDTH, seed=5), "gamma": normal(WIDTH, seed=6), "beta": normal(WIDTH, seed=7)}
     path = handmade(tmp_path / "norm.onnx", [node], constants, outputs=["y", "sum"])
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "lowered.onnx")
     x = x_feed()["x"] + constants["skip"]
     normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * constants["gamma"]
     y, total = run(tmp_path / "lowered.onnx", x_feed())
@@ -283,7 +283,7 @@ def test_a_sum_of_products_with_a_constant_becomes_a_product(tmp_path: Path, equ
     """Whatever shape a matrix is kept in, XLNet's has three axes; what is no plain product is left alone."""
     node = helper.make_node("Einsum", ["x", "w"], ["y"], equation=equation)
     path = handmade(tmp_path / "einsum.onnx", [node], {"w": normal(*shape)})
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "lowered.onnx")
 
     assert left == operators(tmp_path / "lowered.onnx")
     np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
@@ -296,7 +296,7 @@ def test_heads_are_joined_again_in_one_product(tmp_path: Path) -> None:
         helper.make_node("Einsum", ["split", "w"], ["y"], equation="ibnd,hnd->ibh"),
     ]
     path = handmade(tmp_path / "einsum.onnx", nodes, {"w": normal(5, 2, 4), "heads": np.array([0, 0, 2, 4])})
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "lowered.onnx")
 
     assert {"MatMul": 1, "Reshape": 2} == operators(tmp_path / "lowered.onnx")
     np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
@@ -311,7 +311,7 @@ def test_a_plain_gemm_becomes_a_product_and_an_addition(tmp_path: Path, transpos
     ]
     constants = {"w": normal(*((5, WIDTH) if transposed else (WIDTH, 5))), "b": normal(5), "flat": np.array([-1, WIDTH])}
     path = handmade(tmp_path / "gemm.onnx", shape, constants)
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "lowered.onnx")
 
     assert {"Reshape"} | left == set(operators(tmp_path / "lowered.onnx"))
     np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
@@ -354,7 +354,7 @@ def test_hidden_states_that_something_else_reads_stay_whole(classifier: Staged, 
         graph.nodes.append(graph.node("Tanh", [hidden], "squashed"))
         hidden = "squashed"
     graph.save(tmp_path / "wide.onnx", also=[hidden])
-    count = narrow(tmp_path / "wide.onnx", tmp_path / "narrowed.onnx")
+    count = restrict_to_cls(tmp_path / "wide.onnx", tmp_path / "narrowed.onnx")
     [feed] = classifier.feeds(TEXTS[1:2])
 
     assert 0 == count
@@ -378,7 +378,7 @@ ROWWISE = {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH, seed=1), "zero": np.arr
 def narrowed_handmade(folder: Path, nodes: Sequence[onnx.NodeProto], **constants: Array) -> tuple[int, Path]:
     """Narrows a handmade graph, asserts that it answers as before, and returns the count and the graph."""
     path = handmade(folder / "wide.onnx", nodes, ROWWISE | constants)
-    count = narrow(path, folder / "narrowed.onnx")
+    count = restrict_to_cls(path, folder / "narrowed.onnx")
     np.testing.assert_allclose(run(path, x_feed())[0], run(folder / "narrowed.onnx", x_feed())[0], rtol=0, atol=1e-6)
     return count, folder / "narrowed.onnx"
 
@@ -471,7 +471,7 @@ def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Pa
     ]
     constants = {"wide": normal(WIDTH, 12, seed=3), "wide_bias": normal(12, seed=4)} | ROWWISE
     path = handmade(tmp_path / "apart.onnx", nodes, constants, outputs=["y1", "y2", "y3", "y4"])
-    count = pack(path, tmp_path / "packed.onnx")
+    count = pack_qkv(path, tmp_path / "packed.onnx")
 
     assert (1, 3) == (count, operators(tmp_path / "packed.onnx")["MatMul"])
     for a, b in zip(run(path, x_feed()), run(tmp_path / "packed.onnx", x_feed()), strict=True):
@@ -483,7 +483,7 @@ def test_products_without_a_bias_are_packed_too(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y1"]), helper.make_node("MatMul", ["x", "wide"], ["y2"])]
     path = handmade(tmp_path / "apart.onnx", nodes, {"w": normal(WIDTH, WIDTH), "wide": normal(WIDTH, 12, seed=3)}, outputs=["y1", "y2"])
 
-    assert 1 == pack(path, tmp_path / "packed.onnx")
+    assert 1 == pack_qkv(path, tmp_path / "packed.onnx")
     assert {"MatMul": 1, "Split": 1} == operators(tmp_path / "packed.onnx")
     for a, b in zip(run(path, x_feed()), run(tmp_path / "packed.onnx", x_feed()), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
@@ -526,9 +526,9 @@ def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_
     name, weight = first.input[1], graph.constant(first.input[1])
     assert weight is not None
     peak = np.random.default_rng(0).permutation(weight.shape[1]).astype(np.float32)
-    outlier_split.split_units(graph, activation, peak)
+    outlier_split.split_hidden_units(graph, activation, peak)
     graph.save(tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outlier_split.UNITS
+    largest = peak >= len(peak) - outlier_split.HIDDEN_UNITS
 
     np.testing.assert_array_equal(weight[:, largest], graph_constant(tmp_path / "split.onnx", f"{name}/float"))
     np.testing.assert_array_equal(weight[:, ~largest], graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -543,9 +543,9 @@ def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: S
     name, weight = product.input[1], graph.constant(product.input[1])
     assert weight is not None
     peak = np.random.default_rng(0).permutation(weight.shape[0]).astype(np.float32)
-    outlier_split.split_inputs(graph, product, peak)
+    outlier_split.split_input_channels(graph, product, peak)
     graph.save(tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outlier_split.CHANNELS
+    largest = peak >= len(peak) - outlier_split.INPUT_CHANNELS
 
     np.testing.assert_array_equal(weight[largest], graph_constant(tmp_path / "split.onnx", f"{name}/outlying"))
     np.testing.assert_array_equal(np.where(largest[:, None], 0, weight), graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -567,12 +567,12 @@ def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) ->
     ]
     tensors = sorted({*(node.output[0] for node in blocks), *(node.input[0] for node in products)})
     graph.save(tmp_path / "observed.onnx", also=tensors)
-    seen = observe(tmp_path / "observed.onnx", tensors, staged.feeds(read(BUILT_IN)[:10]))
+    seen = observe(tmp_path / "observed.onnx", tensors, staged.feeds(read_texts(BUILT_IN)[:10]))
     assert len(products) > 3
     for node in blocks:
-        outlier_split.split_units(graph, node, seen[node.output[0]].peak)
+        outlier_split.split_hidden_units(graph, node, seen[node.output[0]].peak)
     for product in products:
-        outlier_split.split_inputs(graph, product, seen[product.input[0]].peak)
+        outlier_split.split_input_channels(graph, product, seen[product.input[0]].peak)
     graph.save(tmp_path / "split.onnx")
 
     for feed, mask in batches(staged):

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torch
 CHANNEL, UNIT = 5, 7
 # about three times what was measured on texts that were not calibrated on (onnxruntime 1.31)
 MAX_ERROR = {"text-classification": 0.15, "token-classification": 0.06, "question-answering": 0.15, "fill-mask": 0.09}
-TEXTS = calibration.read(calibration.BUILT_IN)
+TEXTS = calibration.read_texts(calibration.BUILT_IN)
 SEEN, UNSEEN = TEXTS[:40], TEXTS[40:80]
 
 Array = NDArray[Any]
