@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from export.checkpoint import model_patches, sentence_transformers
@@ -122,8 +123,8 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
             reason = (str(error).splitlines() or [""])[0]
             raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced: {type(error).__name__}: {reason}") from error
         onnx_files.copy(Path(folder) / path.name, path)
-    graph = onnx_files.structure(path).graph
-    actual = [value.name for value in graph.input], [value.name for value in graph.output]
+    graph = ir.load(path).graph
+    actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
     used = tuple(spec for spec in taken if spec.name in actual[0] or spec.fill != "type_ids")
     expected = [spec.name for spec in used], [spec.name for spec in given]
     if actual != expected:

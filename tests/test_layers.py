@@ -39,6 +39,7 @@ HOMES = {
     "transformers": {"export"},
     "huggingface_hub": {"export"},
     "onnx": {"export"},
+    "onnx_ir": {"export"},
 }
 
 

@@ -40,7 +40,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
         )
     counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
     fused.topological_sort()
-    onnx_files.save(fused.model, target, folder=source.parent)
+    onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts
 
 

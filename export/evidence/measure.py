@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx_ir as ir
+
 from export.artifact import Artifact
 from export.checkpoint.load import Checkpoint
 from export.errors import ParityError
@@ -42,11 +44,11 @@ def measure(
         raise ParityError(
             f"{type(checkpoint.model).__name__} is not understood: its {made.precision} graph cannot be served. {error}"
         ) from error
-    model = onnx_files.structure(made.path)
+    model = ir.load(made.path)
     evidence = Evidence(
         **dataclasses.asdict(found) | {"lengths": found.lengths},
-        nodes=len(model.graph.node),
-        opset=next((opset.version for opset in model.opset_import if not opset.domain), None),
+        nodes=len(model.graph),
+        opset=model.graph.opset_imports.get(""),
         speed=latency.measure(engine, max_length=checkpoint.max_length, pad_id=checkpoint.pad_id),
         fusions=made.fusions,
         quantized=made.quantized,

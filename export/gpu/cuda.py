@@ -58,7 +58,7 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> CudaGraph:
     fused.remove_unused_constant()
     narrow = _take_int32(fused)
     fused.topological_sort()
-    onnx_files.save(fused.model, target, folder=source.parent)
+    onnx_files.save_proto(fused.model, target, folder=source.parent)
     left = {value.name for value in fused.model.graph.input}
     inputs = [
         spec.model_copy(update={"dtype": "int32"}) if spec.name in narrow else spec for spec in checkpoint.inputs if spec.name in left

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 
@@ -52,7 +53,7 @@ def convert_to_fp16(source: Path, target: Path, workspace: Path, feeds: Sequence
     computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
     converted = OnnxModel(model)
     converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(kept))
-    onnx_files.save(converted.model, target)
+    onnx_files.save_proto(converted.model, target)
     error = calibration.relative_error(calibration.outputs(source, probe), calibration.outputs(target, probe))
     return Fp16Graph({"Float16": computing - len(kept)} | ({"KeptFloat": len(kept)} if kept else {}), error)
 
@@ -90,12 +91,10 @@ def _is_float(tensor: onnx.TensorProto) -> bool:
 
 def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
     """Returns the largest magnitude of each float tensor that a node of a graph writes; `path` is for a graph that gives them all out."""
-    model, constants = onnx_files.read(source)
-    given = {value.name for value in model.graph.output}
-    names = [name for node in model.graph.node for name in node.output if name and name not in given]
+    model = ir.load(source)
     # without a type: ONNX Runtime knows it
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    onnx_files.write(model, constants, path)
+    model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())
+    onnx_files.save(model, path)
     session = calibration.open_session(path)
     names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
     peaks = dict.fromkeys(names, 0.0)

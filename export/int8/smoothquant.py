@@ -12,11 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import NodeProto
 
 from export.calibration import Activations
-from export.graph.ir import Graph
 from export.graph.linear import weight_and_bias
 from export.int8 import gptq
 
@@ -51,8 +50,7 @@ class QuantParams:
 
 
 def choose_params(
-    graph: Graph,
-    linears: Mapping[str, NodeProto],
+    linears: Mapping[str, ir.Node],
     activations: Mapping[str, Activations],
     *,
     use_gptq: bool,
@@ -63,17 +61,16 @@ def choose_params(
     Layers that share a matrix, and so their activations, share the parameters too.
 
     Args:
-        graph: The float32 graph.
-        linears: Its linear layers by the tensor that they read.
+        linears: The linear layers of the float32 graph, by the tensor that they read.
         activations: What these tensors were on the calibration texts.
         use_gptq: Whether weights are rounded by GPTQ, which takes longest, or to nearest.
         unsmoothed: Tensors whose channels are not smoothed.
     """
     params: dict[str, QuantParams] = {}
-    first: dict[tuple[str, bytes], str] = {}
+    first: dict[tuple[ir.Value | None, bytes], str] = {}
     for x, matmul in linears.items():
-        weight, bias = weight_and_bias(graph, matmul)
-        same = first.setdefault((matmul.input[1], bias.tobytes()), x)
+        weight, bias = weight_and_bias(matmul)
+        same = first.setdefault((matmul.inputs[1], bias.tobytes()), x)
         params[x] = (
             params[same]
             if same in params

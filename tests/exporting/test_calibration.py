@@ -9,7 +9,7 @@ import pytest
 
 from export import calibration
 from export.errors import CheckpointError
-from export.graph.ir import Graph
+from export.graph import rewrite
 from staged import ARCHITECTURES, Staged, checkpoint_of, run, stage
 
 pytestmark = pytest.mark.torch
@@ -134,9 +134,10 @@ def test_a_short_text_has_a_mask_too(all_staged: dict[str, Staged], place: int) 
 def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
     """Highest and lowest value of each channel are numpy's over every row of every text; the peak is the larger of the two."""
     staged = all_staged["text-classification"]
-    names = [node.output[0] for node in Graph(staged.packed).nodes if node.op_type in ("Gelu", "LayerNormalization")]
-    path = tmp_path / "also.onnx"
-    Graph(staged.packed).save(path, also=names)
+    model = rewrite.load(staged.packed)
+    names = [node.outputs[0].name for node in model.graph if node.op_type in ("Gelu", "LayerNormalization")]
+    path = tmp_path / "more.onnx"
+    rewrite.save(model, path, outputs=names)
     feeds = staged.feeds(TEXTS)
     seen = calibration.observe(path, names, feeds)
     runs = [run(path, feed)[1:] for feed in feeds]
@@ -152,9 +153,10 @@ def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: P
 def test_the_sample_has_some_rows_of_each_text(all_staged: dict[str, Staged], tmp_path: Path) -> None:
     """A long text gives a handful of its rows, first and last among them; a short one all of its rows; twice the same."""
     staged = all_staged["token-classification"]
-    name = next(node.output[0] for node in Graph(staged.packed).nodes if node.op_type == "Gelu")
-    path = tmp_path / "also.onnx"
-    Graph(staged.packed).save(path, also=[name])
+    model = rewrite.load(staged.packed)
+    name = next(node.outputs[0].name for node in model.graph if node.op_type == "Gelu")
+    path = tmp_path / "more.onnx"
+    rewrite.save(model, path, outputs=[name])
     long, short = staged.feeds([TEXTS[3]])[0], staged.feeds([TEXTS[0]])[0]
     whole = run(path, long)[1][0]
     sample = calibration.observe(path, [name], [long])[name].rows

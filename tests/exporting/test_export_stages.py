@@ -25,7 +25,6 @@ from export.cpu.pack_qkv import pack_qkv
 from export.cpu.unfuse import unfuse
 from export.errors import GraphError, ParityError
 from export.evidence import parity, samples
-from export.graph.ir import attribute
 from export.int8.emit_int8 import MIN_ROWS
 from export.int8.quantize import quantize
 from export.pipeline import ExportSpec, export
@@ -193,10 +192,10 @@ def edit_rows(words: Array) -> None:
 def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, int]]:
     """A float32 graph with rows of very different size, its int8 graph, and the reported counts."""
     folder = tmp_path_factory.mktemp("quantized")
-    lowered, narrowed, packed = folder / "lowered.onnx", folder / "narrowed.onnx", folder / "packed.onnx"
-    unfuse(stages.fused, lowered)
-    restrict_to_cls(lowered, narrowed)
-    pack_qkv(narrowed, packed)
+    unfused, cls_only, packed = (folder / f"{name}.onnx" for name in ("unfused", "cls_only", "packed"))
+    unfuse(stages.fused, unfused)
+    restrict_to_cls(unfused, cls_only)
+    pack_qkv(cls_only, packed)
     source = perturbed(packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
     feeds = calibration.make_feeds(calibration.read_texts(few_texts(folder)), stages.loaded, stages.tokenizer())
@@ -249,7 +248,7 @@ def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> Non
         "MatMulIntegerToFloat": found["MatMulIntegerToFloat"],
         "PerRowEmbedding": sum(name.endswith("/rows") for name in initializers(target)),
         "FloatUnits": found["Gelu"] - 2,
-        "FloatInputs": sum(attribute(node, "axis") == -1 for node in gathers),
+        "FloatInputs": sum(entry.name == "axis" and entry.i == -1 for node in gathers for entry in node.attribute),
     }
 
     assert expected == counts
