@@ -32,7 +32,7 @@ Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 @dataclass(frozen=True)
 class Activations:
-    """What was seen of one tensor.
+    """What one tensor was on the calibration texts.
 
     Attributes:
         rows: A sample of its rows, float32 [n, width].
@@ -108,7 +108,7 @@ def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
 
 
 def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
-    """Returns the inputs of one text with some padding behind it; what hides padding has other values then.
+    """Returns the inputs of one text with some padding behind it, where a mask has other values.
 
     Args:
         feed: The inputs without.
@@ -126,9 +126,9 @@ def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) ->
 
 
 def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Activations]:
-    """Runs a graph that gives out these tensors, and returns what was seen of each.
+    """Runs a graph that gives out these tensors, and returns what each of them was.
 
-    The samples of a large model are larger than itself, and are mapped from files that are gone with them.
+    The samples of a large model are larger than the model. They are mapped from temporary files, which are removed with them.
 
     Args:
         path: The graph, in the folder for these files; each tensor is one of its outputs, [..., width].

@@ -40,8 +40,8 @@ class _PositionalModel(torch.nn.Module):
 class _MaskedLanguageModel(torch.nn.Module):
     """A masked language model that projects onto the vocabulary only where it is asked to.
 
-    Full logits are rows x length x vocabulary. What the encoder gives out is replaced by the positions of the masks, as one row, before
-    the model's own head reads it; of what modules that head is made need not be known.
+    Full logits are rows x length x vocabulary. Before the model's own head reads the encoder's output, that is cut down to the
+    positions of the masks, as one row. So the modules of the head need not be known.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -78,7 +78,7 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
     Raises:
         GraphError: The model cannot be traced, or the traced graph has other inputs or outputs than asked for.
     """
-    taken, given = checkpoint.inputs, checkpoint.outputs
+    inputs, outputs = checkpoint.inputs, checkpoint.outputs
     # two rows of different length, so that no axis is traced as a constant 1 and masking is in the graph
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, 5:] = 0
@@ -98,7 +98,7 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         "per_mask": {0: "masks"},
     }
     module = _MaskedLanguageModel(checkpoint) if checkpoint.task == "fill-mask" else _PositionalModel(checkpoint)
-    # of a large model the exporter puts each weight into a file of its own, beside the graph
+    # the exporter puts each weight of a large model into a file of its own, beside the graph
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as folder,
         torch.no_grad(),
@@ -111,11 +111,11 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
             torch.onnx.export(
                 # the exporter restores the wrapper's mode afterwards, and with it the model's
                 module.eval(),
-                tuple(example[spec.fill] for spec in taken),
+                tuple(example[spec.fill] for spec in inputs),
                 str(Path(folder) / path.name),
-                input_names=[spec.name for spec in taken],
-                output_names=[spec.name for spec in given],
-                dynamic_axes={spec.name: axes[spec.fill] for spec in taken} | {spec.name: axes[spec.kind] for spec in given},
+                input_names=[spec.name for spec in inputs],
+                output_names=[spec.name for spec in outputs],
+                dynamic_axes={spec.name: axes[spec.fill] for spec in inputs} | {spec.name: axes[spec.kind] for spec in outputs},
                 opset_version=OPSET,
                 dynamo=False,
             )
@@ -125,8 +125,8 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         onnx_files.copy(Path(folder) / path.name, path)
     graph = ir.load(path).graph
     actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
-    used = tuple(spec for spec in taken if spec.name in actual[0] or spec.fill != "type_ids")
-    expected = [spec.name for spec in used], [spec.name for spec in given]
+    used = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")
+    expected = [spec.name for spec in used], [spec.name for spec in outputs]
     if actual != expected:
         raise GraphError(f"the traced graph has inputs and outputs {actual}, not {expected}: the model does not use all of its inputs.")
     return used

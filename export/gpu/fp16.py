@@ -23,7 +23,7 @@ PROBE_TEXTS = 96
 
 @dataclass(frozen=True)
 class Fp16Graph:
-    """What became of a graph.
+    """What was converted.
 
     Attributes:
         counts: Nodes that compute in half precision (`Float16`) and those kept in float32 (`KeptFloat`).
@@ -42,7 +42,7 @@ def convert_to_fp16(source: Path, target: Path, workspace: Path, feeds: Sequence
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The calibration texts as the graph's inputs.
-        padded: Some of them with padding: where a mask is added to the scores, that is when its values are large.
+        padded: Some of them with padding, where the values of a mask that is added to the scores are large.
     """
     probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
     peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
@@ -61,8 +61,8 @@ def convert_to_fp16(source: Path, target: Path, workspace: Path, feeds: Sequence
 def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     """Returns the names of the nodes that must stay in float32.
 
-    A tensor beyond the limit must not pass through half precision, so both who writes it and who reads it are kept. A fused sum
-    (SkipLayerNormalization) overflows inside: what it adds up is taken together.
+    A tensor beyond the limit must not pass through half precision, so both its writer and its readers are kept. A fused sum
+    (SkipLayerNormalization) overflows inside, so the magnitudes of what it adds up count together.
 
     Args:
         model: The float32 graph, its nodes named.

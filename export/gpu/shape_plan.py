@@ -34,6 +34,6 @@ def plan(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
     return ShapePlan(buckets=buckets, masks=_powers_of_two(max(tokens // 2, max_length)) if masks else ())
 
 
-def _powers_of_two(most: int) -> tuple[int, ...]:
-    """Returns the powers of two up to the first of `most` and more."""
-    return tuple(2**i for i in range((most - 1).bit_length() + 1))
+def _powers_of_two(last: int) -> tuple[int, ...]:
+    """Returns the powers of two up to the first that is not below `last`."""
+    return tuple(2**i for i in range((last - 1).bit_length() + 1))
