@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from export.checkpoint.load import Checkpoint
 from export.errors import CheckpointError
+from export.progress import track
 from service.bundle.graph_spec import InputSpec
 from service.text.tokenizer import Encoding, Tokenizer
 
@@ -140,7 +141,7 @@ def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[s
     bounds: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
     with contextlib.ExitStack() as stack:
         rows = {name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in tensors}
-        for feed in feeds:
+        for feed in track(feeds, "observe activations", unit="texts"):
             for name, value in zip(tensors, session.run(list(tensors), feed), strict=True):
                 flat = value.reshape(-1, value.shape[-1])
                 # the first and the last token are special ones, and carry the largest values of all

@@ -40,6 +40,7 @@ HOMES = {
     "huggingface_hub": {"export"},
     "onnx": {"export"},
     "onnx_ir": {"export"},
+    "tqdm": {"export.progress"},
 }
 
 

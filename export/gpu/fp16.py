@@ -15,6 +15,7 @@ from onnxruntime.transformers.onnx_model import OnnxModel
 from export import calibration
 from export.calibration import Feed
 from export.graph import onnx_files
+from export.progress import track
 
 HEADROOM = 4  # times that another text's values may be larger than all that were seen
 LIMIT = float(np.finfo(np.float16).max) / HEADROOM
@@ -98,7 +99,7 @@ def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
     session = calibration.open_session(path)
     names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
     peaks = dict.fromkeys(names, 0.0)
-    for feed in feeds:
+    for feed in track(feeds, "find what overflows", unit="texts"):
         for name, value in zip(names, session.run(names, feed), strict=True):
             if value.size:
                 peaks[name] = float(np.maximum(peaks[name], np.abs(value).max()))

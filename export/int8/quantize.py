@@ -31,6 +31,7 @@ from export.errors import GraphError
 from export.graph import linear, rewrite
 from export.int8 import emit_int8, fold_smoothing, outlier_split, smoothquant
 from export.int8.smoothquant import QuantParams
+from export.progress import track
 
 PROBE_TEXTS = 96
 # As shares of the average sensitivity: above the one the outliers of a tensor are worth computing in float, below the other its
@@ -173,7 +174,7 @@ def _sensitivities(
 ) -> dict[str, float]:
     """Returns how much the quantization of each tensor, alone, moves the model's outputs: the square of their relative error."""
     found = {}
-    for x, layer in params.items():
+    for x, layer in track(params.items(), "measure sensitivity", unit="matrices"):
         candidate = model.clone()
         emit_int8.emit_linears(candidate.graph, {x: layer})
         rewrite.save(candidate, path)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from export.calibration import Activations
 from export.graph.linear import weight_and_bias
 from export.int8 import gptq
+from export.progress import track
 
 SAMPLE_ROWS = 3072
 PEAK_MARGIN = 2  # quantization steps that an activation may go beyond calibration before a sum can saturate
@@ -68,7 +69,8 @@ def choose_params(
     """
     params: dict[str, QuantParams] = {}
     first: dict[tuple[ir.Value | None, bytes], str] = {}
-    for x, matmul in linears.items():
+    step = "round by GPTQ" if use_gptq else "choose scales"
+    for x, matmul in track(linears.items(), step, unit="matrices"):
         weight, bias = weight_and_bias(matmul)
         same = first.setdefault((matmul.inputs[1], bias.tobytes()), x)
         params[x] = (
