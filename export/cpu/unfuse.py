@@ -3,6 +3,11 @@
 Measured with onnxruntime 1.31 on one thread (docs/explanation/graphs.md): SkipLayerNormalization takes three to five times as long
 as Add and LayerNormalization, BiasGelu twice as long as Add and Gelu, and Attention longer than three matrix products and
 MultiHeadAttention. Fusing first is still worth it: it finds attention in the tracer's many forms.
+
+The optimizer's own FusionOptions do not give this graph. Without `enable_skip_layer_norm` it finds no attention in models that
+norm before their blocks (in none of 12 layers of Megatron-BERT, not in 11). Without `enable_bias_gelu` it also leaves the bias out
+of FastGelu, as ALBERT has it. `use_multi_head_attention` takes the biases of the projections into the attention, where neither
+packing nor int8 finds them, and does not fuse attention with a bias of its scores. Gemm and Einsum have no option.
 """
 
 from __future__ import annotations
