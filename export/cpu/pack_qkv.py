@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from export.graph import rewrite
-from export.graph.linear import bias_add, bias_of
+from export.graph.linear import Linear, as_linear
 
 
 def pack_qkv(source: Path, target: Path) -> int:
@@ -28,33 +28,29 @@ def pack_qkv(source: Path, target: Path) -> int:
         How many products were merged into others.
     """
     model = rewrite.load(source)
-    groups: dict[tuple[ir.Value | None, bool], list[ir.Node]] = {}
-    for node in model.graph:
-        shape = rewrite.constant_shape(node.inputs[1]) if node.op_type == "MatMul" else None
-        if shape is not None and len(shape) == 2:
-            groups.setdefault((node.inputs[0], bias_add(node) is None), []).append(node)
-    merged = [matmuls for matmuls in groups.values() if len(matmuls) > 1]
-    for matmuls in merged:
-        _pack(model.graph, matmuls)
+    groups: dict[tuple[ir.Value, bool], list[Linear]] = {}
+    for layer in map(as_linear, model.graph):
+        if layer is not None:
+            groups.setdefault((layer.x, layer.add is None), []).append(layer)
+    merged = [layers for layers in groups.values() if len(layers) > 1]
+    for layers in merged:
+        _pack(model.graph, layers)
     common.DeduplicateHashedInitializersPass()(model)
     rewrite.save(model, target)
-    return sum(len(matmuls) - 1 for matmuls in merged)
+    return sum(len(layers) - 1 for layers in merged)
 
 
-def _pack(graph: ir.Graph, matmuls: Sequence[ir.Node]) -> None:
+def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:
     """Puts one product, with one addition where these have biases, in the place of several of the same tensor."""
-    x, first_weight = matmuls[0].inputs
-    assert x is not None
-    assert first_weight is not None
-    adds = [add for matmul in matmuls if (add := bias_add(matmul)) is not None]
-    weights = [weight for matmul in matmuls if (weight := rewrite.constant(matmul.inputs[1])) is not None]
-    biases = [bias for add in adds if (bias := rewrite.constant(bias_of(add))) is not None]
+    x, first = layers[0].x, layers[0].weight
+    weights, biases = zip(*(layer.arrays() for layer in layers), strict=True)
     tape = ir.tape.Tape()
-    packed = tape.op("MatMul", [x, rewrite.add_constant(graph, f"{first_weight.name}/packed", np.concatenate(weights, axis=1))])
-    if biases:
+    packed = tape.op("MatMul", [x, rewrite.add_constant(graph, f"{first.name}/packed", np.concatenate(weights, axis=1))])
+    if layers[0].add is not None:
         packed = tape.op("Add", [packed, rewrite.add_constant(graph, f"{x.name}/packed_bias", np.concatenate(biases))])
-    widths = rewrite.add_constant(graph, f"{x.name}/widths", np.array([weight.shape[1] for weight in weights], dtype=np.int64))
-    parts = tape.op_multi_out("Split", [packed, widths], {"axis": -1}, num_outputs=len(weights))
-    replaced = [node.outputs[0] for node in adds or matmuls]
+    widths = rewrite.add_constant(graph, f"{x.name}/widths", np.array([len(bias) for bias in biases], dtype=np.int64))
+    parts = tape.op_multi_out("Split", [packed, widths], {"axis": -1}, num_outputs=len(layers))
+    nodes = [node for layer in layers for node in layer.nodes]
+    outputs = [layer.nodes[-1].outputs[0] for layer in layers]
     # at the place of the first product: what the others read is there, for it is the same
-    ir.convenience.replace_nodes_and_values(graph, matmuls[0], [*matmuls, *adds], tape.nodes, replaced, parts)
+    ir.convenience.replace_nodes_and_values(graph, nodes[0], nodes, tape.nodes, outputs, parts)

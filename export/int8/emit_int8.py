@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from export.graph import linear, rewrite
+from export.graph import rewrite
+from export.graph.linear import Linear, find_linears
 from export.graph.rewrite import CONTRIB
 from export.int8 import gptq
 from export.int8.smoothquant import QuantParams
@@ -17,34 +18,30 @@ MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types alw
 
 def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
     """Replaces the linear layers that read these tensors, with the additions of their biases, by products of integers."""
-    linears = linear.find_linears(graph)
-    for x, layer in params.items():
-        matmul = linears[x]
-        add = linear.bias_add(matmul)
-        nodes = [matmul] if add is None else [matmul, add]
+    linears = find_linears(graph)
+    for x, quant in params.items():
+        nodes = linears[x].nodes
         tape = ir.tape.Tape()
-        product = _emit(graph, tape, matmul, layer)
+        product = _emit(graph, tape, linears[x], quant)
         ir.convenience.replace_nodes_and_values(graph, nodes[-1], nodes, tape.nodes, nodes[-1].outputs, [product])
 
 
-def _emit(graph: ir.Graph, tape: ir.tape.Tape, matmul: ir.Node, layer: QuantParams) -> ir.Value:
+def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams) -> ir.Value:
     """Records the nodes of one layer: smoothing where there is any, the activation as uint8, and the product with its bias."""
-    x, weight = matmul.inputs
-    assert x is not None
-    assert weight is not None
+    x, weight = layer.x, layer.weight
     smoothed = x
-    if layer.multiplier is not None:
-        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", layer.multiplier)])
-    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(layer.scale))
-    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(layer.zero_point))
+    if quant.multiplier is not None:
+        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", quant.multiplier)])
+    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(quant.scale))
+    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(quant.zero_point))
     inputs = [
         tape.op("QuantizeLinear", [smoothed, scale, zero_point]),
-        rewrite.add_constant(graph, f"{weight.name}/steps", layer.weight),
+        rewrite.add_constant(graph, f"{weight.name}/steps", quant.weight),
         scale,
-        rewrite.add_constant(graph, f"{weight.name}/scales", layer.weight_scale),
+        rewrite.add_constant(graph, f"{weight.name}/scales", quant.weight_scale),
         zero_point,
-        rewrite.add_constant(graph, f"{weight.name}/zeros", np.zeros_like(layer.weight[0])),
-        rewrite.add_constant(graph, f"{weight.name}/bias", layer.bias),
+        rewrite.add_constant(graph, f"{weight.name}/zeros", np.zeros_like(quant.weight[0])),
+        rewrite.add_constant(graph, f"{weight.name}/bias", quant.bias),
     ]
     return tape.op("MatMulIntegerToFloat", inputs, domain=CONTRIB)
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.graph import rewrite
-from export.graph.linear import bias_add, bias_of
+from export.graph.linear import Linear, array, as_linear, linear_of
 from export.graph.rewrite import CONTRIB
 
 HIDDEN_UNITS = 16
@@ -25,18 +25,12 @@ def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
     return [node for node in graph if node.op_type == "Gelu" and _block(node) is not None]
 
 
-def _block(activation: ir.Node) -> tuple[ir.Node, ir.Node, ir.Node] | None:
-    """Returns the product and the addition before an activation, and the product after it, all with constants; or None."""
-    readers = [use.node for use in activation.outputs[0].uses()]
-    before = None if activation.inputs[0] is None else activation.inputs[0].producer()
-    bias = None if before is None or before.op_type != "Add" else bias_of(before)
-    if before is None or bias is None or len(readers) != 1 or readers[0].op_type != "MatMul":
-        return None
-    product = before.inputs[1 - before.inputs.index(bias)]
-    first = None if product is None else product.producer()
-    if first is None or first.op_type != "MatMul":
-        return None
-    return None if any(rewrite.constant_shape(node.inputs[1]) is None for node in (first, readers[0])) else (first, before, readers[0])
+def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
+    """Returns the linear layers before and after an activation, or None where there is anything else."""
+    hidden, readers = activation.inputs[0], [use.node for use in activation.outputs[0].uses()]
+    first = None if hidden is None else linear_of(hidden.producer())
+    second = as_linear(readers[0]) if len(readers) == 1 else None
+    return None if first is None or second is None else (first, second)
 
 
 def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> None:
@@ -51,53 +45,45 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> No
     """
     block = _block(activation)
     assert block is not None, activation.name
-    first, add, second = block
+    first, second = block
     order = np.argsort(-peak, kind="stable")
     outlying, others = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
-    x, bias = first.inputs[0], bias_of(add)
-    assert bias is not None
-    # units are columns of the first matrix and its bias, and rows of the second
-    places = ((first, first.inputs[1], -1), (add, bias, -1), (second, second.inputs[1], 0))
     parts = []
-    for node, value, axis in places:
-        array = rewrite.constant(value)
-        assert array is not None
+    # units are columns of the first matrix and its bias, and rows of the second
+    for node, value, axis in ((first.matmul, first.weight, -1), (first.add, first.bias, -1), (second.matmul, second.weight, 0)):
+        assert node is not None
         assert value is not None
-        rest, part = (np.ascontiguousarray(np.take(array, units, axis=axis)) for units in (others, outlying))
+        rest, part = (np.ascontiguousarray(np.take(array(value), units, axis=axis)) for units in (others, outlying))
         node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/rest", rest))
         parts.append(rewrite.add_constant(graph, f"{value.name}/float", part))
     tape = ir.tape.Tape()
-    hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [x, parts[0]]), parts[1]])], domain=CONTRIB)
+    hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.x, parts[0]]), parts[1]])], domain=CONTRIB)
     _add_to_output(graph, second, tape, tape.op("MatMul", [hidden, parts[2]]))
 
 
-def split_input_channels(graph: ir.Graph, matmul: ir.Node, peak: Floats) -> None:
+def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
     """Multiplies the channels of the largest values with their rows of the matrix in float, and adds the result.
 
     Args:
         graph: Changed in place; the rows left behind are zero.
-        matmul: A `MatMul` that is followed by the addition of its bias.
+        layer: A linear layer with a bias.
         peak: Largest magnitude of each channel that it reads, [channels].
     """
-    x, weight = matmul.inputs
-    array = rewrite.constant(weight)
-    assert array is not None
-    assert x is not None
-    assert weight is not None
+    x, weight = layer.x, layer.weight
     outlying = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
-    rest = array.copy()
+    rest = array(weight).copy()
     part = rewrite.add_constant(graph, f"{weight.name}/outlying", np.ascontiguousarray(rest[outlying]))
     rest[outlying] = 0
-    matmul.replace_input_with(1, rewrite.add_constant(graph, f"{weight.name}/rest", rest))
+    layer.matmul.replace_input_with(1, rewrite.add_constant(graph, f"{weight.name}/rest", rest))
     tape = ir.tape.Tape()
     channels = tape.op("Gather", [x, rewrite.add_constant(graph, f"{x.name}/outlying", outlying.astype(np.int64))], {"axis": -1})
-    _add_to_output(graph, matmul, tape, tape.op("MatMul", [channels, part]))
+    _add_to_output(graph, layer, tape, tape.op("MatMul", [channels, part]))
 
 
-def _add_to_output(graph: ir.Graph, matmul: ir.Node, tape: ir.tape.Tape, part: ir.Value) -> None:
+def _add_to_output(graph: ir.Graph, layer: Linear, tape: ir.tape.Tape, part: ir.Value) -> None:
     """Adds what a tape computes to the output of a linear layer, behind the layer's own bias: product and bias stay recognizable."""
-    add = bias_add(matmul)
-    assert add is not None, matmul.name
+    add = layer.add
+    assert add is not None, layer.matmul.name
     output = add.outputs[0]
     total = ir.Value(name=output.name, type=output.type, shape=output.shape)
     output.name = f"{output.name}/int8"

@@ -29,6 +29,7 @@ from export import calibration
 from export.calibration import Activations, Feed
 from export.errors import GraphError
 from export.graph import linear, rewrite
+from export.graph.linear import Linear
 from export.int8 import emit_int8, fold_smoothing, outlier_split, smoothquant
 from export.int8.smoothquant import QuantParams
 from export.progress import track
@@ -87,7 +88,7 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     sensitivities = _sensitivities(model, part, params, probe, expected)
     average = sum(sensitivities.values()) / len(sensitivities)
     shared = {x for group in linear.sharing_weights(linears) for x in group}
-    multipliers = {x: layer.multiplier for x, layer in params.items() if layer.multiplier is not None and x not in shared}
+    multipliers = {x: quant.multiplier for x, quant in params.items() if quant.multiplier is not None and x not in shared}
     folded = fold_smoothing.fold_smoothing(graph, multipliers)
     counts = _split_outliers(graph, [x for x, error in sensitivities.items() if error > average * SPLIT_ABOVE and x not in shared], peaks)
     # splitting moved channels between tensors
@@ -120,7 +121,7 @@ def _emit_within(
         GraphError: The outputs bear none.
     """
     for kept in (0, *(2**i for i in range(len(order)) if 2**i < len(order) - 1), len(order) - 1):
-        chosen = {x: layer for x, layer in params.items() if x not in order[:kept]}
+        chosen = {x: quant for x, quant in params.items() if x not in order[:kept]}
         candidate = model.clone()
         emit_int8.emit_linears(candidate.graph, chosen)
         tables = emit_int8.emit_embeddings(candidate.graph)
@@ -142,7 +143,7 @@ def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], peaks: Mapping[st
     blocks = {str(node.outputs[0].name): node for node in outlier_split.feed_forwards(graph)}
     normed = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
     # a split keeps the addition of the bias as its end
-    sensitive = [x for x in sensitive if linear.bias_add(linears[x]) is not None]
+    sensitive = [x for x in sensitive if linears[x].add is not None]
     units = [x for x in sensitive if x in blocks]
     inputs = [x for x in sensitive if x in normed]
     # units first: a block is not recognizable with its inputs split
@@ -153,7 +154,7 @@ def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], peaks: Mapping[st
     return {"FloatUnits": len(units), "FloatInputs": len(inputs)}
 
 
-def _observe(model: ir.Model, linears: Mapping[str, ir.Node], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
+def _observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
     """Returns what each tensor that a linear layer reads was on the calibration texts.
 
     Tensors that are multiplied with the same matrix are taken for one, so that they get the same scales and their matrix is stored once.
@@ -174,9 +175,9 @@ def _sensitivities(
 ) -> dict[str, float]:
     """Returns how much the quantization of each tensor, alone, moves the model's outputs: the square of their relative error."""
     found = {}
-    for x, layer in track(params.items(), "measure sensitivity", unit="matrices"):
+    for x, quant in track(params.items(), "measure sensitivity", unit="matrices"):
         candidate = model.clone()
-        emit_int8.emit_linears(candidate.graph, {x: layer})
+        emit_int8.emit_linears(candidate.graph, {x: quant})
         rewrite.save(candidate, path)
         found[x] = calibration.relative_error(expected, calibration.outputs(path, probe)) ** 2
     return found

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from export.calibration import Activations
-from export.graph.linear import weight_and_bias
+from export.graph.linear import Linear
 from export.int8 import gptq
 from export.progress import track
 
@@ -51,7 +51,7 @@ class QuantParams:
 
 
 def choose_params(
-    linears: Mapping[str, ir.Node],
+    linears: Mapping[str, Linear],
     activations: Mapping[str, Activations],
     *,
     use_gptq: bool,
@@ -68,11 +68,11 @@ def choose_params(
         unsmoothed: Tensors whose channels are not smoothed.
     """
     params: dict[str, QuantParams] = {}
-    first: dict[tuple[ir.Value | None, bytes], str] = {}
+    first: dict[tuple[ir.Value, bytes], str] = {}
     step = "round by GPTQ" if use_gptq else "choose scales"
-    for x, matmul in track(linears.items(), step, unit="matrices"):
-        weight, bias = weight_and_bias(matmul)
-        same = first.setdefault((matmul.inputs[1], bias.tobytes()), x)
+    for x, layer in track(linears.items(), step, unit="matrices"):
+        weight, bias = layer.arrays()
+        same = first.setdefault((layer.weight, bias.tobytes()), x)
         params[x] = (
             params[same]
             if same in params

@@ -562,10 +562,10 @@ def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_
 def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: Staged, tmp_path: Path) -> None:
     """Outputs stay within 1e-5; the largest channels' rows are in the float matrix, and zero in the other."""
     model = rewrite.load(classifier.packed)
-    matmul = next(node for node in model.graph if node.op_type == "MatMul")
-    name, weight = matmul.inputs[1].name, matmul.inputs[1].const_value.numpy()
+    layer = next(layer for layer in map(linear.as_linear, model.graph) if layer is not None)
+    name, (weight, _) = layer.weight.name, layer.arrays()
     peak = np.random.default_rng(0).permutation(weight.shape[0]).astype(np.float32)
-    outlier_split.split_input_channels(model.graph, matmul, peak)
+    outlier_split.split_input_channels(model.graph, layer, peak)
     rewrite.save(model, tmp_path / "split.onnx")
     largest = peak >= len(peak) - outlier_split.INPUT_CHANNELS
 
@@ -581,15 +581,15 @@ def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) ->
     blocks = outlier_split.feed_forwards(model.graph)
     normed = {node.outputs[0].name for node in model.graph if node.op_type == "LayerNormalization"}
     linears = linear.find_linears(model.graph)
-    matmuls = [matmul for x, matmul in linears.items() if x in normed and linear.bias_add(matmul) is not None]
-    tensors = sorted({*(node.outputs[0].name for node in blocks), *(node.inputs[0].name for node in matmuls)})
+    layers = [layer for x, layer in linears.items() if x in normed and layer.add is not None]
+    tensors = sorted({*(node.outputs[0].name for node in blocks), *(layer.x.name for layer in layers)})
     path = giving_out(staged.packed, tmp_path / "observed.onnx", tensors)
     seen = observe(path, tensors, staged.feeds(read_texts(BUILT_IN)[:10]))
-    assert len(matmuls) > 3
+    assert len(layers) > 3
     for node in blocks:
         outlier_split.split_hidden_units(model.graph, node, seen[node.outputs[0].name].peak)
-    for matmul in matmuls:
-        outlier_split.split_input_channels(model.graph, matmul, seen[matmul.inputs[0].name].peak)
+    for layer in layers:
+        outlier_split.split_input_channels(model.graph, layer, seen[layer.x.name].peak)
     rewrite.save(model, tmp_path / "split.onnx")
 
     for feed, mask in batches(staged):

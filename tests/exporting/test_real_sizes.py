@@ -50,12 +50,11 @@ sys.exit(code)
 RESIDENT = """
 import sys
 from pathlib import Path
-from service.bundle.files import load
-from service.engine import OnnxEngine
-from service.tokenization import Tokenizer
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
 def resident():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
-bundle = load(Path(sys.argv[1]))
+bundle = load_bundle(Path(sys.argv[1]))
 graph, spec = bundle.graph("cpu"), bundle.manifest.tokenizer
 before = resident()
 engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
