@@ -1,4 +1,4 @@
-"""A graph that was made of a checkpoint, and how: what the stages that make graphs hand to what measures them."""
+"""A graph that was made of a checkpoint, and how. The stages that make graphs hand it to the stages that measure them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Artifact:
         precision: What it computes in; TensorRT's fp16 is made of the float32 file.
         form: How it was made, for the reader.
         inputs: What it takes.
-        shapes: What it is run in, where that is planned.
+        shapes: The plan of the shapes that it is run in, where there is one.
         fusions: Fused operator -> count.
         quantized: What was converted, and what was kept in float -> count.
-        error: How far the conversion moves the outputs, as a share of their spread.
+        error: How far the conversion moves the outputs, as a share of their standard deviation.
     """
 
     path: Path

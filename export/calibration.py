@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import CheckpointError
+from export.progress import track
 from service.bundle.graph_spec import InputSpec
 from service.text.tokenizer import Encoding, Tokenizer
 
@@ -32,7 +33,7 @@ Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 @dataclass(frozen=True)
 class Activations:
-    """What was seen of one tensor.
+    """What one tensor was on the calibration texts.
 
     Attributes:
         rows: A sample of its rows, float32 [n, width].
@@ -50,7 +51,7 @@ class Activations:
         return np.maximum(self.high, -self.low)
 
 
-def read(path: Path) -> list[str]:
+def read_texts(path: Path) -> list[str]:
     """Returns the texts of a file, one a line.
 
     Raises:
@@ -65,7 +66,7 @@ def read(path: Path) -> list[str]:
     return texts
 
 
-def feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
+def make_feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
     """Returns the graph's inputs for each text, a batch of one without padding.
 
     Question answering gets a text and the next one as a pair, fill-mask a text with one token in eight masked.
@@ -107,8 +108,8 @@ def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
     return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
 
 
-def padded(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
-    """Returns the inputs of one text with some padding behind it; what hides padding has other values then.
+def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) -> Feed:
+    """Returns the inputs of one text with some padding behind it, where a mask has other values.
 
     Args:
         feed: The inputs without.
@@ -126,9 +127,9 @@ def padded(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int)
 
 
 def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Activations]:
-    """Runs a graph that gives out these tensors, and returns what was seen of each.
+    """Runs a graph that gives out these tensors, and returns what each of them was.
 
-    The samples of a large model are larger than itself, and are mapped from files that are gone with them.
+    The samples of a large model are larger than the model. They are mapped from temporary files, which are removed with them.
 
     Args:
         path: The graph, in the folder for these files; each tensor is one of its outputs, [..., width].
@@ -140,7 +141,7 @@ def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[s
     bounds: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
     with contextlib.ExitStack() as stack:
         rows = {name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in tensors}
-        for feed in feeds:
+        for feed in track(feeds, "observe activations", unit="texts"):
             for name, value in zip(tensors, session.run(list(tensors), feed), strict=True):
                 flat = value.reshape(-1, value.shape[-1])
                 # the first and the last token are special ones, and carry the largest values of all

@@ -88,7 +88,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         raise CheckpointError(f"`{name}` cannot name a bundle: it does not match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
     refuse_existing(target, overwrite=spec.overwrite)
-    texts = calibration.read(spec.calibration)  # before a checkpoint is loaded in vain
+    texts = calibration.read_texts(spec.calibration)  # before a checkpoint is loaded in vain
     with stage(progress, "load", spec.source):
         checkpoint = load_checkpoint(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers)
     spec.output.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def _build(
     with stage(progress, "trace", f"opset {trace.OPSET}"):
         checkpoint = replace(checkpoint, inputs=trace.trace(checkpoint, raw))
     with stage(progress, "optimize", "cpu"):
-        fused = cpu.fuse(raw, checkpoint)
+        fused = cpu.optimize(raw, checkpoint)
     (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
     tokenizer_spec = checkpoint.tokenizer_spec(digest(bundle / TOKENIZER_FILE))
     tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
@@ -124,10 +124,10 @@ def _build(
     for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
         artifacts: Iterable[Artifact]
         if provider == "cpu":
-            artifacts = cpu.graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, texts, spec.max_int8_error, progress)
+            artifacts = cpu.build_graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, texts, spec.max_int8_error, progress)
         else:
             with stage(progress, "optimize", provider):
-                artifacts = gpu.graphs(provider, precisions[provider], raw, bundle, checkpoint, tokenizer, texts)
+                artifacts = gpu.build_graphs(provider, precisions[provider], raw, bundle, checkpoint, tokenizer, texts)
         measured, engine = _measure(artifacts, precisions[provider], checkpoint, tokenizer, reference, progress)
         graphs += measured
         example = example or answer_example(checkpoint, tokenizer, engine)

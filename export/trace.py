@@ -11,6 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import torch
 
 from export.checkpoint.checkpoint import Checkpoint
@@ -23,7 +24,7 @@ from service.bundle.graph_spec import InputSpec
 OPSET = 17
 
 
-class _Outputs(torch.nn.Module):
+class _PositionalModel(torch.nn.Module):
     """The model with positional inputs in a fixed order and only the outputs that the task needs."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -37,11 +38,11 @@ class _Outputs(torch.nn.Module):
         return tuple(read_output(outputs, name) for name in self.outputs)
 
 
-class _Masked(torch.nn.Module):
+class _MaskedLanguageModel(torch.nn.Module):
     """A masked language model that projects onto the vocabulary only where it is asked to.
 
-    Full logits are rows x length x vocabulary. What the encoder gives out is replaced by the positions of the masks, as one row, before
-    the model's own head reads it; of what modules that head is made need not be known.
+    Full logits are rows x length x vocabulary. Before the model's own head reads the encoder's output, that is cut down to the
+    positions of the masks, as one row. So the modules of the head need not be known.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -78,7 +79,7 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
     Raises:
         GraphError: The model cannot be traced, or the traced graph has other inputs or outputs than asked for.
     """
-    taken, given = checkpoint.inputs, checkpoint.outputs
+    inputs, outputs = checkpoint.inputs, checkpoint.outputs
     # two rows of different length, so that no axis is traced as a constant 1 and masking is in the graph
     mask = torch.ones(2, 7, dtype=torch.int64)
     mask[1, 5:] = 0
@@ -97,8 +98,8 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
         "per_token": {0: "rows", 1: "length"},
         "per_mask": {0: "masks"},
     }
-    module = _Masked(checkpoint) if checkpoint.task == "fill-mask" else _Outputs(checkpoint)
-    # of a large model the exporter puts each weight into a file of its own, beside the graph
+    module = _MaskedLanguageModel(checkpoint) if checkpoint.task == "fill-mask" else _PositionalModel(checkpoint)
+    # the exporter puts each weight of a large model into a file of its own, beside the graph
     with (
         tempfile.TemporaryDirectory(dir=path.parent) as folder,
         torch.no_grad(),
@@ -111,11 +112,11 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
             torch.onnx.export(
                 # the exporter restores the wrapper's mode afterwards, and with it the model's
                 module.eval(),
-                tuple(example[spec.fill] for spec in taken),
+                tuple(example[spec.fill] for spec in inputs),
                 str(Path(folder) / path.name),
-                input_names=[spec.name for spec in taken],
-                output_names=[spec.name for spec in given],
-                dynamic_axes={spec.name: axes[spec.fill] for spec in taken} | {spec.name: axes[spec.kind] for spec in given},
+                input_names=[spec.name for spec in inputs],
+                output_names=[spec.name for spec in outputs],
+                dynamic_axes={spec.name: axes[spec.fill] for spec in inputs} | {spec.name: axes[spec.kind] for spec in outputs},
                 opset_version=OPSET,
                 dynamo=False,
             )
@@ -123,10 +124,10 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
             reason = (str(error).splitlines() or [""])[0]
             raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced: {type(error).__name__}: {reason}") from error
         onnx_files.copy(Path(folder) / path.name, path)
-    graph = onnx_files.structure(path).graph
-    actual = [value.name for value in graph.input], [value.name for value in graph.output]
-    used = tuple(spec for spec in taken if spec.name in actual[0] or spec.fill != "type_ids")
-    expected = [spec.name for spec in used], [spec.name for spec in given]
+    graph = ir.load(path).graph
+    actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
+    used = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")
+    expected = [spec.name for spec in used], [spec.name for spec in outputs]
     if actual != expected:
         raise GraphError(f"the traced graph has inputs and outputs {actual}, not {expected}: the model does not use all of its inputs.")
     return used

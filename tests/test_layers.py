@@ -39,6 +39,8 @@ HOMES = {
     "transformers": {"export"},
     "huggingface_hub": {"export"},
     "onnx": {"export"},
+    "onnx_ir": {"export"},
+    "tqdm": {"export.progress"},
     "peft": {"export.checkpoint.lora"},
 }
 

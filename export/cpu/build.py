@@ -21,7 +21,7 @@ FORM = f"{TRACED}, packed MultiHeadAttention with key padding"
 
 
 @dataclass(frozen=True)
-class Fused:
+class OptimizedGraph:
     """The float32 graph that the others are made of.
 
     Attributes:
@@ -35,27 +35,27 @@ class Fused:
     fusions: dict[str, int]
 
 
-def fuse(raw: Path, checkpoint: Checkpoint) -> Fused:
+def optimize(raw: Path, checkpoint: Checkpoint) -> OptimizedGraph:
     """Makes the float32 graph, beside the traced one.
 
     Args:
         raw: The traced graph.
         checkpoint: What was traced.
     """
-    fused, lowered, narrowed, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "lowered", "narrow", "packed"))
-    fusions = ort_fusion.optimize(raw, fused, checkpoint)
-    unfuse.lower(fused, lowered)
+    fused, unfused, cls_only, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "unfused", "cls_only", "packed"))
+    fusions = ort_fusion.fuse(raw, fused, checkpoint)
+    unfuse.unfuse(fused, unfused)
     onnx_files.remove(fused)  # each is as large as the model
-    first_only = cls_only_last_layer.narrow(lowered, narrowed)
-    onnx_files.remove(lowered)
-    pack_qkv.pack(narrowed, packed)
-    onnx_files.remove(narrowed)
-    form = f"{TRACED}, {ort_fusion.attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if first_only else "")
-    return Fused(packed, form, fusions)
+    restricted = cls_only_last_layer.restrict_to_cls(unfused, cls_only)
+    onnx_files.remove(unfused)
+    pack_qkv.pack_qkv(cls_only, packed)
+    onnx_files.remove(cls_only)
+    form = f"{TRACED}, {ort_fusion.attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if restricted else "")
+    return OptimizedGraph(packed, form, fusions)
 
 
-def graphs(
-    fused: Fused,
+def build_graphs(
+    optimized: OptimizedGraph,
     precisions: Sequence[Precision],
     folder: Path,
     checkpoint: Checkpoint,
@@ -67,26 +67,26 @@ def graphs(
     """Makes the graphs, each when it is asked for; float32 first, and always: int8 is made of it.
 
     Args:
-        fused: The float32 graph.
+        optimized: The float32 graph.
         precisions: What to make.
         folder: Where the files go, `model.cpu.<precision>.onnx`.
         checkpoint: What was traced.
         tokenizer: The service's tokenizer, for the texts.
         texts: Calibration texts.
-        max_error: How far int8 may move the outputs on these texts, as a share of their spread.
+        max_error: How far int8 may move the outputs on these texts, as a share of their standard deviation.
         progress: Called with a line when int8 is made.
 
     Raises:
         GraphError: The outputs do not bear int8.
     """
     path = folder / "model.cpu.fp32.onnx"
-    onnx_files.copy(fused.path, path)
-    yield Artifact(path, "cpu", "fp32", fused.form, checkpoint.inputs, fusions=fused.fusions)
+    onnx_files.copy(optimized.path, path)
+    yield Artifact(path, "cpu", "fp32", optimized.form, checkpoint.inputs, fusions=optimized.fusions)
     if "int8" in precisions:
         path = folder / "model.cpu.int8.onnx"
-        feeds = calibration.feeds(texts, checkpoint, tokenizer)
+        feeds = calibration.make_feeds(texts, checkpoint, tokenizer)
         with stage(progress, "quantize", f"int8, calibrated on {len(feeds)} texts"):
-            quantized = quantize.quantize(fused.path, path, fused.path.parent, feeds, max_error=max_error)
+            int8 = quantize.quantize(optimized.path, path, optimized.path.parent, feeds, max_error=max_error)
         yield Artifact(
-            path, "cpu", "int8", fused.form, checkpoint.inputs, fusions=fused.fusions, quantized=quantized.counts, error=quantized.error
+            path, "cpu", "int8", optimized.form, checkpoint.inputs, fusions=optimized.fusions, quantized=int8.counts, error=int8.error
         )

@@ -6,12 +6,13 @@ query, the attention's output, the feed-forward block and both norms are not.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
-from onnx import NodeProto
+import onnx_ir as ir
 
-from export.graph.ir import Graph, attribute
+from export.graph import rewrite
 
 # operators whose output row depends on the same row of these inputs only (None: of every input that is no constant)
 _ROWWISE: dict[str, tuple[int, ...] | None] = {
@@ -32,70 +33,68 @@ _ROWWISE: dict[str, tuple[int, ...] | None] = {
 }
 
 
-def narrow(source: Path, target: Path) -> int:
+def restrict_to_cls(source: Path, target: Path) -> int:
     """Writes the graph in which only what the first token needs is computed, to a new file.
 
     Args:
-        source: A lowered graph whose hidden states are [rows, length, hidden].
+        source: An unfused graph whose hidden states are [rows, length, hidden].
         target: The new graph; the same as before where no `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
 
     Returns:
         How many nodes compute one row instead of all.
     """
-    graph = Graph(source)
-    consumers = graph.consumers()
-    firsts = [node for node in graph.nodes if _takes_first(graph, node)]
-    # readers of a tensor that want its first row only, by the reader's identity
-    narrowed: dict[int, tuple[int, ...]] = {id(node): (0,) for node in firsts}
-    count = 0
-    for node in reversed(graph.nodes):
-        read = consumers[node.output[0]]
-        if id(node) in narrowed or len(node.output) != 1 or node.output[0] in graph.outputs or not read:
+    model = rewrite.load(source)
+    gathers = {node for node in model.graph if _gathers_cls(node)}
+    # the inputs of which a node needs the first row only
+    restricted: dict[ir.Node, tuple[int, ...]] = dict.fromkeys(gathers, (0,))
+    for node in reversed(model.graph):
+        output = node.outputs[0]
+        if node in restricted or len(node.outputs) != 1 or output.is_graph_output() or not output.uses():
             continue
-        wanted = all(i in narrowed.get(id(reader), ()) for reader in read for i, name in enumerate(reader.input) if name == node.output[0])
-        positions = _row_inputs(graph, node)
-        if wanted and positions:
-            narrowed[id(node)] = positions
-            count += 1
-    _cut(graph, narrowed, {id(node) for node in firsts})
-    graph.save(target)
-    return count
+        rows = _rowwise_inputs(node)
+        if rows and all(use.idx in restricted.get(use.node, ()) for use in output.uses()):
+            restricted[node] = rows
+    _slice_inputs(model.graph, restricted, gathers)
+    rewrite.save(model, target)
+    return len(restricted) - len(gathers)
 
 
-def _takes_first(graph: Graph, node: NodeProto) -> bool:
-    if node.op_type != "Gather" or attribute(node, "axis", 0) != 1 or node.input[0] in graph.inputs:
+def _gathers_cls(node: ir.Node) -> bool:
+    """Returns whether a node takes the first row, which is [CLS], out of computed hidden states."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1 or node.inputs[0] is None or node.inputs[0].is_graph_input():
         return False
-    index = graph.constant(node.input[1])
+    index = rewrite.constant(node.inputs[1])
     return index is not None and index.ndim == 0 and int(index) == 0
 
 
-def _row_inputs(graph: Graph, node: NodeProto) -> tuple[int, ...]:
+def _rowwise_inputs(node: ir.Node) -> tuple[int, ...]:
     """Returns which inputs hold the rows; none where the operator mixes rows or is not known."""
     if node.op_type not in _ROWWISE:
         return ()
-    if node.op_type == "MatMul" and graph.constant(node.input[1]) is None:
+    shapes = [rewrite.constant_shape(value) for value in node.inputs]
+    if node.op_type == "MatMul" and shapes[1] is None:
         return ()  # a product of two computed tensors, as scores are, mixes rows
-    constants = [graph.constant(name) for name in node.input]
-    if any(value is not None and value.ndim > 1 for value in constants) and node.op_type != "MatMul":
+    if node.op_type != "MatMul" and any(shape is not None and len(shape) > 1 for shape in shapes):
         return ()  # a constant with rows of its own
     positions = _ROWWISE[node.op_type]
-    return tuple(i for i, value in enumerate(constants) if value is None) if positions is None else positions
+    return tuple(i for i, shape in enumerate(shapes) if shape is None) if positions is None else positions
 
 
-def _cut(graph: Graph, narrowed: dict[int, tuple[int, ...]], firsts: set[int]) -> None:
-    """Cuts the first row out of what narrowed nodes read from nodes that are not."""
-    bounds = [graph.add_constant(f"first_row/{name}", np.array([i], dtype=np.int64)) for name, i in (("start", 0), ("end", 1), ("axis", 1))]
-    narrow_outputs = {node.output[0] for node in graph.nodes if id(node) in narrowed and id(node) not in firsts}
-    cuts: dict[str, str] = {}
-    nodes: list[NodeProto] = []
-    for node in graph.nodes:
-        for i in narrowed.get(id(node), ()):
-            name = node.input[i]
-            if id(node) in firsts or name in narrow_outputs:
+def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]], gathers: Collection[ir.Node]) -> None:
+    """Takes the first row of what restricted nodes read from nodes that are not restricted."""
+    bounds = [
+        rewrite.add_constant(graph, f"first_row/{name}", np.array([i], dtype=np.int64))
+        for name, i in (("start", 0), ("end", 1), ("axis", 1))
+    ]
+    one_row = restricted.keys() - gathers
+    sliced: dict[ir.Value, ir.Value] = {}
+    for node in graph:
+        for i in restricted.get(node, ()):
+            value = node.inputs[i]
+            if value is None or node in gathers or value.producer() in one_row:
                 continue
-            if name not in cuts:
-                cuts[name] = graph.fresh(name)
-                nodes.append(graph.node("Slice", [name, *bounds], cuts[name]))
-            node.input[i] = cuts[name]
-        nodes.append(node)
-    graph.nodes = nodes
+            if value not in sliced:
+                cut = ir.node("Slice", [value, *bounds])
+                graph.insert_before(node, cut)
+                sliced[value] = cut.outputs[0]
+            node.replace_input_with(i, sliced[value])

@@ -12,7 +12,7 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.graph import onnx_files
 
 
-def optimize(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     """Writes the fused graph for the CPU provider to a new file.
 
     The embedding stays unfused: the fused operator would force one scale on the whole int8 table, where
@@ -40,7 +40,7 @@ def optimize(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, in
         )
     counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
     fused.topological_sort()
-    onnx_files.save(fused.model, target, folder=source.parent)
+    onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts
 
 

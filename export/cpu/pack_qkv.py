@@ -5,67 +5,52 @@ One product with a matrix three times as wide costs less than three: the tensor 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import NodeProto
+import onnx_ir as ir
+from onnx_ir.passes import common
 
-from export.graph.ir import Graph
+from export.graph import rewrite
+from export.graph.linear import Linear, as_linear
 
 
-def pack(source: Path, target: Path) -> int:
+def pack_qkv(source: Path, target: Path) -> int:
     """Writes the graph with products of the same tensor merged, to a new file.
 
     Args:
-        source: A graph of `MatMul` with or without `Add` of a bias; narrowed before, because a packed product cannot be.
+        source: A graph of `MatMul` with or without `Add` of a bias; its last layer already restricted to [CLS] where that is
+            possible, because it is not of packed products.
         target: The new graph.
 
     Returns:
         How many products were merged into others.
     """
-    graph = Graph(source)
-    consumers = graph.consumers()
-    groups: dict[tuple[str, bool], list[tuple[NodeProto, NodeProto | None]]] = {}
-    for node in graph.nodes:
-        weight = graph.constant(node.input[1]) if node.op_type == "MatMul" else None
-        if weight is None or weight.ndim != 2:
-            continue
-        addition = _bias(graph, node, consumers)
-        groups.setdefault((node.input[0], addition is None), []).append((node, addition))
-    replaced: dict[int, list[NodeProto]] = {}
-    for (x, _), pairs in groups.items():
-        if len(pairs) > 1:
-            replaced |= {id(node): [] for pair in pairs for node in pair if node is not None}
-            # at the place of the first product: all that the others read is there, it is the same
-            replaced[id(pairs[0][0])] = _packed(graph, x, pairs)
-    graph.nodes = [part for node in graph.nodes for part in replaced.get(id(node), [node])]
-    graph.share()
-    graph.save(target)
-    return sum(len(pairs) - 1 for pairs in groups.values())
+    model = rewrite.load(source)
+    groups: dict[tuple[ir.Value, bool], list[Linear]] = {}
+    for layer in map(as_linear, model.graph):
+        if layer is not None:
+            groups.setdefault((layer.x, layer.add is None), []).append(layer)
+    merged = [layers for layers in groups.values() if len(layers) > 1]
+    for layers in merged:
+        _pack(model.graph, layers)
+    common.DeduplicateHashedInitializersPass()(model)
+    rewrite.save(model, target)
+    return sum(len(layers) - 1 for layers in merged)
 
 
-def _bias(graph: Graph, product: NodeProto, consumers: Mapping[str, list[NodeProto]]) -> NodeProto | None:
-    """Returns the addition of a product's bias, if it has one and nothing else reads the product."""
-    readers = consumers[product.output[0]]
-    if len(readers) != 1 or readers[0].op_type != "Add":
-        return None
-    constants = [value for name in readers[0].input if (value := graph.constant(name)) is not None]
-    return readers[0] if any(value.ndim == 1 for value in constants) else None
-
-
-def _packed(graph: Graph, x: str, pairs: list[tuple[NodeProto, NodeProto | None]]) -> list[NodeProto]:
-    weights = [value for product, _ in pairs if (value := graph.constant(product.input[1])) is not None]
-    weight = graph.add_constant(f"{pairs[0][0].input[1]}/packed", np.concatenate(weights, axis=1))
-    widths = graph.add_constant(f"{x}/widths", np.array([value.shape[1] for value in weights], dtype=np.int64))
-    total = graph.fresh(x)
-    parts = [graph.node("MatMul", [x, weight], total)]
-    additions = [addition for _, addition in pairs if addition is not None]
-    if additions:
-        biases = [next(value for name in addition.input if (value := graph.constant(name)) is not None) for addition in additions]
-        product, total = total, graph.fresh(x)
-        parts.append(graph.node("Add", [product, graph.add_constant(f"{x}/packed_bias", np.concatenate(biases))], total))
-    outputs = [(product if addition is None else addition).output[0] for product, addition in pairs]
-    split = graph.node("Split", [total, widths], outputs[0], axis=-1)
-    split.output.extend(outputs[1:])
-    return [*parts, split]
+def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:
+    """Puts one product, with one addition where these have biases, in the place of several of the same tensor."""
+    x, first = layers[0].x, layers[0].weight
+    weights, biases = zip(*(layer.arrays() for layer in layers), strict=True)
+    tape = ir.tape.Tape()
+    packed = tape.op("MatMul", [x, rewrite.add_constant(graph, f"{first.name}/packed", np.concatenate(weights, axis=1))])
+    if layers[0].add is not None:
+        packed = tape.op("Add", [packed, rewrite.add_constant(graph, f"{x.name}/packed_bias", np.concatenate(biases))])
+    widths = rewrite.add_constant(graph, f"{x.name}/widths", np.array([len(bias) for bias in biases], dtype=np.int64))
+    parts = tape.op_multi_out("Split", [packed, widths], {"axis": -1}, num_outputs=len(layers))
+    nodes = [node for layer in layers for node in layer.nodes]
+    outputs = [layer.nodes[-1].outputs[0] for layer in layers]
+    # at the place of the first product: what the others read is there, for it is the same
+    ir.convenience.replace_nodes_and_values(graph, nodes[0], nodes, tape.nodes, outputs, parts)

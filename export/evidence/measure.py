@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import onnx_ir as ir
+
 from export.artifact import Artifact
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
@@ -44,11 +46,11 @@ def measure_graph(
         raise ParityError(
             f"{type(checkpoint.model).__name__} is not understood: its {artifact.precision} graph cannot be served. {error}"
         ) from error
-    model = onnx_files.structure(artifact.path)
+    model = ir.load(artifact.path)
     evidence = Evidence(
         **dataclasses.asdict(parity) | {"lengths": parity.lengths},
-        nodes=len(model.graph.node),
-        opset=next((opset.version for opset in model.opset_import if not opset.domain), None),
+        nodes=len(model.graph),
+        opset=model.graph.opset_imports.get(""),
         speed=measure_latency(engine, max_length=checkpoint.max_length, pad_id=checkpoint.pad_id),
         fusions=artifact.fusions,
         quantized=artifact.quantized,

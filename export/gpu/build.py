@@ -15,7 +15,7 @@ from service.text.tokenizer import Tokenizer
 PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
 
 
-def graphs(
+def build_graphs(
     provider: Provider,
     precisions: Sequence[Precision],
     raw: Path,
@@ -40,19 +40,19 @@ def graphs(
     """
     has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
     plan = shape_plan.plan(checkpoint.max_length, masks=has_masks, rectangle=provider == "tensorrt")
-    whole = folder / f"model.{provider}.fp32.onnx"
+    fp32 = folder / f"model.{provider}.fp32.onnx"
     if provider == "tensorrt":
-        tensorrt.standard(raw, whole)
+        tensorrt.write_standard(raw, fp32)
         form = f"{tensorrt.FORM}; fp16 is TensorRT's own" if "fp16" in precisions else tensorrt.FORM
-        return [Artifact(whole, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
-    fused = cuda.fuse(raw, whole, checkpoint)
-    made = [Artifact(whole, provider, "fp32", fused.form, fused.inputs, plan, fused.fusions)]
+        return [Artifact(fp32, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
+    fused = cuda.fuse(raw, fp32, checkpoint)
+    graphs = [Artifact(fp32, provider, "fp32", fused.form, fused.inputs, plan, fused.fusions)]
     if "fp16" in precisions:
         path = folder / f"model.{provider}.fp16.onnx"
-        feeds = calibration.feeds(texts, checkpoint, tokenizer, fused.inputs)
+        feeds = calibration.make_feeds(texts, checkpoint, tokenizer, fused.inputs)
         ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
         short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
-        padded = [calibration.padded(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
-        halved = fp16.convert_to_fp16(whole, path, raw.parent, feeds, padded)
-        made.append(Artifact(path, provider, "fp16", fused.form, fused.inputs, plan, fused.fusions, halved.counts, halved.error))
-    return made
+        padded = [calibration.pad(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
+        converted = fp16.convert_to_fp16(fp32, path, raw.parent, feeds, padded)
+        graphs.append(Artifact(path, provider, "fp16", fused.form, fused.inputs, plan, fused.fusions, converted.counts, converted.error))
+    return graphs

@@ -21,13 +21,13 @@ from export.graph import onnx_files
 from service.bundle.graph_spec import InputSpec
 
 LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
-FUSED = "fused for CUDA, attention with the length of each row"
-PARTLY = "fused for CUDA, attention in standard operators"
+FUSED_FORM = "fused for CUDA, attention with the length of each row"
+PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
 
 
 @dataclass(frozen=True)
-class Fused:
-    """What became of a graph.
+class CudaGraph:
+    """A fused graph.
 
     Attributes:
         form: How it was made, for the reader.
@@ -40,30 +40,30 @@ class Fused:
     fusions: dict[str, int]
 
 
-def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Fused:
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> CudaGraph:
     """Writes the fused float32 graph to a new file.
 
-    Attention stays as it was traced, with the mask, where it is not fused in every layer: one layer that needs a mask needs it
-    copied, and where padding is on the left, lengths do not say which tokens are padding.
+    Attention stays as it was traced, with the mask, where it is not fused in every layer, or where padding is on the left. One layer
+    that needs the mask needs it copied, and lengths do not say which tokens on the left are padding.
     """
     config = checkpoint.model.config
     fused = _optimize(source, checkpoint, attention=True)
-    whole = len(_nodes(fused, "Attention")) == config.num_hidden_layers and checkpoint.padding_side == "right"
-    if not whole:
+    all_fused = len(_nodes(fused, "Attention")) == config.num_hidden_layers and checkpoint.padding_side == "right"
+    if not all_fused:
         fused = _optimize(source, checkpoint, attention=False)
     counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
-    if whole:
+    if all_fused:
         _take_lengths(fused)
     fused.prune_graph()
     fused.remove_unused_constant()
-    narrow = _take_int32(fused)
+    as_int32 = _take_int32(fused)
     fused.topological_sort()
-    onnx_files.save(fused.model, target, folder=source.parent)
-    left = {value.name for value in fused.model.graph.input}
+    onnx_files.save_proto(fused.model, target, folder=source.parent)
+    names = {value.name for value in fused.model.graph.input}
     inputs = [
-        spec.model_copy(update={"dtype": "int32"}) if spec.name in narrow else spec for spec in checkpoint.inputs if spec.name in left
+        spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
     ]
-    return Fused(FUSED if whole else PARTLY, (*inputs, *([LENGTHS] if whole else [])), counts)
+    return CudaGraph(FUSED_FORM if all_fused else PARTLY_FUSED_FORM, (*inputs, *([LENGTHS] if all_fused else [])), counts)
 
 
 def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> Any:
@@ -82,7 +82,7 @@ def _nodes(model: Any, operator: str) -> list[onnx.NodeProto]:
 
 
 def _take_lengths(model: Any) -> None:
-    """Reads the tokens of each row from an input of that name; the mask is then read by nobody."""
+    """Gives the fused operators the number of tokens of each row as an input; then nothing reads the mask."""
     for node in _nodes(model, "Attention"):
         node.input[3] = LENGTHS.name
     for node in _nodes(model, "EmbedLayerNormalization"):

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 
 from export import calibration
 from export.calibration import Feed
 from export.graph import onnx_files
+from export.progress import track
 
 HEADROOM = 4  # times that another text's values may be larger than all that were seen
 LIMIT = float(np.finfo(np.float16).max) / HEADROOM
@@ -22,7 +24,7 @@ PROBE_TEXTS = 96
 
 @dataclass(frozen=True)
 class Fp16Graph:
-    """What became of a graph.
+    """What was converted.
 
     Attributes:
         counts: Nodes that compute in half precision (`Float16`) and those kept in float32 (`KeptFloat`).
@@ -41,7 +43,7 @@ def convert_to_fp16(source: Path, target: Path, workspace: Path, feeds: Sequence
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The calibration texts as the graph's inputs.
-        padded: Some of them with padding: where a mask is added to the scores, that is when its values are large.
+        padded: Some of them with padding, where the values of a mask that is added to the scores are large.
     """
     probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
     peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
@@ -52,7 +54,7 @@ def convert_to_fp16(source: Path, target: Path, workspace: Path, feeds: Sequence
     computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
     converted = OnnxModel(model)
     converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(kept))
-    onnx_files.save(converted.model, target)
+    onnx_files.save_proto(converted.model, target)
     error = calibration.relative_error(calibration.outputs(source, probe), calibration.outputs(target, probe))
     return Fp16Graph({"Float16": computing - len(kept)} | ({"KeptFloat": len(kept)} if kept else {}), error)
 
@@ -60,8 +62,8 @@ def convert_to_fp16(source: Path, target: Path, workspace: Path, feeds: Sequence
 def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     """Returns the names of the nodes that must stay in float32.
 
-    A tensor beyond the limit must not pass through half precision, so both who writes it and who reads it are kept. A fused sum
-    (SkipLayerNormalization) overflows inside: what it adds up is taken together.
+    A tensor beyond the limit must not pass through half precision, so both its writer and its readers are kept. A fused sum
+    (SkipLayerNormalization) overflows inside, so the magnitudes of what it adds up count together.
 
     Args:
         model: The float32 graph, its nodes named.
@@ -72,7 +74,7 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
         node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"
     }
     # one value at a time: together they are the whole model once more
-    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _floats(tensor)} | peaks
+    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _is_float(tensor)} | peaks
     kept = set()
     for node in model.graph.node:
         floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
@@ -84,22 +86,20 @@ def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
     return kept
 
 
-def _floats(tensor: onnx.TensorProto) -> bool:
+def _is_float(tensor: onnx.TensorProto) -> bool:
     return tensor.data_type == onnx.TensorProto.FLOAT and 0 not in tensor.dims
 
 
 def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
     """Returns the largest magnitude of each float tensor that a node of a graph writes; `path` is for a graph that gives them all out."""
-    model, constants = onnx_files.read(source)
-    given = {value.name for value in model.graph.output}
-    names = [name for node in model.graph.node for name in node.output if name and name not in given]
+    model = ir.load(source)
     # without a type: ONNX Runtime knows it
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    onnx_files.write(model, constants, path)
+    model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())
+    onnx_files.save(model, path)
     session = calibration.open_session(path)
     names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
     peaks = dict.fromkeys(names, 0.0)
-    for feed in feeds:
+    for feed in track(feeds, "find what overflows", unit="texts"):
         for name, value in zip(names, session.run(names, feed), strict=True):
             if value.size:
                 peaks[name] = float(np.maximum(peaks[name], np.abs(value).max()))

@@ -31,9 +31,9 @@ def plan(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
     )
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
     # a mask counts as a token beside its own, so that no batch has more than half as many masks as tokens; one text may have any number
-    return ShapePlan(buckets=buckets, masks=_counts(max(tokens // 2, max_length)) if masks else ())
+    return ShapePlan(buckets=buckets, masks=_powers_of_two(max(tokens // 2, max_length)) if masks else ())
 
 
-def _counts(most: int) -> tuple[int, ...]:
-    """Returns the powers of two up to the first of `most` and more."""
-    return tuple(2**i for i in range((most - 1).bit_length() + 1))
+def _powers_of_two(last: int) -> tuple[int, ...]:
+    """Returns the powers of two up to the first that is not below `last`."""
+    return tuple(2**i for i in range((last - 1).bit_length() + 1))

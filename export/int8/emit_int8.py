@@ -5,73 +5,67 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnx
-from onnx import NodeProto
+import onnx_ir as ir
 
-from export.graph import linear
-from export.graph.ir import CONTRIB, Graph
+from export.graph import rewrite
+from export.graph.linear import Linear, find_linears
+from export.graph.rewrite import CONTRIB
 from export.int8 import gptq
 from export.int8.smoothquant import QuantParams
 
 MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types always are, are not worth the lost precision
 
 
-def apply(graph: Graph, fits: Mapping[str, QuantParams]) -> None:
-    """Replaces the products that read each tensor, and the additions of their biases."""
-    found, consumers = linear.find(graph), graph.consumers()
-    replaced: dict[int, list[NodeProto]] = {}
-    for x, fit in fits.items():
-        product = found[x]
-        addition = linear.addition(graph, product, consumers)
-        last = product if addition is None else addition
-        stored, name = _store(graph, x, fit), product.input[1]
-        inputs = [
-            stored[-1].output[0],
-            graph.add_constant(f"{name}/steps", fit.weight),
-            stored[-1].input[1],
-            graph.add_constant(f"{name}/scales", fit.weight_scale),
-            stored[-1].input[2],
-            graph.add_constant(f"{name}/zeros", np.zeros_like(fit.weight[0])),
-            graph.add_constant(f"{name}/bias", fit.bias),
-        ]
-        replaced[id(product)] = stored
-        product_and_bias = graph.node("MatMulIntegerToFloat", inputs, last.output[0], domain=CONTRIB)
-        replaced[id(last)] = [*replaced.get(id(last), []), product_and_bias]
-    graph.nodes = [part for node in graph.nodes for part in replaced.get(id(node), [node])]
+def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
+    """Replaces the linear layers that read these tensors, with the additions of their biases, by products of integers."""
+    linears = find_linears(graph)
+    for x, quant in params.items():
+        nodes = linears[x].nodes
+        tape = ir.tape.Tape()
+        product = _emit(graph, tape, linears[x], quant)
+        ir.convenience.replace_nodes_and_values(graph, nodes[-1], nodes, tape.nodes, nodes[-1].outputs, [product])
 
 
-def quantize_embeddings(graph: Graph) -> int:
+def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams) -> ir.Value:
+    """Records the nodes of one layer: smoothing where there is any, the activation as uint8, and the product with its bias."""
+    x, weight = layer.x, layer.weight
+    smoothed = x
+    if quant.multiplier is not None:
+        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", quant.multiplier)])
+    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(quant.scale))
+    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(quant.zero_point))
+    inputs = [
+        tape.op("QuantizeLinear", [smoothed, scale, zero_point]),
+        rewrite.add_constant(graph, f"{weight.name}/steps", quant.weight),
+        scale,
+        rewrite.add_constant(graph, f"{weight.name}/scales", quant.weight_scale),
+        zero_point,
+        rewrite.add_constant(graph, f"{weight.name}/zeros", np.zeros_like(quant.weight[0])),
+        rewrite.add_constant(graph, f"{weight.name}/bias", quant.bias),
+    ]
+    return tape.op("MatMulIntegerToFloat", inputs, domain=CONTRIB)
+
+
+def emit_embeddings(graph: ir.Graph) -> int:
     """Replaces each gather from a large float table by gathers of int8 rows and of their scales; returns how many.
 
     A row is stored as `round(row / scale)` with `scale = max(abs(row)) / 127`, so an element is off by scale / 2 at most.
     """
-    nodes: list[NodeProto] = []
-    found = 0
-    for node in graph.nodes:
-        table = graph.constant(node.input[0]) if node.op_type == "Gather" else None
-        if table is None or table.dtype != np.float32 or table.ndim != 2 or len(table) < MIN_ROWS:
-            nodes.append(node)
+    count = 0
+    for node in tuple(graph):  # not the gathers that are put in
+        table = node.inputs[0] if node.op_type == "Gather" else None
+        shape = rewrite.constant_shape(table)
+        if table is None or shape is None or len(shape) != 2 or shape[0] < MIN_ROWS:
             continue
-        scales = np.maximum(np.abs(table).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8
-        steps, scale, floats = (graph.fresh(node.output[0]) for _ in range(3))
-        rows = graph.add_constant(f"{node.input[0]}/rows", np.rint(table / scales).astype(np.int8))
-        row_scales = graph.add_constant(f"{node.input[0]}/row_scales", scales.astype(np.float32))
-        nodes += [
-            graph.node("Gather", [rows, node.input[1]], steps),
-            graph.node("Gather", [row_scales, node.input[1]], scale),
-            graph.node("Cast", [steps], floats, to=onnx.TensorProto.FLOAT),
-            graph.node("Mul", [floats, scale], node.output[0]),
-        ]
-        found += 1
-    graph.nodes = nodes
-    return found
-
-
-def _store(graph: Graph, x: str, fit: QuantParams) -> list[NodeProto]:
-    """Returns the nodes that quantize a tensor; the last one's output is it."""
-    nodes, current = [], x
-    if fit.multiplier is not None:
-        current = graph.fresh(x)
-        nodes.append(graph.node("Mul", [x, graph.add_constant(f"{x}/multiplier", fit.multiplier)], current))
-    constants = [graph.add_constant(f"{x}/scale", np.array(fit.scale)), graph.add_constant(f"{x}/zero", np.array(fit.zero))]
-    return [*nodes, graph.node("QuantizeLinear", [current, *constants], graph.fresh(x))]
+        array = rewrite.constant(table)
+        if array is None or array.dtype != np.float32:
+            continue
+        scales = np.maximum(np.abs(array).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8
+        rows = rewrite.add_constant(graph, f"{table.name}/rows", np.rint(array / scales).astype(np.int8))
+        row_scales = rewrite.add_constant(graph, f"{table.name}/row_scales", scales.astype(np.float32))
+        tape = ir.tape.Tape()
+        quantized, scale = (tape.op("Gather", [value, node.inputs[1]]) for value in (rows, row_scales))
+        floats = tape.op("Mul", [tape.op("Cast", [quantized], {"to": ir.DataType.FLOAT}), scale])
+        ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [floats])
+        count += 1
+    return count

@@ -1,7 +1,7 @@
-"""Brings the channels of an attention's output to like size in the matrices before and after it. Exact, and free at run time.
+"""Smooths the channels of an attention's output in the matrices before and after it. Exact, and free at run time.
 
-What int8 needs (`export.quantize`) a product elsewhere pays for with a multiplication of each activation. An attention's output is
-a weighted sum of values, channel by channel, so its channels can be scaled where the values are computed.
+What int8 needs (`export.int8.smoothquant`) costs a multiplication of each activation elsewhere. An attention's output is a weighted
+sum of values, channel by channel, so its channels can be scaled where the values are computed.
 """
 
 from __future__ import annotations
@@ -9,81 +9,66 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import NodeProto
 
-from export.graph.ir import Graph
+from export.graph import rewrite
+from export.graph.linear import Linear, array, as_linear, linear_of
 
 Floats = NDArray[np.float32]
 
 
-def fold_smoothing(graph: Graph, multipliers: Mapping[str, Floats]) -> set[str]:
+def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[str]:
     """Multiplies attention outputs by channel, and divides by the same in the matrix that reads them.
 
     Args:
-        graph: Changed in place; its products are `MatMul` and `Add` of a bias.
+        graph: Changed in place; its linear layers are `MatMul` and `Add` of a bias.
         multipliers: By tensor, what its channels are to be multiplied with, float32 [channels]; one of zero is left alone.
 
     Returns:
-        The tensors that were balanced: outputs of attention whose values are computed by a matrix that nothing else depends on.
+        The tensors that were smoothed: outputs of attention whose values are computed by a matrix that nothing else depends on.
     """
-    producers, consumers = graph.producers(), graph.consumers()
     done = set()
-    for x, multiplier in multipliers.items():
-        attention, readers = producers.get(x), consumers[x]
-        if attention is None or attention.op_type != "MultiHeadAttention" or len(readers) != 1 or readers[0].op_type != "MatMul":
+    for attention in graph:
+        x = attention.outputs[0]
+        multiplier = multipliers.get(x.name or "") if attention.op_type == "MultiHeadAttention" else None
+        readers = [use.node for use in x.uses()]
+        reader = as_linear(readers[0]) if len(readers) == 1 else None
+        found = None if multiplier is None or reader is None else _value_projection(attention, reader)
+        if multiplier is None or reader is None or found is None:
             continue
-        found = _values(graph, attention, producers, consumers)
-        if found is None:
-            continue
-        product, bias, columns = found
-        by = np.where(multiplier > 0, multiplier, 1).astype(np.float32)
-        _scale(graph, product, 1, columns, by)
-        _scale(graph, bias, _constant_input(graph, bias), columns, by)
-        _scale(graph, readers[0], 1, slice(None), np.reciprocal(by)[:, None])
-        done.add(x)
+        layer, columns = found
+        factors = np.where(multiplier > 0, multiplier, 1).astype(np.float32)
+        for node, value in ((layer.matmul, layer.weight), (layer.add, layer.bias)):
+            _scale(graph, node, value, columns, factors)
+        _scale(graph, reader.matmul, reader.weight, slice(None), np.reciprocal(factors)[:, None])
+        done.add(str(x.name))
     return done
 
 
-def _values(
-    graph: Graph, attention: NodeProto, producers: Mapping[str, NodeProto], consumers: Mapping[str, list[NodeProto]]
-) -> tuple[NodeProto, NodeProto, slice] | None:
-    """Returns the product and the addition that compute an attention's values, and which of their columns do."""
-    name, start = attention.input[2], 0
-    split = producers.get(name)
-    if len(consumers[name]) != 1 or split is None:
+def _value_projection(attention: ir.Node, reader: Linear) -> tuple[Linear, slice] | None:
+    """Returns the layer that computes an attention's values, and which of its columns do.
+
+    None where the values are computed otherwise, or something else reads them.
+    """
+    values = attention.inputs[2]
+    add = None if values is None else values.producer()
+    if values is None or add is None or len(values.uses()) != 1:
         return None
-    addition = split
-    if split.op_type == "Split":
-        widths = graph.constant(split.input[1])
-        assert widths is not None, "export.pack splits at constants"
-        start = int(widths[: list(split.output).index(name)].sum())
-        addition = producers[split.input[0]]
-    bias = _bias(graph, addition)
-    product = None if bias is None else producers.get(addition.input[1 - _constant_input(graph, addition)])
-    if bias is None or product is None or product.op_type != "MatMul" or graph.constant(product.input[1]) is None:
-        return None
-    reader = graph.constant(consumers[attention.output[0]][0].input[1])
-    if reader is None:
-        return None
-    return product, addition, slice(start, start + len(reader))
+    start = 0
+    if add.op_type == "Split":
+        widths = rewrite.constant(add.inputs[1])
+        assert widths is not None, "`pack_qkv` splits at constants"
+        start = int(widths[: values.index()].sum())
+        add = None if add.inputs[0] is None else add.inputs[0].producer()
+    layer = linear_of(add)
+    return None if layer is None else (layer, slice(start, start + len(array(reader.weight))))
 
 
-def _bias(graph: Graph, node: NodeProto) -> Floats | None:
-    if node.op_type != "Add" or _constant_input(graph, node) < 0:
-        return None
-    bias = graph.constant(node.input[_constant_input(graph, node)])
-    return bias if bias is not None and bias.ndim == 1 else None
-
-
-def _constant_input(graph: Graph, node: NodeProto) -> int:
-    return next((i for i, name in enumerate(node.input) if graph.constant(name) is not None), -1)
-
-
-def _scale(graph: Graph, node: NodeProto, i: int, columns: slice, by: Floats) -> None:
-    name = node.input[i]
-    value = graph.constant(name)
-    assert value is not None, name
-    scaled = value.copy()
-    scaled[..., columns] *= by
-    node.input[i] = graph.add_constant(f"{name}/balanced", scaled)
+def _scale(graph: ir.Graph, node: ir.Node | None, value: ir.Value | None, columns: slice, factors: Floats) -> None:
+    """Scales columns of a constant for one node that reads it."""
+    assert node is not None
+    assert value is not None
+    scaled = array(value).copy()
+    scaled[..., columns] *= factors
+    node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/balanced", scaled))

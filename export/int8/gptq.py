@@ -1,7 +1,7 @@
-"""Weights as int8: one scale per column, rounding errors made up for by later rows. Pure numpy.
+"""Weights as int8 with one scale per column, rounded by GPTQ. Pure numpy.
 
-The error feedback is that of optimal brain surgeon as used by GPTQ (Frantar et al. 2022, arXiv:2210.17323): rows are rounded in
-turn, and what a row's rounding did to the outputs is taken out by changing the rows not yet rounded.
+GPTQ (Frantar et al. 2022, arXiv:2210.17323) rounds the rows of a matrix one after the other, and changes the rows that are not yet
+rounded so that they make up for what each rounding did to the outputs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
 _DAMPING = 0.01
-_BLOCK = 128
+_BLOCK_SIZE = 128
 
 
 def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
@@ -26,33 +26,36 @@ def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
     Args:
         weight: float32 [rows, columns].
         peak: The largest quantized activation that meets each row, uint8 [rows].
+
+    Returns:
+        float32 [columns].
     """
     scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
-    # a step of slack for each row of the pair: rounding may go up
-    room = MAX_INT16 - 2 * 255
-    widened: Floats = (scales * np.maximum(_largest_pair(weight / scales, peak) / room, 1)).astype(np.float32)
+    # one step of slack for each row of the pair: rounding may go up
+    limit = MAX_INT16 - 2 * 255
+    widened: Floats = (scales * np.maximum(_largest_pair(weight / scales, peak) / limit, 1)).astype(np.float32)
     return widened
 
 
-def _largest_pair(steps: Floats, peak: NDArray[np.uint8]) -> Floats:
-    """Returns the largest magnitude that a pair of products can have in each column, [columns]."""
-    products = steps * peak[:, None].astype(np.float32)
+def _largest_pair(quantized: Floats, peak: NDArray[np.uint8]) -> Floats:
+    """Returns the largest magnitude that the sum of a pair of products can have in each column, float32 [columns]."""
+    products = quantized * peak[:, None].astype(np.float32)
     if len(products) % 2:
         products = np.concatenate([products, np.zeros_like(products[:1])])
     pairs = products.reshape(len(products) // 2, 2, -1)
-    up, down = (np.maximum(sign * pairs, 0).sum(axis=1).max(axis=0) for sign in (1, -1))
-    largest: Floats = np.maximum(up, down)
+    positive, negative = (np.maximum(sign * pairs, 0).sum(axis=1).max(axis=0) for sign in (1, -1))
+    largest: Floats = np.maximum(positive, negative)
     return largest
 
 
-def to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
-    """Returns each weight's nearest step, int8 of the same shape."""
-    steps: NDArray[np.int8] = np.clip(np.rint(weight / scales), -MAX_INT8, MAX_INT8).astype(np.int8)
-    return steps
+def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
+    """Returns `weight / scales` rounded to the nearest integer, int8 of the same shape."""
+    quantized: NDArray[np.int8] = np.clip(np.rint(weight / scales), -MAX_INT8, MAX_INT8).astype(np.int8)
+    return quantized
 
 
-def with_feedback(weight: Floats, scales: Floats, inputs: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Returns steps that keep `inputs @ weight` rather than each weight, and saturate no more than those would.
+def round_gptq(weight: Floats, scales: Floats, inputs: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Returns the matrix rounded so that `inputs @ weight` changes least; it saturates no more than one rounded to nearest.
 
     Args:
         weight: float32 [rows, columns].
@@ -61,25 +64,26 @@ def with_feedback(weight: Floats, scales: Floats, inputs: Floats, peak: NDArray[
         peak: As for `column_scales`.
 
     Returns:
-        int8 [rows, columns]; the nearest steps where the sample is too small to say more.
+        int8 [rows, columns]; rounded to nearest where the sample is too small to say more.
     """
-    count = len(weight)
-    if len(inputs) < 2 * count:
-        return to_nearest(weight, scales)
+    rows = len(weight)
+    if len(inputs) < 2 * rows:
+        return round_to_nearest(weight, scales)
     hessian = inputs.T.astype(np.float64) @ inputs.astype(np.float64)
-    hessian[np.diag_indices(count)] += max(_DAMPING * hessian.diagonal().mean(), 1e-12)  # inputs may all be zero
-    # rows that matter most first, while there are many left to make up for them
+    hessian[np.diag_indices(rows)] += max(_DAMPING * hessian.diagonal().mean(), 1e-12)  # inputs may all be zero
+    # rows that matter most first ("act order"), while there are many left to make up for them
     order = np.argsort(-hessian.diagonal(), kind="stable")
+    # the upper Cholesky factor of the inverse Hessian
     factor = np.linalg.cholesky(np.linalg.inv(hessian[np.ix_(order, order)])).T.astype(np.float32)
-    left = weight[order].astype(np.float32)
-    steps = np.empty(weight.shape, dtype=np.int8)
-    for start in range(0, count, _BLOCK):
-        end = min(start + _BLOCK, count)
+    updated = weight[order].astype(np.float32)
+    quantized = np.empty(weight.shape, dtype=np.int8)
+    for start in range(0, rows, _BLOCK_SIZE):
+        end = min(start + _BLOCK_SIZE, rows)
         errors = np.empty((end - start, weight.shape[1]), dtype=np.float32)
         for i in range(start, end):
-            rounded = to_nearest(left[i], scales)
-            steps[order[i]] = rounded
-            errors[i - start] = (left[i] - rounded * scales) / factor[i, i]
-            left[i + 1 : end] -= np.outer(factor[i, i + 1 : end], errors[i - start])
-        left[end:] -= factor[start:end, end:].T @ errors
-    return np.where(_largest_pair(steps.astype(np.float32), peak) > MAX_INT16, to_nearest(weight, scales), steps)
+            row = round_to_nearest(updated[i], scales)
+            quantized[order[i]] = row
+            errors[i - start] = (updated[i] - row * scales) / factor[i, i]
+            updated[i + 1 : end] -= np.outer(factor[i, i + 1 : end], errors[i - start])
+        updated[end:] -= factor[start:end, end:].T @ errors
+    return np.where(_largest_pair(quantized.astype(np.float32), peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)

@@ -1,40 +1,39 @@
 """Takes the few channels of huge values out of what will be int8, and computes them beside it in float. Exact.
 
 A handful of channels carry values ten times those of the others (Dettmers et al. 2022, arXiv:2208.07339). One int8 scale for all
-then leaves few steps for the rest. The split is made in the graph once, for channels known from calibration.
+then leaves few quantization steps for the rest. The split is made in the graph once, for channels known from calibration.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx import NodeProto
 
-from export.graph.ir import CONTRIB, Graph
+from export.graph import rewrite
+from export.graph.linear import Linear, array, as_linear, linear_of
+from export.graph.rewrite import CONTRIB
 
-UNITS = 16
-CHANNELS = 4
+HIDDEN_UNITS = 16
+INPUT_CHANNELS = 4
 
 Floats = NDArray[np.float32]
 
 
-def feed_forwards(graph: Graph) -> list[NodeProto]:
+def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
     """Returns the activation in the middle of each feed-forward block: `MatMul(Gelu(MatMul(x) + bias))`."""
-    producers, consumers = graph.producers(), graph.consumers()
-    found = []
-    for node in graph.nodes:
-        readers = consumers[node.output[0]]
-        if node.op_type != "Gelu" or len(readers) != 1 or readers[0].op_type != "MatMul":
-            continue
-        addition = producers.get(node.input[0])
-        product = None if addition is None or addition.op_type != "Add" else producers.get(addition.input[0])
-        constants = [] if product is None or addition is None else [product.input[1], addition.input[1], readers[0].input[1]]
-        if len(constants) == 3 and all(graph.constant(name) is not None for name in constants):
-            found.append(node)
-    return found
+    return [node for node in graph if node.op_type == "Gelu" and _block(node) is not None]
 
 
-def split_units(graph: Graph, activation: NodeProto, peak: Floats) -> None:
+def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
+    """Returns the linear layers before and after an activation, or None where there is anything else."""
+    hidden, readers = activation.inputs[0], [use.node for use in activation.outputs[0].uses()]
+    first = None if hidden is None else linear_of(hidden.producer())
+    second = as_linear(readers[0]) if len(readers) == 1 else None
+    return None if first is None or second is None else (first, second)
+
+
+def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> None:
     """Computes the hidden units of the largest values in a small feed-forward block of their own.
 
     A feed-forward block is a sum over its hidden units, so it may be cut in two.
@@ -44,73 +43,50 @@ def split_units(graph: Graph, activation: NodeProto, peak: Floats) -> None:
         activation: One that `feed_forwards` returned.
         peak: Largest magnitude of each hidden unit's value, [units].
     """
-    producers, consumers = graph.producers(), graph.consumers()
-    addition = producers[activation.input[0]]
-    first, second = producers[addition.input[0]], consumers[activation.output[0]][0]
-    x, total = first.input[0], second.output[0]
+    block = _block(activation)
+    assert block is not None, activation.name
+    first, second = block
     order = np.argsort(-peak, kind="stable")
-    outlying, others = np.sort(order[:UNITS]), np.sort(order[UNITS:])
-    weights = [_value(graph, name) for name in (first.input[1], addition.input[1], second.input[1])]
-    names = [first.input[1], addition.input[1], second.input[1]]
-    kept = [weights[0][:, others], weights[1][others], weights[2][others]]
-    apart = [weights[0][:, outlying], weights[1][outlying], weights[2][outlying]]
-    first.input[1], addition.input[1], second.input[1] = (
-        graph.add_constant(f"{name}/rest", np.ascontiguousarray(value)) for name, value in zip(names, kept, strict=True)
-    )
-    a, b, c = (graph.add_constant(f"{name}/float", np.ascontiguousarray(value)) for name, value in zip(names, apart, strict=True))
-    product, biased, active, part = (graph.fresh(total) for _ in range(4))
-    second.output[0] = graph.fresh(total)
-    # the sum comes after the second matrix's own bias, so that the pair of them stays recognizable
-    bias = consumers[total][0]
-    result, bias.output[0] = bias.output[0], graph.fresh(total)
-    bias.input[list(bias.input).index(total)] = second.output[0]
-    _insert_after(
-        graph,
-        bias,
-        [
-            graph.node("MatMul", [x, a], product),
-            graph.node("Add", [product, b], biased),
-            graph.node("Gelu", [biased], active, domain=CONTRIB),
-            graph.node("MatMul", [active, c], part),
-            graph.node("Add", [bias.output[0], part], result),
-        ],
-    )
+    outlying, others = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
+    parts = []
+    # units are columns of the first matrix and its bias, and rows of the second
+    for node, value, axis in ((first.matmul, first.weight, -1), (first.add, first.bias, -1), (second.matmul, second.weight, 0)):
+        assert node is not None
+        assert value is not None
+        rest, part = (np.ascontiguousarray(np.take(array(value), units, axis=axis)) for units in (others, outlying))
+        node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/rest", rest))
+        parts.append(rewrite.add_constant(graph, f"{value.name}/float", part))
+    tape = ir.tape.Tape()
+    hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.x, parts[0]]), parts[1]])], domain=CONTRIB)
+    _add_to_output(graph, second, tape, tape.op("MatMul", [hidden, parts[2]]))
 
 
-def split_inputs(graph: Graph, product: NodeProto, peak: Floats) -> None:
+def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
     """Multiplies the channels of the largest values with their rows of the matrix in float, and adds the result.
 
     Args:
         graph: Changed in place; the rows left behind are zero.
-        product: A `MatMul` that is followed by the addition of its bias.
+        layer: A linear layer with a bias.
         peak: Largest magnitude of each channel that it reads, [channels].
     """
-    x, name = product.input
-    outlying = np.sort(np.argsort(-peak, kind="stable")[:CHANNELS])
-    rest = _value(graph, name).copy()
-    apart = graph.add_constant(f"{name}/outlying", np.ascontiguousarray(rest[outlying]))
+    x, weight = layer.x, layer.weight
+    outlying = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
+    rest = array(weight).copy()
+    part = rewrite.add_constant(graph, f"{weight.name}/outlying", np.ascontiguousarray(rest[outlying]))
     rest[outlying] = 0
-    product.input[1] = graph.add_constant(f"{name}/rest", rest)
-    bias = graph.consumers()[product.output[0]][0]
-    gathered, part, result = graph.fresh(x), graph.fresh(name), bias.output[0]
-    bias.output[0] = graph.fresh(result)
-    _insert_after(
-        graph,
-        bias,
-        [
-            graph.node("Gather", [x, graph.add_constant(f"{x}/outlying", outlying.astype(np.int64))], gathered, axis=-1),
-            graph.node("MatMul", [gathered, apart], part),
-            graph.node("Add", [bias.output[0], part], result),
-        ],
-    )
+    layer.matmul.replace_input_with(1, rewrite.add_constant(graph, f"{weight.name}/rest", rest))
+    tape = ir.tape.Tape()
+    channels = tape.op("Gather", [x, rewrite.add_constant(graph, f"{x.name}/outlying", outlying.astype(np.int64))], {"axis": -1})
+    _add_to_output(graph, layer, tape, tape.op("MatMul", [channels, part]))
 
 
-def _insert_after(graph: Graph, node: NodeProto, parts: list[NodeProto]) -> None:
-    place = next(i for i, other in enumerate(graph.nodes) if other is node)
-    graph.nodes[place + 1 : place + 1] = parts
-
-
-def _value(graph: Graph, name: str) -> Floats:
-    value = graph.constant(name)
-    assert value is not None, name
-    return value
+def _add_to_output(graph: ir.Graph, layer: Linear, tape: ir.tape.Tape, part: ir.Value) -> None:
+    """Adds what a tape computes to the output of a linear layer, behind the layer's own bias: product and bias stay recognizable."""
+    add = layer.add
+    assert add is not None, layer.matmul.name
+    output = add.outputs[0]
+    total = ir.Value(name=output.name, type=output.type, shape=output.shape)
+    output.name = f"{output.name}/int8"
+    output.replace_all_uses_with(total, replace_graph_outputs=True)
+    tape.op("Add", [output, part], output=total)
+    graph.insert_after(add, tape.nodes)

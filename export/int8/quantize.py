@@ -4,12 +4,12 @@ Activations get one scale per tensor from calibration, weights one per column, t
 the answers near float, each exact or cheap at run time (docs/explanation/int8.md):
 
 1. Of the tensors whose quantization moves the model's outputs most, the few largest channels are computed in float
-   (`export.outliers`).
-2. Channels are brought to like size before rounding, the inverse is in the weights (SmoothQuant, Xiao et al. 2022,
-   arXiv:2211.10438); how far is chosen per matrix, by the error that its output shows on the calibration texts. It is free after
-   attention (`export.balance`); elsewhere it costs a multiplication, and is left out where the model's outputs hardly move.
-3. Weights are rounded with error feedback, and the mean error goes into the bias.
-4. Columns whose products could saturate 16 bits, as CPUs without VNNI add them up in, get wider steps (`export.rounding`).
+   (`export.int8.outlier_split`).
+2. Channels are smoothed (SmoothQuant), with an alpha chosen per matrix by the error that its output shows on the calibration texts
+   (`export.int8.smoothquant`). That is free after attention (`export.int8.fold_smoothing`); elsewhere it costs a multiplication,
+   and is left out where the model's outputs hardly move.
+3. Weights are rounded by GPTQ, and the mean error goes into the bias.
+4. Columns whose products could saturate 16 bits, in which CPUs without VNNI add them up, get wider steps (`export.int8.gptq`).
 
 Last comes a gate: while the outputs are further from the float graph's than allowed, the matrices that matter most go back to float.
 """
@@ -21,26 +21,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes import common
 
 from export import calibration
 from export.calibration import Activations, Feed
 from export.errors import GraphError
-from export.graph import linear
-from export.graph.ir import Graph
+from export.graph import linear, rewrite
+from export.graph.linear import Linear
 from export.int8 import emit_int8, fold_smoothing, outlier_split, smoothquant
 from export.int8.smoothquant import QuantParams
+from export.progress import track
 
 PROBE_TEXTS = 96
-# Shares of the average error of a tensor, each measured alone: above the one its outliers are worth computing in float, below the
-# other its channels are not worth a multiplication.
-SENSITIVE = 1 / 3
-INDIFFERENT = 1 / 16
+# As shares of the average sensitivity: above the one the outliers of a tensor are worth computing in float, below the other its
+# channels are not worth a multiplication.
+SPLIT_ABOVE = 1 / 3
+SMOOTH_ABOVE = 1 / 16
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """What became of a graph.
+class Int8Graph:
+    """What was quantized.
 
     Attributes:
         counts: What was quantized, and what was kept in float -> count.
@@ -51,11 +54,11 @@ class Quantized:
     error: float
 
 
-def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], *, max_error: float) -> Quantized:
+def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], *, max_error: float) -> Int8Graph:
     """Writes the int8 graph to a new file.
 
     Args:
-        source: The lowered float32 graph.
+        source: The float32 graph, its attention outside of fused products.
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The calibration texts as the graph's inputs.
@@ -67,111 +70,114 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     Raises:
         GraphError: There is no matrix to quantize, or none that the outputs bear.
     """
-    observed, part, split = (workspace / f"{name}.onnx" for name in ("observed", "part", "split"))
-    graph = Graph(source)
-    found = linear.find(graph)
-    if not found:
+    observed, part = workspace / "observed.onnx", workspace / "part.onnx"
+    model = rewrite.load(source)
+    graph = model.graph
+    linears = linear.find_linears(graph)
+    if not linears:
         raise GraphError(
             "the graph has no matrix to quantize: none of its layers multiplies by a constant matrix. Export it with --precision fp32."
         )
-    seen = _together(_observe(graph, list(found), observed, feeds), linear.shared(found))
-    # without feedback, which takes longest and changes little of which tensors matter
-    fits = smoothquant.choose(graph, found, seen, feedback=False)
-    peaks = {x: entry.peak for x, entry in seen.items()}
-    del seen  # of a large model the samples take gigabytes of disk
-    errors = _errors(source, part, fits, feeds)
-    average = sum(errors.values()) / len(errors)
-    shared = {x for group in linear.shared(found) for x in group}
-    balanced = fold_smoothing.fold_smoothing(
-        graph, {x: fit.multiplier for x, fit in fits.items() if fit.multiplier is not None and x not in shared}
-    )
-    counts = _split(graph, [x for x, error in errors.items() if error > average * SENSITIVE and x not in shared], peaks)
-    graph.save(split)
+    probe = feeds[:: max(1, len(feeds) // PROBE_TEXTS)]
+    expected = calibration.outputs(source, probe)
+    activations = _observe(model, linears, observed, feeds)
+    # without GPTQ, which takes longest and changes little of which tensors matter
+    params = smoothquant.choose_params(linears, activations, use_gptq=False)
+    peaks = {x: entry.peak for x, entry in activations.items()}
+    del activations  # of a large model the samples take gigabytes of disk
+    sensitivities = _sensitivities(model, part, params, probe, expected)
+    average = sum(sensitivities.values()) / len(sensitivities)
+    shared = {x for group in linear.sharing_weights(linears) for x in group}
+    multipliers = {x: quant.multiplier for x, quant in params.items() if quant.multiplier is not None and x not in shared}
+    folded = fold_smoothing.fold_smoothing(graph, multipliers)
+    counts = _split_outliers(graph, [x for x, error in sensitivities.items() if error > average * SPLIT_ABOVE and x not in shared], peaks)
     # splitting moved channels between tensors
-    found = linear.find(graph)
-    seen = _together(_observe(graph, list(found), observed, feeds), linear.shared(found))
-    plain = balanced | {x for x, error in errors.items() if error < average * INDIFFERENT}
-    plain -= shared
-    fits = smoothquant.choose(graph, found, seen, feedback=True, plain=plain)
-    fits, tables, error = _gate(split, target, fits, sorted(fits, key=lambda x: -errors.get(x, 0.0)), (source, feeds), max_error)
-    kept = len(found) - len(fits)
-    counts = {"MatMulIntegerToFloat": len(fits), "PerRowEmbedding": tables} | counts | ({"KeptFloat": kept} if kept else {})
-    return Quantized(counts, error)
+    linears = linear.find_linears(graph)
+    activations = _observe(model, linears, observed, feeds)
+    unsmoothed = (folded | {x for x, error in sensitivities.items() if error < average * SMOOTH_ABOVE}) - shared
+    params = smoothquant.choose_params(linears, activations, use_gptq=True, unsmoothed=unsmoothed)
+    order = sorted(params, key=lambda x: -sensitivities.get(x, 0.0))
+    chosen, tables, error = _emit_within(max_error, model, target, params, order, probe, expected)
+    kept = len(linears) - len(chosen)
+    counts = {"MatMulIntegerToFloat": len(chosen), "PerRowEmbedding": tables} | counts | ({"KeptFloat": kept} if kept else {})
+    return Int8Graph(counts, error)
 
 
-def _gate(
-    source: Path,
-    target: Path,
-    fits: Mapping[str, QuantParams],
-    order: Sequence[str],
-    reference: tuple[Path, Sequence[Feed]],
+def _emit_within(
     max_error: float,
-) -> tuple[dict[str, QuantParams], int, float]:
-    """Writes the graph with as many of the matrices in int8 as the outputs bear; returns those, the tables in int8, and the error."""
-    probe = _probe(reference[1])
-    expected = calibration.outputs(reference[0], probe)
+    model: ir.Model,
+    target: Path,
+    params: Mapping[str, QuantParams],
+    order: Sequence[str],
+    probe: Sequence[Feed],
+    expected: Sequence[NDArray[np.float32]],
+) -> tuple[list[str], int, float]:
+    """Writes the graph with as many of the linear layers in int8 as the outputs bear.
+
+    Returns:
+        Those layers by the tensor that they read, the number of tables in int8, and the error.
+
+    Raises:
+        GraphError: The outputs bear none.
+    """
     for kept in (0, *(2**i for i in range(len(order)) if 2**i < len(order) - 1), len(order) - 1):
-        chosen = {x: fit for x, fit in fits.items() if x not in order[:kept]}
-        graph = Graph(source)
-        emit_int8.apply(graph, chosen)
-        tables = emit_int8.quantize_embeddings(graph)
-        graph.share()
-        graph.save(target)
+        chosen = {x: quant for x, quant in params.items() if x not in order[:kept]}
+        candidate = model.clone()
+        emit_int8.emit_linears(candidate.graph, chosen)
+        tables = emit_int8.emit_embeddings(candidate.graph)
+        common.DeduplicateHashedInitializersPass()(candidate)
+        rewrite.save(candidate, target)
         error = calibration.relative_error(expected, calibration.outputs(target, probe))
         if error <= max_error:
-            return chosen, tables, error
+            return list(chosen), tables, error
     raise GraphError(
         f"int8 moves the model's outputs by {error:.2g} of their spread on the calibration texts, over the limit of {max_error:.2g}, even "
-        f"with {kept} of {len(fits)} matrices in float; give texts of the model's own domain with --calibration, allow "
+        f"with {kept} of {len(params)} matrices in float; give texts of the model's own domain with --calibration, allow "
         "more with --max-int8-error, or export with --precision fp32."
     )
 
 
-def _split(graph: Graph, sensitive: Sequence[str], peaks: Mapping[str, NDArray[np.float32]]) -> dict[str, int]:
+def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], peaks: Mapping[str, NDArray[np.float32]]) -> dict[str, int]:
     """Computes outlying channels of the sensitive tensors in float; returns of how many, by the way in which it was done."""
-    blocks = {node.output[0]: node for node in outlier_split.feed_forwards(graph)}
-    found, producers, consumers = linear.find(graph), graph.producers(), graph.consumers()
+    linears = linear.find_linears(graph)
+    blocks = {str(node.outputs[0].name): node for node in outlier_split.feed_forwards(graph)}
+    normed = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
     # a split keeps the addition of the bias as its end
-    sensitive = [x for x in sensitive if linear.addition(graph, found[x], consumers) is not None]
+    sensitive = [x for x in sensitive if linears[x].add is not None]
     units = [x for x in sensitive if x in blocks]
-    inputs = [x for x in sensitive if x in producers and producers[x].op_type == "LayerNormalization"]
+    inputs = [x for x in sensitive if x in normed]
     # units first: a block is not recognizable with its inputs split
     for x in units:
-        outlier_split.split_units(graph, blocks[x], peaks[x])
+        outlier_split.split_hidden_units(graph, blocks[x], peaks[x])
     for x in inputs:
-        outlier_split.split_inputs(graph, found[x], peaks[x])
+        outlier_split.split_input_channels(graph, linears[x], peaks[x])
     return {"FloatUnits": len(units), "FloatInputs": len(inputs)}
 
 
-def _together(seen: Mapping[str, Activations], groups: Sequence[Sequence[str]]) -> dict[str, Activations]:
-    """Takes the tensors of a group for one, so that they get the same scales and their matrix is stored once."""
-    merged = dict(seen)
-    for group in groups:
-        parts = [seen[x] for x in group]
-        # each layer's share of the sample, so that it is no larger than another matrix's
+def _observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
+    """Returns what each tensor that a linear layer reads was on the calibration texts.
+
+    Tensors that are multiplied with the same matrix are taken for one, so that they get the same scales and their matrix is stored once.
+    """
+    rewrite.save(model, path, outputs=list(linears))
+    activations = calibration.observe(path, list(linears), feeds)
+    for group in linear.sharing_weights(linears):
+        parts = [activations[x] for x in group]
+        # of each layer a part of the sample, so that it is no larger than another matrix's
         rows = np.concatenate([part.rows[i :: len(parts)] for i, part in enumerate(parts)])
         high, low = np.max([part.high for part in parts], axis=0), np.min([part.low for part in parts], axis=0)
-        merged |= dict.fromkeys(group, Activations(rows, high, low))
-    return merged
+        activations |= dict.fromkeys(group, Activations(rows, high, low))
+    return activations
 
 
-def _observe(graph: Graph, tensors: Sequence[str], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
-    graph.save(path, also=tensors)
-    return calibration.observe(path, tensors, feeds)
-
-
-def _errors(source: Path, part: Path, fits: Mapping[str, QuantParams], feeds: Sequence[Feed]) -> dict[str, float]:
+def _sensitivities(
+    model: ir.Model, path: Path, params: Mapping[str, QuantParams], probe: Sequence[Feed], expected: Sequence[NDArray[np.float32]]
+) -> dict[str, float]:
     """Returns how much the quantization of each tensor, alone, moves the model's outputs: the square of their relative error."""
-    probe = _probe(feeds)
-    expected = calibration.outputs(source, probe)
-    errors = {}
-    for x, fit in fits.items():
-        graph = Graph(source)
-        emit_int8.apply(graph, {x: fit})
-        graph.save(part)
-        errors[x] = calibration.relative_error(expected, calibration.outputs(part, probe)) ** 2
-    return errors
-
-
-def _probe(feeds: Sequence[Feed]) -> Sequence[Feed]:
-    return feeds[:: max(1, len(feeds) // PROBE_TEXTS)]
+    found = {}
+    for x, quant in track(params.items(), "measure sensitivity", unit="matrices"):
+        candidate = model.clone()
+        emit_int8.emit_linears(candidate.graph, {x: quant})
+        rewrite.save(candidate, path)
+        found[x] = calibration.relative_error(expected, calibration.outputs(path, probe)) ** 2
+    return found

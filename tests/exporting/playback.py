@@ -16,7 +16,7 @@ from checkpoints import bert, few_texts
 from export.pipeline import ExportSpec, export
 from service.bundle.files import digest
 
-STAGES = ("trace.trace", "cpu.ort_fusion.optimize", "evidence.parity.Reference", "int8.quantize.quantize")
+STAGES = ("trace.trace", "cpu.ort_fusion.fuse", "evidence.reference.Reference", "int8.quantize.quantize")
 
 
 @dataclass(frozen=True)

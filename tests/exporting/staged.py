@@ -38,15 +38,15 @@ class Staged:
     loaded: Checkpoint
     tokenizer: Tokenizer
     fused: Path
-    lowered: Path
-    narrowed: Path
+    unfused: Path
+    cls_only: Path
     packed: Path
-    rows_narrowed: int
+    nodes_restricted: int
     products_merged: int
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
         """Returns the graph's inputs for each text alone."""
-        return calibration.feeds(texts, self.loaded, self.tokenizer)
+        return calibration.make_feeds(texts, self.loaded, self.tokenizer)
 
 
 def checkpoint_of(folder: Path, task: str) -> Path:
@@ -57,15 +57,17 @@ def checkpoint_of(folder: Path, task: str) -> Path:
 def stage(source: Path, folder: Path) -> Staged:
     """Runs the stages up to quantization on a checkpoint."""
     folder.mkdir()
-    raw, fused, lowered, narrowed, packed = (folder / f"{name}.onnx" for name in ("raw", "fused", "lowered", "narrowed", "packed"))
+    raw = folder / "raw.onnx"
+    after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
     loaded = load_checkpoint(str(source))
     trace.trace(loaded, raw)
-    ort_fusion.optimize(raw, fused, loaded)
-    unfuse.lower(fused, lowered)
-    counts = cls_only_last_layer.narrow(lowered, narrowed), pack_qkv.pack(narrowed, packed)
+    ort_fusion.fuse(raw, after["fused"], loaded)
+    unfuse.unfuse(after["fused"], after["unfused"])
+    nodes_restricted = cls_only_last_layer.restrict_to_cls(after["unfused"], after["cls_only"])
+    products_merged = pack_qkv.pack_qkv(after["cls_only"], after["packed"])
     (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
     tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec(digest(folder / TOKENIZER_FILE)))
-    return Staged(loaded, tokenizer, fused, lowered, narrowed, packed, *counts)
+    return Staged(loaded, tokenizer, **after, nodes_restricted=nodes_restricted, products_merged=products_merged)
 
 
 def padded(feeds: Sequence[Feed], length: int) -> Feed:

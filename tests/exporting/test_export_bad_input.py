@@ -263,10 +263,10 @@ def test_a_file_that_cannot_be_written_ends_in_one_line(
     "stage",
     [
         "trace.trace",
-        "cpu.ort_fusion.optimize",
-        "cpu.unfuse.lower",
-        "cpu.cls_only_last_layer.narrow",
-        "cpu.pack_qkv.pack",
+        "cpu.ort_fusion.fuse",
+        "cpu.unfuse.unfuse",
+        "cpu.cls_only_last_layer.restrict_to_cls",
+        "cpu.pack_qkv.pack_qkv",
         "int8.quantize.quantize",
         "bundle.package.model_card",
     ],
@@ -334,8 +334,8 @@ def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
-        ("cpu.ort_fusion.optimize", signal.SIGINT),
-        ("cpu.ort_fusion.optimize", signal.SIGTERM),
+        ("cpu.ort_fusion.fuse", signal.SIGINT),
+        ("cpu.ort_fusion.fuse", signal.SIGTERM),
         ("bundle.package.model_card", signal.SIGTERM),
     ],
 )
@@ -359,7 +359,7 @@ def test_the_folder_of_a_killed_export_is_removed_by_the_next_one(source: Path, 
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
-    export = Hanging(source, output, "cpu.ort_fusion.optimize")
+    export = Hanging(source, output, "cpu.ort_fusion.fuse")
     before = left_in(output)
     (working,) = set(before) - set(others)
     assert 0 == run(source, *FAST)[0]

@@ -494,8 +494,8 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 STAGES = [
     "trace.trace",
-    "cpu.ort_fusion.optimize",
-    "cpu.unfuse.lower",
+    "cpu.ort_fusion.fuse",
+    "cpu.unfuse.unfuse",
     "evidence.reference.Reference",
     "int8.quantize.quantize",
     "evidence.measure.measure_parity",

@@ -20,15 +20,14 @@ from checkpoints import POSITIONS, bert, few_texts
 from export import calibration
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
-from export.cpu.cls_only_last_layer import narrow
-from export.cpu.ort_fusion import attention_form, optimize
-from export.cpu.pack_qkv import pack
-from export.cpu.unfuse import lower
+from export.cpu.cls_only_last_layer import restrict_to_cls
+from export.cpu.ort_fusion import attention_form, fuse
+from export.cpu.pack_qkv import pack_qkv
+from export.cpu.unfuse import unfuse
 from export.errors import GraphError, ParityError
 from export.evidence.batch_invariance import MAX_ROW_ERROR
 from export.evidence.parity import MAX_ABS_ERROR, Parity, measure_parity
 from export.evidence.reference import Reference, sample_reference
-from export.graph.ir import attribute
 from export.int8.emit_int8 import MIN_ROWS
 from export.int8.quantize import quantize
 from export.pipeline import ExportSpec, export
@@ -77,7 +76,7 @@ def all_stages(tmp_path_factory: pytest.TempPathFactory) -> Stages:
     loaded = load_checkpoint(str(source))
     raw, fused = folder / "raw.onnx", folder / "fused.onnx"
     trace(loaded, raw)
-    fusions = optimize(raw, fused, loaded)
+    fusions = fuse(raw, fused, loaded)
     target, manifest = export(ExportSpec(str(source), folder / "models", precisions=("fp32",)), lambda line: None)
     return Stages(
         loaded,
@@ -163,7 +162,7 @@ def test_attention_is_fused_in_every_layer(stages: Stages) -> None:
 def test_optimize_leaves_its_input_alone(stages: Stages, tmp_path: Path) -> None:
     """The stage writes another file."""
     before = digest(stages.raw)
-    optimize(stages.raw, tmp_path / "fused.onnx", stages.loaded)
+    fuse(stages.raw, tmp_path / "fused.onnx", stages.loaded)
 
     assert before == digest(stages.raw)
 
@@ -183,7 +182,7 @@ def test_a_graph_without_attention_is_left_as_it_is(stages: Stages, tmp_path: Pa
     """Nothing to fuse is no error: the graph answers as before, and nothing is counted."""
     onnx.save(tiny.graph(), str(tmp_path / "raw.onnx"))
 
-    assert {} == optimize(tmp_path / "raw.onnx", tmp_path / "fused.onnx", stages.loaded)
+    assert {} == fuse(tmp_path / "raw.onnx", tmp_path / "fused.onnx", stages.loaded)
     assert sorted(operators(tmp_path / "raw.onnx")) == sorted(operators(tmp_path / "fused.onnx"))
 
 
@@ -202,13 +201,13 @@ def edit_rows(words: Array) -> None:
 def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, int]]:
     """A float32 graph with rows of very different size, its int8 graph, and the reported counts."""
     folder = tmp_path_factory.mktemp("quantized")
-    lowered, narrowed, packed = folder / "lowered.onnx", folder / "narrowed.onnx", folder / "packed.onnx"
-    lower(stages.fused, lowered)
-    narrow(lowered, narrowed)
-    pack(narrowed, packed)
+    unfused, cls_only, packed = (folder / f"{name}.onnx" for name in ("unfused", "cls_only", "packed"))
+    unfuse(stages.fused, unfused)
+    restrict_to_cls(unfused, cls_only)
+    pack_qkv(cls_only, packed)
     source = perturbed(packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
-    feeds = calibration.feeds(calibration.read(few_texts(folder)), stages.loaded, stages.tokenizer())
+    feeds = calibration.make_feeds(calibration.read_texts(few_texts(folder)), stages.loaded, stages.tokenizer())
     counts = quantize(source, folder / "int8.onnx", folder, feeds, max_error=1.0).counts
     assert before == digest(source)
     return source, folder / "int8.onnx", counts
@@ -258,7 +257,7 @@ def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> Non
         "MatMulIntegerToFloat": found["MatMulIntegerToFloat"],
         "PerRowEmbedding": sum(name.endswith("/rows") for name in initializers(target)),
         "FloatUnits": found["Gelu"] - 2,
-        "FloatInputs": sum(attribute(node, "axis") == -1 for node in gathers),
+        "FloatInputs": sum(entry.name == "axis" and entry.i == -1 for node in gathers for entry in node.attribute),
     }
 
     assert expected == counts
@@ -414,11 +413,11 @@ def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, t
     """Exporting int8 alone still compares the float32 graph, so that int8's wide bound hides nothing."""
 
     def faulty(source: Path, target: Path, loaded: Checkpoint) -> dict[str, int]:
-        counts = optimize(source, target, loaded)
+        counts = fuse(source, target, loaded)
         perturbed(target, target, "classifier.bias", lambda bias: bias.__iadd__(1e-2))
         return counts
 
-    monkeypatch.setattr("export.cpu.ort_fusion.optimize", faulty)
+    monkeypatch.setattr("export.cpu.ort_fusion.fuse", faulty)
 
     with pytest.raises(ParityError, match=r"fp32 logits are off by 1\.00e-02"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", precisions=("int8",)), lambda line: None)

@@ -447,7 +447,7 @@ def test_int8_has_no_float_copy_of_the_vocabulary(exported: Exported) -> None:
     graph = onnx.load(str(exported.target / exported.graph("int8").file)).graph
     floats = [tensor.dims for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT and ROWS in tensor.dims]
 
-    assert [] == [list(dims) for dims in floats if np.prod(dims) > outlier_split.CHANNELS * ROWS]
+    assert [] == [list(dims) for dims in floats if np.prod(dims) > outlier_split.INPUT_CHANNELS * ROWS]
 
 
 def test_an_untied_projection_is_exported_too(tmp_path: Path) -> None:
@@ -542,4 +542,4 @@ def test_sizes_admit_quantization() -> None:
     """The tiny checkpoints' matrices and vocabulary are as large as int8 needs, also with outlying units taken out of one."""
     assert ROWS >= MIN_ROWS
     assert SIZES["hidden_size"] >= MIN_SIDE
-    assert SIZES["intermediate_size"] - outlier_split.UNITS >= MIN_SIDE
+    assert SIZES["intermediate_size"] - outlier_split.HIDDEN_UNITS >= MIN_SIDE

@@ -50,12 +50,11 @@ sys.exit(code)
 RESIDENT = """
 import sys
 from pathlib import Path
-from service.bundle.files import load
-from service.engine import OnnxEngine
-from service.tokenization import Tokenizer
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
 def resident():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
-bundle = load(Path(sys.argv[1]))
+bundle = load_bundle(Path(sys.argv[1]))
 graph, spec = bundle.graph("cpu"), bundle.manifest.tokenizer
 before = resident()
 engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
@@ -77,7 +76,7 @@ def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, caps
     name, fields = SIZES[size]
     source = FAMILIES[name].save(tmp_path / "checkpoint", "text-classification", **fields)
     texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(calibration.read(calibration.BUILT_IN)[: int(os.environ.get(TEXTS, "1000"))]), encoding="utf-8")
+    texts.write_text("\n".join(calibration.read_texts(calibration.BUILT_IN)[: int(os.environ.get(TEXTS, "1000"))]), encoding="utf-8")
     flags = ["--output", tmp_path / "models", "--precision", precision, "--max-int8-error", 1, "--calibration", texts]
     start = time.perf_counter()
     peak = _python(EXPORT, source, *flags)

@@ -216,8 +216,8 @@ def test_layers_that_share_weights_are_stored_once(tmp_path: Path) -> None:
     sizes = []
     for layers in (2, 6):
         _, path, manifest = exported("ALBERT", "token-classification", tmp_path / str(layers), num_hidden_layers=layers)
-        graphs = [onnx.load(str(path / graph.file)).graph for graph in manifest.graphs]
-        sizes.append([sum(len(tensor.raw_data) for tensor in graph.initializer if len(tensor.dims) == 2) for graph in graphs])
+        models = [onnx.load(str(path / graph.file)) for graph in manifest.graphs]
+        sizes.append([sum(len(tensor.raw_data) for tensor in model.graph.initializer if len(tensor.dims) == 2) for model in models])
 
     assert sizes[0] == sizes[1]
     assert min(sizes[0]) > 0

@@ -17,7 +17,7 @@ from checkpoints import edit_weights
 from export import calibration
 from export.calibration import Feed
 from export.errors import GraphError
-from export.graph.ir import Graph
+from export.graph import rewrite
 from export.int8.gptq import MAX_INT8, MAX_INT16
 from export.int8.quantize import quantize
 from service.bundle.files import digest
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.torch
 CHANNEL, UNIT = 5, 7
 # about three times what was measured on texts that were not calibrated on (onnxruntime 1.31)
 MAX_ERROR = {"text-classification": 0.15, "token-classification": 0.06, "question-answering": 0.15, "fill-mask": 0.09}
-TEXTS = calibration.read(calibration.BUILT_IN)
+TEXTS = calibration.read_texts(calibration.BUILT_IN)
 SEEN, UNSEEN = TEXTS[:40], TEXTS[40:80]
 
 Array = NDArray[Any]
@@ -83,13 +83,13 @@ def quantized_graph(request: pytest.FixtureRequest, all_quantized: dict[str, Qua
 
 def products(path: Path) -> list[onnx.NodeProto]:
     """Returns the int8 products of a graph."""
-    return [node for node in Graph(path).nodes if node.op_type == "MatMulIntegerToFloat"]
+    return [node for node in onnx.load(str(path)).graph.node if node.op_type == "MatMulIntegerToFloat"]
 
 
 def constants(path: Path, node: onnx.NodeProto, *places: int) -> list[Array]:
     """Returns the constants that a node reads at these places."""
-    graph = Graph(path)
-    values = [graph.constant(node.input[place]) for place in places]
+    initializers = rewrite.load(path).graph.initializers
+    values = [rewrite.constant(initializers[node.input[place]]) for place in places]
     return [value for value in values if value is not None]
 
 
@@ -107,16 +107,16 @@ def test_outputs_are_near_those_of_the_float_graph(quantized: Quantized) -> None
 def test_the_huge_channel_and_unit_are_computed_in_float(all_quantized: dict[str, Quantized]) -> None:
     """What was planted is among the few that were taken out of int8."""
     quantized = all_quantized["token-classification"]
-    graph = Graph(quantized.target)
-    gathered = [node for node in graph.nodes if node.op_type == "Gather" and node.input[1].endswith("/outlying")]
-    first = next(node for node in gathered if "embeddings/LayerNorm" in node.input[0])
-    before = Graph(quantized.staged.packed)
-    names = {name.removesuffix("/float") for node in graph.nodes for name in node.input if name.endswith("/float") and "bias" in name}
-    biases = [(before.constant(name), graph.constant(f"{name}/float")) for name in names]
+    graph = rewrite.load(quantized.target).graph
+    gathered = [node for node in graph if node.op_type == "Gather" and node.inputs[1].name.endswith("/outlying")]
+    first = next(node for node in gathered if "embeddings/LayerNorm" in node.inputs[0].name)
+    before, after = rewrite.load(quantized.staged.packed).graph.initializers, graph.initializers
+    names = {name.removesuffix("/float") for name in after if name.endswith("/float") and "bias" in name}
+    biases = [(rewrite.constant(before[name]), rewrite.constant(after[f"{name}/float"])) for name in names]
 
-    assert CHANNEL in np.asarray(graph.constant(first.input[1]))
+    assert CHANNEL in rewrite.constant(first.inputs[1])
     assert len(biases) == quantized.counts["FloatUnits"] > 0
-    assert [True] * len(biases) == [bool(np.isin(whole[UNIT], apart)) for whole, apart in biases if whole is not None]
+    assert [True] * len(biases) == [bool(np.isin(whole[UNIT], part)) for whole, part in biases]
 
 
 def test_texts_all_alike_are_enough_to_go_on(all_quantized: dict[str, Quantized], tmp_path: Path) -> None:
@@ -172,11 +172,10 @@ def test_a_limit_that_nothing_reaches_ends_the_export(all_quantized: dict[str, Q
 
 def test_no_activation_of_attention_is_multiplied_before_it_is_stored(quantized: Quantized) -> None:
     """Attention outputs are scaled in the matrices around them, so what is stored of them is what attention gives out."""
-    graph = Graph(quantized.target)
-    producers = graph.producers()
-    stored = [producers[node.input[0]].op_type for node in graph.nodes if node.op_type == "QuantizeLinear" and node.input[0] in producers]
+    graph = rewrite.load(quantized.target).graph
+    stored = [producer.op_type for node in graph if node.op_type == "QuantizeLinear" and (producer := node.inputs[0].producer())]
 
-    assert stored.count("MultiHeadAttention") == sum(node.op_type == "MultiHeadAttention" for node in graph.nodes) > 0
+    assert stored.count("MultiHeadAttention") == sum(node.op_type == "MultiHeadAttention" for node in graph) > 0
 
 
 # ---- independent of the batch

@@ -9,7 +9,7 @@ import pytest
 
 from export import calibration
 from export.errors import CheckpointError
-from export.graph.ir import Graph
+from export.graph import rewrite
 from staged import Staged, run
 
 pytestmark = pytest.mark.torch
@@ -24,7 +24,7 @@ TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
 
 def test_the_built_in_texts_are_700_distinct_ones() -> None:
     """All lines are texts, and none stands there twice."""
-    texts = calibration.read(calibration.BUILT_IN)
+    texts = calibration.read_texts(calibration.BUILT_IN)
 
     assert (700, 700) == (len(texts), len(set(texts)))
 
@@ -34,7 +34,7 @@ def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
-    assert lines[: calibration.MAX_TEXTS] == calibration.read(tmp_path / "texts.txt")
+    assert lines[: calibration.MAX_TEXTS] == calibration.read_texts(tmp_path / "texts.txt")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes |
         path.write_bytes(content)
 
     with pytest.raises(CheckpointError, match=reason) as caught:
-        calibration.read(path)
+        calibration.read_texts(path)
     assert f"`{path}`" in str(caught.value)
 
 
@@ -60,7 +60,7 @@ def test_sixteen_texts_are_enough(tmp_path: Path) -> None:
     """The least that is allowed is allowed."""
     (tmp_path / "texts.txt").write_text("text\n" * 16, encoding="utf-8")
 
-    assert ["text"] * 16 == calibration.read(tmp_path / "texts.txt")
+    assert ["text"] * 16 == calibration.read_texts(tmp_path / "texts.txt")
 
 
 # ---- feeds
@@ -128,9 +128,10 @@ def test_a_short_text_has_a_mask_too(all_staged: dict[str, Staged], place: int) 
 def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
     """Highest and lowest value of each channel are numpy's over every row of every text; the peak is the larger of the two."""
     staged = all_staged["text-classification"]
-    names = [node.output[0] for node in Graph(staged.packed).nodes if node.op_type in ("Gelu", "LayerNormalization")]
-    path = tmp_path / "also.onnx"
-    Graph(staged.packed).save(path, also=names)
+    model = rewrite.load(staged.packed)
+    names = [node.outputs[0].name for node in model.graph if node.op_type in ("Gelu", "LayerNormalization")]
+    path = tmp_path / "more.onnx"
+    rewrite.save(model, path, outputs=names)
     feeds = staged.feeds(TEXTS)
     seen = calibration.observe(path, names, feeds)
     runs = [run(path, feed)[1:] for feed in feeds]
@@ -146,9 +147,10 @@ def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: P
 def test_the_sample_has_some_rows_of_each_text(all_staged: dict[str, Staged], tmp_path: Path) -> None:
     """A long text gives a handful of its rows, first and last among them; a short one all of its rows; twice the same."""
     staged = all_staged["token-classification"]
-    name = next(node.output[0] for node in Graph(staged.packed).nodes if node.op_type == "Gelu")
-    path = tmp_path / "also.onnx"
-    Graph(staged.packed).save(path, also=[name])
+    model = rewrite.load(staged.packed)
+    name = next(node.outputs[0].name for node in model.graph if node.op_type == "Gelu")
+    path = tmp_path / "more.onnx"
+    rewrite.save(model, path, outputs=[name])
     long, short = staged.feeds([TEXTS[3]])[0], staged.feeds([TEXTS[0]])[0]
     whole = run(path, long)[1][0]
     sample = calibration.observe(path, [name], [long])[name].rows

@@ -1,4 +1,4 @@
-"""Rounding weights to int8: scales that no CPU saturates with, the nearest steps, and steps that make up for each other."""
+"""Weights to int8: scales that no CPU saturates with, rounding to nearest, and rounding by GPTQ."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.int8.gptq import MAX_INT8, MAX_INT16, column_scales, to_nearest, with_feedback
+from export.int8.gptq import MAX_INT8, MAX_INT16, column_scales, round_gptq, round_to_nearest
 
 pytestmark = pytest.mark.torch
 
@@ -25,13 +25,13 @@ def random_peak(seed: int, rows: int) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).choice(np.array([0, 3, 128, 200, 254, 255], dtype=np.uint8), rows)
 
 
-def largest_sums(steps: NDArray[np.int8], peak: NDArray[np.uint8]) -> list[int]:
+def largest_sums(quantized: NDArray[np.int8], peak: NDArray[np.uint8]) -> list[int]:
     """Returns, by brute force, the largest magnitude of two adjacent products that activations up to `peak` can add up to.
 
     The extremes are at the corners: each activation of a pair is zero or its peak.
     """
     found = []
-    for column in steps.astype(int).T:
+    for column in quantized.astype(int).T:
         products = [0 if i == len(peak) else weight * int(top) for i, (weight, top) in enumerate(zip(column, peak, strict=True))]
         pairs = zip(products[::2], [*products[1::2], 0][: len(products[::2])], strict=True)
         found.append(max(abs(sum(part)) for a, b in pairs for part in ((a, b), (a, 0), (0, b))))
@@ -50,20 +50,20 @@ def correlated_inputs(seed: int, count: int, rows: int) -> Floats:
 @pytest.mark.parametrize("rows", [1, 2, 7, 64, 65])
 @pytest.mark.parametrize("outliers", [0.0, 0.3, 1.0])
 def test_no_pair_of_products_leaves_16_bits(rows: int, outliers: float) -> None:
-    """With the column's scale the nearest steps never add up to more than int16 holds, whatever activations meet them."""
+    """With the column's scale weights rounded to nearest never add up to more than int16 holds, whatever activations meet them."""
     for seed in range(20):
         weight, peak = random_weight(seed, rows, 24, outliers), random_peak(seed, rows)
-        steps = to_nearest(weight, column_scales(weight, peak))
-        assert max(largest_sums(steps, peak)) <= MAX_INT16
+        quantized = round_to_nearest(weight, column_scales(weight, peak))
+        assert max(largest_sums(quantized, peak)) <= MAX_INT16
 
 
 def test_scales_of_the_largest_weight_alone_would_leave_16_bits() -> None:
     """The test above is one of the widening: without it the same weights saturate."""
     weight, peak = random_weight(0, 64, 24), random_peak(0, 64)
-    narrow = np.abs(weight).max(axis=0) / MAX_INT8
+    unwidened = np.abs(weight).max(axis=0) / MAX_INT8
 
-    assert max(largest_sums(to_nearest(weight, narrow), peak)) > MAX_INT16
-    assert (column_scales(weight, peak) > narrow).any()
+    assert max(largest_sums(round_to_nearest(weight, unwidened), peak)) > MAX_INT16
+    assert (column_scales(weight, peak) > unwidened).any()
 
 
 def test_two_largest_weights_of_one_pair_are_room_enough() -> None:
@@ -71,7 +71,7 @@ def test_two_largest_weights_of_one_pair_are_room_enough() -> None:
     for sign in (1, -1):
         weight = np.full((2, 1), sign, dtype=np.float32)
         peak = np.full(2, 255, dtype=np.uint8)
-        [largest] = largest_sums(to_nearest(weight, column_scales(weight, peak)), peak)
+        [largest] = largest_sums(round_to_nearest(weight, column_scales(weight, peak)), peak)
         assert 0.97 * MAX_INT16 < largest <= MAX_INT16
 
 
@@ -97,114 +97,114 @@ def test_the_order_of_rows_makes_the_pairs() -> None:
 
 
 def test_a_column_of_zeros_has_a_finite_scale() -> None:
-    """Nothing becomes NaN, and the steps are zeros."""
+    """Nothing becomes NaN, and the weights are zeros."""
     weight = np.zeros((4, 2), dtype=np.float32)
     scales = column_scales(weight, np.full(4, 255, dtype=np.uint8))
 
     assert np.isfinite(scales).all()
-    assert not to_nearest(weight, scales).any()
+    assert not round_to_nearest(weight, scales).any()
 
 
-# ---- the nearest steps
+# ---- rounding to nearest
 
 
 def test_the_nearest_step_is_off_by_half_a_step_at_most() -> None:
     """Every weight is within half its column's scale of what is stored."""
     weight, peak = random_weight(1, 33, 16, 0.1), random_peak(1, 33)
     scales = column_scales(weight, peak)
-    steps = to_nearest(weight, scales)
+    quantized = round_to_nearest(weight, scales)
 
-    assert np.int8 == steps.dtype
-    assert (np.abs(weight - steps * scales) <= scales * (0.5 + 1e-4)).all()
+    assert np.int8 == quantized.dtype
+    assert (np.abs(weight - quantized * scales) <= scales * (0.5 + 1e-4)).all()
 
 
 def test_steps_beyond_int8_are_its_ends() -> None:
     """A weight that its scale cannot hold stays at 127 steps and does not wrap around; -128 is not used."""
-    assert [[127], [-127]] == to_nearest(np.array([[1e3], [-1e3]], dtype=np.float32), np.ones(1, dtype=np.float32)).tolist()
+    assert [[127], [-127]] == round_to_nearest(np.array([[1e3], [-1e3]], dtype=np.float32), np.ones(1, dtype=np.float32)).tolist()
 
 
-# ---- steps with feedback
+# ---- GPTQ
 
 
 @pytest.mark.parametrize("rows", [32, 200])  # less and more than a block
-def test_feedback_gives_less_error_on_correlated_inputs(rows: int) -> None:
-    """What the matrix gives out, on inputs that were not in the sample too, is nearer to float than with the nearest steps."""
+def test_gptq_gives_less_error_on_correlated_inputs(rows: int) -> None:
+    """What the matrix gives out, on inputs that were not in the sample too, is nearer to float than with rounding to nearest."""
     weight = random_weight(2, rows, 48)
     inputs = correlated_inputs(3, 6 * rows, rows)
     sample, other = inputs[::2], inputs[1::2]
     peak = np.full(rows, 255, dtype=np.uint8)
     scales = column_scales(weight, peak) * 8  # coarse steps, as of few bits, show the difference best
-    nearest, made_up = to_nearest(weight, scales), with_feedback(weight, scales, sample, peak)
+    nearest, by_gptq = round_to_nearest(weight, scales), round_gptq(weight, scales, sample, peak)
 
     for x in (sample, other):
-        errors = [float(np.mean((x @ (steps * scales) - x @ weight) ** 2)) for steps in (nearest, made_up)]
+        errors = [float(np.mean((x @ (quantized * scales) - x @ weight) ** 2)) for quantized in (nearest, by_gptq)]
         assert errors[1] < 0.25 * errors[0]
 
 
 def test_blocks_change_nothing_but_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors reach the rows of later blocks as they reach those of their own; steps differ by float rounding at most."""
+    """Errors reach the rows of later blocks as they reach those of their own; weights differ by float rounding at most."""
     weight, inputs, peak = random_weight(7, 96, 48), correlated_inputs(7, 400, 96), np.full(96, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
-    whole = with_feedback(weight, scales, inputs, peak)
-    monkeypatch.setattr("export.int8.gptq._BLOCK", 20)
-    in_blocks = with_feedback(weight, scales, inputs, peak)
+    whole = round_gptq(weight, scales, inputs, peak)
+    monkeypatch.setattr("export.int8.gptq._BLOCK_SIZE", 20)
+    in_blocks = round_gptq(weight, scales, inputs, peak)
 
     assert np.mean(whole != in_blocks) < 0.01
 
 
-def test_feedback_needs_two_inputs_for_each_row() -> None:
-    """A sample too small to tell what moves together leaves the nearest steps; one input more changes them."""
+def test_gptq_needs_two_inputs_for_each_row() -> None:
+    """A sample too small to tell what moves together is rounded to nearest; one input more changes the result."""
     weight, inputs, peak = random_weight(4, 32, 8), correlated_inputs(4, 64, 32), np.full(32, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
-    nearest = to_nearest(weight, scales)
+    nearest = round_to_nearest(weight, scales)
 
-    np.testing.assert_array_equal(nearest, with_feedback(weight, scales, inputs[:63], peak))
-    assert (nearest != with_feedback(weight, scales, inputs, peak)).any()
+    np.testing.assert_array_equal(nearest, round_gptq(weight, scales, inputs[:63], peak))
+    assert (nearest != round_gptq(weight, scales, inputs, peak)).any()
 
 
-def test_inputs_without_correlation_leave_the_nearest_steps() -> None:
-    """Where no row can make up for another there is nothing to feed back."""
+def test_inputs_without_correlation_are_rounded_to_nearest() -> None:
+    """Where no row can make up for another there is nothing to change."""
     weight, peak = random_weight(5, 16, 8), np.full(16, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
 
     np.testing.assert_array_equal(
-        to_nearest(weight, scales), with_feedback(weight, scales, np.eye(16, dtype=np.float32).repeat(4, 0), peak)
+        round_to_nearest(weight, scales), round_gptq(weight, scales, np.eye(16, dtype=np.float32).repeat(4, 0), peak)
     )
 
 
-def test_inputs_of_zeros_leave_the_nearest_steps() -> None:
+def test_inputs_of_zeros_are_rounded_to_nearest() -> None:
     """A tensor that is always zero, as after a head that training left at zero, is no reason to fail."""
     weight, peak = random_weight(8, 16, 8), np.zeros(16, dtype=np.uint8)
     scales = column_scales(weight, peak)
 
-    np.testing.assert_array_equal(to_nearest(weight, scales), with_feedback(weight, scales, np.zeros((64, 16), dtype=np.float32), peak))
+    np.testing.assert_array_equal(round_to_nearest(weight, scales), round_gptq(weight, scales, np.zeros((64, 16), dtype=np.float32), peak))
 
 
 @pytest.mark.parametrize("rows", [32, 33])
-def test_feedback_saturates_no_pair(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column that feedback, which moves weights by more than a step, would take out of 16 bits keeps its nearest steps."""
+def test_gptq_saturates_no_pair(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that GPTQ, which moves weights by more than a step, would take out of 16 bits is rounded to nearest."""
     weight = np.random.default_rng(6).uniform(0.9, 1, size=(rows, 200)).astype(np.float32)
     peak, inputs = np.full(rows, 255, dtype=np.uint8), correlated_inputs(6, 4 * rows, rows)
     scales = column_scales(weight, peak) * np.float32(0.985)  # without the slack that makes such columns rare
-    steps, nearest = with_feedback(weight, scales, inputs, peak), to_nearest(weight, scales)
+    quantized, nearest = round_gptq(weight, scales, inputs, peak), round_to_nearest(weight, scales)
     with monkeypatch.context() as patch:
         patch.setattr("export.int8.gptq.MAX_INT16", 2**31)
-        careless = with_feedback(weight, scales, inputs, peak)
+        careless = round_gptq(weight, scales, inputs, peak)
     saturated = np.array(largest_sums(careless, peak)) > MAX_INT16
 
     assert 0 < saturated.sum() < 200
-    np.testing.assert_array_equal(np.where(saturated, nearest, careless), steps)
+    np.testing.assert_array_equal(np.where(saturated, nearest, careless), quantized)
     assert (nearest[:, saturated] != careless[:, saturated]).any()
 
 
 @pytest.mark.parametrize("rows", [32, 33])
-def test_no_pair_leaves_16_bits_after_feedback(rows: int) -> None:
-    """What holds for the nearest steps holds for those with feedback, which most columns get."""
+def test_no_pair_leaves_16_bits_after_gptq(rows: int) -> None:
+    """What holds for rounding to nearest holds for GPTQ, which changes most columns."""
     changed = 0
     for seed in range(10):
         weight, peak = random_weight(seed, rows, 64, 0.1), random_peak(seed + 100, rows)
         scales = column_scales(weight, peak)
-        steps = with_feedback(weight, scales, correlated_inputs(seed, 4 * rows, rows), peak)
-        assert max(largest_sums(steps, peak)) <= MAX_INT16
-        changed += int((steps != to_nearest(weight, scales)).any(axis=0).sum())
+        quantized = round_gptq(weight, scales, correlated_inputs(seed, 4 * rows, rows), peak)
+        assert max(largest_sums(quantized, peak)) <= MAX_INT16
+        changed += int((quantized != round_to_nearest(weight, scales)).any(axis=0).sum())
     assert changed > 10 * 64 / 2

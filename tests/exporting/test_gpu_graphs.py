@@ -18,7 +18,7 @@ from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights
 from export import calibration
 from export.evidence.parity import MAX_ABS_ERROR
 from export.gpu import cuda, fp16, shape_plan
-from export.gpu.cuda import FUSED, PARTLY
+from export.gpu.cuda import FUSED_FORM, PARTLY_FUSED_FORM
 from export.pipeline import ExportSpec, export
 from export.precisions import choose_precisions
 from service.backend.onnx_engine import OnnxEngine, Row
@@ -145,7 +145,7 @@ def test_cuda_is_fused_and_takes_lengths(bundle: Bundle) -> None:
     model = model_of(bundle, "cuda", "fp32")
     attention = [node for node in model.graph.node if node.op_type == "Attention"]
 
-    assert FUSED == graph.form
+    assert FUSED_FORM == graph.form
     # a language model's head has an activation of its own
     activations = LAYERS + (bundle.manifest.task == "fill-mask")
     assert [LAYERS, activations, 1] == [operators(model)[name] for name in ("Attention", "BiasGelu", "EmbedLayerNormalization")]
@@ -232,12 +232,12 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     made = stage(all_.sources["text-classification"], tmp_path / "stages")
     left = replace(made.loaded, padding_side="left")
     fused = cuda.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
-    feeds = calibration.feeds(TEXTS[:3] * 5, left, made.tokenizer, fused.inputs)
-    padded = [calibration.padded(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
+    feeds = calibration.make_feeds(TEXTS[:3] * 5, left, made.tokenizer, fused.inputs)
+    padded = [calibration.pad(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
     halved = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
     unpadded = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
 
-    assert PARTLY == fused.form
+    assert PARTLY_FUSED_FORM == fused.form
     assert [0, LAYERS] == [fused.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
     assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in fused.inputs]
     # what a mask adds to the scores of padding is only large where there is padding

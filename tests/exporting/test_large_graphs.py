@@ -5,12 +5,16 @@ The bound is some kilobytes here; `test_real_sizes.py` has a model that is over 
 
 from __future__ import annotations
 
+import resource
 import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
@@ -35,98 +39,121 @@ BETWEEN = 150_000  # bytes: the tiny checkpoint's graph has more in fp32, and le
 # ---- one graph
 
 
-def product(size: int = 64) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """Returns a graph of a product, a reshape and a sum, without its constants, and these."""
+def product(**constants: NDArray[Any]) -> ir.Model:
+    """Returns a model of a product, a reshape and a sum, with its constants and some that nothing reads."""
     nodes = [
         helper.make_node("MatMul", ["x", "matrix"], ["product"]),
         helper.make_node("Add", ["product", "bias"], ["sum"]),
         helper.make_node("Reshape", ["sum", "shape"], ["y"]),
     ]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", size]) for name in ("x", "y")]
-    rng = np.random.default_rng(0)
-    constants: dict[str, NDArray[Any]] = {
-        "bias": rng.normal(size=size).astype(np.float32),
-        "matrix": rng.normal(size=(size, size)).astype(np.float32),
-        "shape": np.array([-1, size]),
-    }
-    made = helper.make_graph(nodes, "product", ends[:1], ends[1:])
-    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), constants
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", SIZE]) for name in ("x", "y")]
+    values = [numpy_helper.from_array(value, name) for name, value in {**CONSTANTS, **constants}.items()]
+    made = helper.make_graph(nodes, "product", ends[:1], ends[1:], values)
+    return ir.from_proto(helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
 
 
-def run(path: Path, size: int = 64) -> NDArray[np.float32]:
+SIZE = 64
+CONSTANTS: dict[str, NDArray[Any]] = {
+    "bias": np.random.default_rng(0).normal(size=SIZE).astype(np.float32),
+    "matrix": np.random.default_rng(1).normal(size=(SIZE, SIZE)).astype(np.float32),
+    "shape": np.array([-1, SIZE]),
+}
+
+
+def constants(model: ir.Model) -> dict[str, NDArray[Any]]:
+    """Returns the constants of a model by name."""
+    return {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if value.const_value is not None}
+
+
+def places(path: Path) -> dict[str, dict[str, str]]:
+    """Returns where each constant of a model stands, if not within it."""
+    tensors = onnx.load(str(path), load_external_data=False).graph.initializer
+    return {tensor.name: {entry.key: entry.value for entry in tensor.external_data} for tensor in tensors}
+
+
+def run(path: Path) -> NDArray[np.float32]:
     """Returns what the graph makes of the unit matrix."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    [y] = session.run(None, {"x": np.eye(size, dtype=np.float32)})
+    [y] = session.run(None, {"x": np.eye(SIZE, dtype=np.float32)})
     return np.asarray(y)
 
 
-@pytest.mark.parametrize("most", [0, 10**6])
-def test_a_graph_is_read_as_it_was_written(tmp_path: Path, most: int) -> None:
-    """In one file or in two, nodes and constants are the same, and ONNX Runtime computes with them."""
-    model, constants = product()
-    onnx_files.write(model, constants, tmp_path / "a.onnx", most=most)
+def assert_computes(path: Path) -> None:
+    """Asserts that ONNX Runtime computes with a model's constants."""
+    np.testing.assert_allclose(CONSTANTS["matrix"] + CONSTANTS["bias"], run(path), atol=1e-6)
 
-    read, values = onnx_files.read(tmp_path / "a.onnx")
-    assert ["a.onnx", "a.onnx.data"][: 1 + (most == 0)] == [path.name for path in onnx_files.files(tmp_path / "a.onnx")]
-    assert (["MatMul", "Add", "Reshape"], 0) == ([node.op_type for node in read.graph.node], len(read.graph.initializer))
-    assert [*constants] == [*values]
-    assert all(np.array_equal(constants[name], values[name]) and constants[name].dtype == values[name].dtype for name in constants)
-    np.testing.assert_allclose(constants["matrix"] + constants["bias"], run(tmp_path / "a.onnx"), atol=1e-6)
+
+@pytest.mark.parametrize("max_bytes", [0, 10**6])
+def test_a_graph_is_read_as_it_was_written(tmp_path: Path, max_bytes: int) -> None:
+    """In one file or in two, nodes and constants are the same, and ONNX Runtime computes with them."""
+    onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=max_bytes)
+
+    assert ["a.onnx", "a.onnx.data"][: 1 + (max_bytes == 0)] == [path.name for path in onnx_files.files(tmp_path / "a.onnx")]
+    read = ir.load(tmp_path / "a.onnx")
+    values = constants(read)
+    assert ["MatMul", "Add", "Reshape"] == [node.op_type for node in read.graph]
+    assert [*CONSTANTS] == [*values]
+    assert all(np.array_equal(CONSTANTS[name], values[name]) and CONSTANTS[name].dtype == values[name].dtype for name in CONSTANTS)
+    assert_computes(tmp_path / "a.onnx")
 
 
 def test_shapes_stay_in_the_graph_and_weights_begin_at_a_page(tmp_path: Path) -> None:
     """Shape inference reads shapes; a page is what can be mapped alone."""
-    model, constants = product()
-    onnx_files.write(model, constants | {"other": constants["matrix"] + 1}, tmp_path / "a.onnx", most=0)
+    onnx_files.save(product(other=CONSTANTS["matrix"] + 1), tmp_path / "a.onnx", max_bytes=0)
 
-    places = {
-        tensor.name: {entry.key: entry.value for entry in tensor.external_data}
-        for tensor in onnx_files.structure(tmp_path / "a.onnx").graph.initializer
-    }
     assert {
         "bias": {},
         "matrix": {"location": "a.onnx.data", "offset": "0", "length": "16384"},
         "shape": {},
         "other": {"location": "a.onnx.data", "offset": "16384", "length": "16384"},
-    } == places
+    } == places(tmp_path / "a.onnx")
     uneven = {name: np.ones(300 * size, dtype=np.uint8) for size, name in enumerate("abcdefgh")}
-    onnx_files.write(product()[0], uneven, tmp_path / "b.onnx", most=0)
-    places = {t.name: {e.key: e.value for e in t.external_data} for t in onnx_files.structure(tmp_path / "b.onnx").graph.initializer}
-    assert ["0", "4096", "8192", "12288"] == [places[name]["offset"] for name in "efgh"]
+    onnx_files.save(product(**uneven), tmp_path / "b.onnx", max_bytes=0)
+    assert ["16384", "20480", "24576", "28672"] == [places(tmp_path / "b.onnx")[name]["offset"] for name in "efgh"]
 
 
 def test_a_replaced_graph_stays_as_it_was_for_who_has_it_mapped(tmp_path: Path) -> None:
-    """A stage may write the file that its constants come from."""
+    """What was read of a file keeps its values when another stage writes that file."""
     path = tmp_path / "a.onnx"
-    model, constants = product()
-    onnx_files.write(model, constants, path, most=0)
-    again, mapped = onnx_files.read(path)
-    onnx_files.write(again, mapped | {"matrix": mapped["matrix"] * 2}, path, most=0)
+    onnx_files.save(product(), path, max_bytes=0)
+    mapped = constants(ir.load(path))["matrix"]
+    onnx_files.save(product(matrix=CONSTANTS["matrix"] * 2), path, max_bytes=0)
 
-    assert np.array_equal(constants["matrix"], mapped["matrix"])
-    assert np.array_equal(constants["matrix"] * 2, onnx_files.read(path)[1]["matrix"])
+    assert np.array_equal(CONSTANTS["matrix"], mapped)
+    assert np.array_equal(CONSTANTS["matrix"] * 2, constants(ir.load(path))["matrix"])
+
+
+def test_constants_are_mapped_and_not_read(tmp_path: Path) -> None:
+    """A model that is loaded, and written to another file, holds none of its large constants."""
+    onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=0)
+    model = ir.load(tmp_path / "a.onnx")
+    onnx_files.save(model, tmp_path / "b.onnx", max_bytes=0)
+    matrix = constants(model)["matrix"]
+
+    assert isinstance(model.graph.initializers["matrix"].const_value, ir.ExternalTensor)
+    assert (False, False) == (matrix.flags.owndata, matrix.flags.writeable)
+    assert_computes(tmp_path / "b.onnx")
 
 
 def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
     """PyTorch's exporter writes a file for each weight of a large model."""
-    model, constants = product()
-    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
     (tmp_path / "scattered").mkdir()
     scattered = tmp_path / "scattered" / "a.onnx"
-    onnx.save(model, str(scattered), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
-    assert {"a.onnx", *constants} == {path.name for path in scattered.parent.iterdir()}
+    proto = ir.to_proto(product())
+    onnx.save(proto, str(scattered), save_as_external_data=True, all_tensors_to_one_file=False, size_threshold=0)
+    assert {"a.onnx", *CONSTANTS} == {path.name for path in scattered.parent.iterdir()}
 
     onnx_files.copy(scattered, tmp_path / "b.onnx")
     onnx_files.copy(tmp_path / "b.onnx", tmp_path / "c.onnx")
     shutil.rmtree(scattered.parent)
     assert ["b.onnx", "c.onnx"] == sorted(path.name for path in tmp_path.iterdir())
-    np.testing.assert_allclose(constants["matrix"] + constants["bias"], run(tmp_path / "c.onnx"), atol=1e-6)
+    assert_computes(tmp_path / "c.onnx")
 
 
 def test_a_finished_graph_takes_the_form_of_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between stages weights are outside from a lower bound on; a bundle has them outside only where they must be."""
     path = tmp_path / "a.onnx"
-    onnx_files.write(*product(), path, most=0)
+    onnx_files.save(product(), path, max_bytes=0)
     onnx_files.finalize(path)
     assert ([path], 1) == (onnx_files.files(path), len(list(tmp_path.iterdir())))
     expected = run(path)
@@ -141,14 +168,36 @@ def test_a_finished_graph_takes_the_form_of_a_bundle(tmp_path: Path, monkeypatch
 
 def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a graph by a relative path; the working directory is what it was afterwards."""
-    model, constants = product()
-    onnx_files.write(model, constants, tmp_path / "a.onnx", most=0)
+    onnx_files.save(product(), tmp_path / "a.onnx", max_bytes=0)
     monkeypatch.chdir(tmp_path.parent)
 
-    with onnx_files.lazy_weights(Path(tmp_path.name) / "a.onnx") as hollow:
-        value = next(numpy_helper.to_array(tensor) for tensor in hollow.graph.initializer if tensor.name == "matrix")
-    assert np.array_equal(constants["matrix"], value)
+    with onnx_files.lazy_weights(Path(tmp_path.name) / "a.onnx") as proto:
+        value = next(numpy_helper.to_array(tensor) for tensor in proto.graph.initializer if tensor.name == "matrix")
+        onnx_files.save_proto(proto, tmp_path / "b.onnx", folder=tmp_path)
+    assert np.array_equal(CONSTANTS["matrix"], value)
     assert tmp_path.parent == Path.cwd()
+    assert_computes(tmp_path / "b.onnx")
+
+
+@pytest.fixture(name="full_disk")
+def files_that_cannot_grow() -> Iterator[None]:
+    """Makes writing more than 1,000 bytes to any file an error."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("max_bytes", [0, 10**6])
+@pytest.mark.usefixtures("full_disk")
+def test_a_full_disk_is_said_to_be_full(tmp_path: Path, max_bytes: int) -> None:
+    """Also by numpy, which writes weights beside a graph and says of a failure only how much it wrote."""
+    model = product()
+    model.graph.initializers["matrix"].const_value = ir.Tensor(CONSTANTS["matrix"], name="matrix")
+    with pytest.raises(OSError, match=r"No space left|File too large"):
+        onnx_files.save(model, tmp_path / "a.onnx", max_bytes=max_bytes)
 
 
 # ---- a bundle

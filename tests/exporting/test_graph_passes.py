@@ -8,17 +8,19 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from checkpoints import SIZES
-from export.calibration import BUILT_IN, Feed, observe, read
-from export.cpu.cls_only_last_layer import narrow
-from export.cpu.pack_qkv import pack
-from export.cpu.unfuse import lower
+from export.calibration import BUILT_IN, Feed, observe, read_texts
+from export.cpu.cls_only_last_layer import restrict_to_cls
+from export.cpu.pack_qkv import pack_qkv
+from export.cpu.unfuse import unfuse
 from export.errors import GraphError
-from export.graph.ir import CONTRIB, Graph, attribute
+from export.graph import linear, rewrite
+from export.graph.rewrite import CONTRIB
 from export.int8 import outlier_split
 from export.int8.fold_smoothing import fold_smoothing
 from service.bundle.files import digest
@@ -78,7 +80,23 @@ def x_feed(rows: int = 3) -> dict[str, Array]:
     return {"x": normal(rows, LENGTH, WIDTH, seed=9)}
 
 
-# ---- graph
+# ---- rewriting
+
+
+def constants(model: ir.Model) -> dict[str, Array]:
+    """Returns the constants of a model by name."""
+    return {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if value.const_value is not None}
+
+
+def graph_constant(path: Path, name: str) -> Array:
+    """Returns a constant of a graph."""
+    return constants(rewrite.load(path))[name]
+
+
+def giving_out(source: Path, path: Path, names: Sequence[str]) -> Path:
+    """Writes a graph that gives out further tensors, and returns its path."""
+    rewrite.save(rewrite.load(source), path, outputs=names)
+    return path
 
 
 def test_constants_are_found_in_nodes_and_initializers(tmp_path: Path) -> None:
@@ -89,18 +107,22 @@ def test_constants_are_found_in_nodes_and_initializers(tmp_path: Path) -> None:
         helper.make_node("Add", ["doubled", "three"], ["y"]),
     ]
     path = handmade(tmp_path / "graph.onnx", nodes, {"three": np.array(3, dtype=np.float32)})
-    graph = Graph(path)
+    model = rewrite.load(path)
+    multiply, add = model.graph
 
-    assert [2.0, 3.0, None, None] == [graph.constant(name) for name in ("two", "three", "doubled", "x")]
-    assert ["Mul", "Add"] == [node.op_type for node in graph.nodes]
-    graph.save(tmp_path / "saved.onnx")
+    assert ["Mul", "Add"] == [multiply.op_type, add.op_type]
+    assert [2.0, 3.0, None, None] == [
+        rewrite.constant(value) for value in (multiply.inputs[1], add.inputs[1], add.inputs[0], multiply.inputs[0])
+    ]
+    assert [(), None] == [rewrite.constant_shape(value) for value in multiply.inputs[::-1]]
+    rewrite.save(model, tmp_path / "saved.onnx")
     np.testing.assert_array_equal(x_feed()["x"] * 2 + 3, run(tmp_path / "saved.onnx", x_feed())[0])
 
 
 def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_path: Path) -> None:
     """Nothing that is needed gets lost, and the file that was loaded is left alone."""
     before = digest(staged.fused)
-    Graph(staged.fused).save(tmp_path / "saved.onnx")
+    rewrite.save(rewrite.load(staged.fused), tmp_path / "saved.onnx")
 
     assert before == digest(staged.fused)
     for feed, _ in batches(staged):
@@ -108,34 +130,35 @@ def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_p
             np.testing.assert_array_equal(a, b)
 
 
-def test_fresh_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path) -> None:
+def test_new_names_collide_with_nothing_after_saving_and_loading(tmp_path: Path) -> None:
     """Names made before a graph is saved are known to the graph that is loaded, and so are inputs and constants."""
-    path = handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x/1", "x/2"], ["y"])], {"x/2": np.float32([1])}, inputs=["x/1"])
-    graph = Graph(path)
-    seen = {"x/1", "x/2", "y"}
-    for round_ in range(3):
-        graph.nodes = [node for node in graph.nodes if node.output[0] != "y"]
-        last = "x/1" if round_ == 0 else graph.nodes[-1].output[0]
-        fresh = graph.fresh("x")
-        assert fresh not in seen
-        seen.add(fresh)
-        graph.nodes += [graph.node("Add", [last, "x/2"], fresh), graph.node("Identity", [fresh], "y")]
-        graph.save(path)
-        graph = Graph(path)
+    nodes = [helper.make_node("Add", ["val_0", "val_1"], ["val_2"], name="a"), helper.make_node("Neg", ["val_2"], ["y"], name="b")]
+    path = handmade(tmp_path / "graph.onnx", nodes, {"val_1": np.float32([1])}, inputs=["val_0"])
+    for _ in range(3):
+        model = rewrite.load(path)
+        last = model.graph[-1]
+        tape = ir.tape.Tape()
+        last.replace_input_with(0, tape.op("Add", [last.inputs[0], model.graph.initializers["val_1"]]))
+        model.graph.insert_before(last, tape.nodes)
+        rewrite.save(model, path)
+    graph = onnx.load(str(path)).graph
+    tensors = ["val_0", "val_1", *(name for node in graph.node for name in node.output)]
 
-    assert len({node.name for node in graph.nodes}) == len(graph.nodes)
-    feed = {"x/1": x_feed()["x"]}
-    np.testing.assert_array_equal(feed["x/1"] + 1 + 1 + 1, run(path, feed)[0])
+    assert (5, 5, 7) == (len(graph.node), len({node.name for node in graph.node}), len(set(tensors)))
+    feed = {"val_0": x_feed()["x"]}
+    np.testing.assert_array_equal(-(feed["val_0"] + 1 + 1 + 1 + 1), run(path, feed)[0])
 
 
 def test_a_constants_name_is_made_distinct_where_another_value_has_it(tmp_path: Path) -> None:
-    """The same value is shared; another value, or another type, gets a name of its own."""
-    graph = Graph(handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": np.float32([1])}))
+    """The same value is stored once; another value, or another type, gets a name of its own."""
+    path = handmade(tmp_path / "graph.onnx", [helper.make_node("Add", ["x", "one"], ["y"])], {"one": np.float32([1])})
+    graph = rewrite.load(path).graph
+    known = graph.initializers["one"]
 
-    assert "one" == graph.add_constant("one", np.float32([1]))
-    names = [graph.add_constant("one", value) for value in (np.float32([2]), np.float32([3]), np.int64([1]), np.float32([2]))]
-    assert ["one_", "one__", "one___", "one_"] == names
-    assert [1, 2, 3, 1] == [int(np.asarray(graph.constant(name))[0]) for name in ("one", *names[:3])]
+    assert known is rewrite.add_constant(graph, "one", np.float32([1]))
+    added = [rewrite.add_constant(graph, "one", value) for value in (np.float32([2]), np.float32([3]), np.int64([1]), np.float32([2]))]
+    assert ["one_", "one__", "one___", "one_"] == [value.name for value in added]
+    assert [1, 2, 3, 1] == [int(np.asarray(rewrite.constant(value))[0]) for value in (known, *added[:3])]
 
 
 def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
@@ -146,45 +169,52 @@ def test_what_nothing_reads_is_not_saved(tmp_path: Path) -> None:
         helper.make_node("Add", ["x", "one"], ["y"]),
     ]
     path = handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1]), "unread": np.float32([5]), "apart": np.float32([7])})
-    Graph(path).save(tmp_path / "saved.onnx")
+    rewrite.save(rewrite.load(path), tmp_path / "saved.onnx")
     saved = onnx.load(str(tmp_path / "saved.onnx")).graph
 
     assert (["Add"], ["one"]) == ([node.op_type for node in saved.node], [tensor.name for tensor in saved.initializer])
 
 
 def test_further_outputs_come_after_the_graphs_own(tmp_path: Path) -> None:
-    """`also` gives tensors out, and keeps what computes them; the graph itself is not changed."""
+    """They are given out in the order asked for, and those that the graph gives out anyway once; the model itself has its own outputs alone."""
     nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Abs", ["x"], ["b"]), helper.make_node("Add", ["a", "one"], ["y"])]
-    graph = Graph(handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])}))
-    graph.save(tmp_path / "also.onnx", also=["b", "a"])
-    graph.save(tmp_path / "saved.onnx")
+    model = rewrite.load(handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])}))
+    rewrite.save(model, tmp_path / "more.onnx", outputs=["b", "y", "a"])
+    rewrite.save(model, tmp_path / "saved.onnx")
     x = x_feed()["x"]
 
-    for expected, actual in zip([1 - x, np.abs(x), -x], run(tmp_path / "also.onnx", x_feed()), strict=True):
+    for expected, actual in zip([1 - x, np.abs(x), -x], run(tmp_path / "more.onnx", x_feed()), strict=True):
         np.testing.assert_allclose(expected, actual, rtol=1e-6)
-    assert [["y", "b", "a"], ["y"]] == [Graph(tmp_path / f"{name}.onnx").outputs for name in ("also", "saved")]
+    names = [[value.name for value in ir.load(tmp_path / f"{name}.onnx").graph.outputs] for name in ("more", "saved")]
+    assert [["y", "b", "a"], ["y"]] == names
     assert {"Neg": 1, "Add": 1} == operators(tmp_path / "saved.onnx")
 
 
-def test_attributes_have_defaults() -> None:
-    """An attribute that a node has is its value, another one the default."""
-    node = helper.make_node("Gather", ["x", "i"], ["y"], axis=1)
+def test_shapes_of_intermediate_tensors_are_not_saved(tmp_path: Path) -> None:
+    """What a file says of them is true of the graph before it is rewritten."""
+    nodes = [helper.make_node("Neg", ["x"], ["a"]), helper.make_node("Add", ["a", "one"], ["y"])]
+    path = handmade(tmp_path / "graph.onnx", nodes, {"one": np.float32([1])})
+    model = onnx.load(str(path))
+    model.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, [1, 2, 3]))
+    onnx.save(model, str(path))
+    rewrite.save(rewrite.load(path), tmp_path / "saved.onnx")
 
-    assert (1, None, 7) == (attribute(node, "axis"), attribute(node, "other"), attribute(node, "other", 7))
+    assert 0 == len(onnx.load(str(tmp_path / "saved.onnx")).graph.value_info)
+    np.testing.assert_array_equal(1 - x_feed()["x"], run(tmp_path / "saved.onnx", x_feed())[0])
 
 
-# ---- lower
+# ---- unfuse
 
 
-def test_a_lowered_graph_answers_as_the_fused_one(staged: Staged) -> None:
+def test_an_unfused_graph_answers_as_the_fused_one(staged: Staged) -> None:
     """With padding and without, outputs of every task are within 1e-5."""
     for feed, mask in batches(staged):
-        assert_equal_outputs(staged.fused, staged.lowered, feed, mask)
+        assert_equal_outputs(staged.fused, staged.unfused, feed, mask)
 
 
 def test_no_slow_operator_is_left(staged: Staged) -> None:
     """Attention, norms with a skip connection and activations with a bias are taken apart, and plain products with a bias too."""
-    before, after = operators(staged.fused), operators(staged.lowered)
+    before, after = operators(staged.fused), operators(staged.unfused)
     slow = {"Attention", "SkipLayerNormalization", "BiasGelu", "Gemm"}
 
     assert {"Attention", "SkipLayerNormalization", "BiasGelu"} <= set(before)
@@ -193,16 +223,16 @@ def test_no_slow_operator_is_left(staged: Staged) -> None:
 
 
 def test_attention_keeps_its_attributes(classifier: Staged, tmp_path: Path) -> None:
-    """Another scale of the scores, and another value of masked ones, mean the same after lowering as before."""
+    """Another scale of the scores, and another value of masked ones, mean the same after unfusing as before."""
     model = onnx.load(str(classifier.fused))
     for node in model.graph.node:
         if node.op_type == "Attention":
             node.attribute.extend([helper.make_attribute("scale", 0.2), helper.make_attribute("mask_filter_value", -1.0)])
     onnx.save(model, str(tmp_path / "fused.onnx"))
-    lower(tmp_path / "fused.onnx", tmp_path / "lowered.onnx")
+    unfuse(tmp_path / "fused.onnx", tmp_path / "unfused.onnx")
     feed, mask = batches(classifier)[-1]
 
-    assert_equal_outputs(tmp_path / "fused.onnx", tmp_path / "lowered.onnx", feed, mask)
+    assert_equal_outputs(tmp_path / "fused.onnx", tmp_path / "unfused.onnx", feed, mask)
     with pytest.raises(AssertionError):
         assert_equal_outputs(classifier.fused, tmp_path / "fused.onnx", feed, mask)
 
@@ -224,8 +254,8 @@ def test_attention_of_another_kind_is_refused(classifier: Staged, tmp_path: Path
     onnx.save(model, str(tmp_path / "other.onnx"))
 
     with pytest.raises(GraphError, match=f"attention node `{node.name}` .*not understood"):
-        lower(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
-    assert not (tmp_path / "lowered.onnx").exists()
+        unfuse(tmp_path / "other.onnx", tmp_path / "unfused.onnx")
+    assert not (tmp_path / "unfused.onnx").exists()
 
 
 def test_a_norm_that_gives_out_its_mean_is_refused(classifier: Staged, tmp_path: Path) -> None:
@@ -236,7 +266,7 @@ def test_a_norm_that_gives_out_its_mean_is_refused(classifier: Staged, tmp_path:
     onnx.save(model, str(tmp_path / "other.onnx"))
 
     with pytest.raises(GraphError, match=r"'mean'\], which is not understood"):
-        lower(tmp_path / "other.onnx", tmp_path / "lowered.onnx")
+        unfuse(tmp_path / "other.onnx", tmp_path / "unfused.onnx")
 
 
 @pytest.mark.parametrize("shifted", [True, False])
@@ -246,12 +276,12 @@ def test_a_norm_that_gives_out_its_sum_becomes_an_addition_and_a_norm(tmp_path: 
     node = helper.make_node("SkipLayerNormalization", inputs, ["y", "", "", "sum"], domain=CONTRIB, epsilon=1e-5)
     constants = {"skip": normal(1, LENGTH, WIDTH, seed=5), "gamma": normal(WIDTH, seed=6), "beta": normal(WIDTH, seed=7)}
     path = handmade(tmp_path / "norm.onnx", [node], constants, outputs=["y", "sum"])
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "unfused.onnx")
     x = x_feed()["x"] + constants["skip"]
     normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * constants["gamma"]
-    y, total = run(tmp_path / "lowered.onnx", x_feed())
+    y, total = run(tmp_path / "unfused.onnx", x_feed())
 
-    assert {"Add": 1, "LayerNormalization": 1} == operators(tmp_path / "lowered.onnx")
+    assert {"Add": 1, "LayerNormalization": 1} == operators(tmp_path / "unfused.onnx")
     np.testing.assert_allclose(x, total, rtol=0, atol=1e-6)
     np.testing.assert_allclose(normed + (constants["beta"] if shifted else 0), y, rtol=0, atol=1e-5)
 
@@ -271,10 +301,10 @@ def test_a_sum_of_products_with_a_constant_becomes_a_product(tmp_path: Path, equ
     """Whatever shape a matrix is kept in, XLNet's has three axes; what is no plain product is left alone."""
     node = helper.make_node("Einsum", ["x", "w"], ["y"], equation=equation)
     path = handmade(tmp_path / "einsum.onnx", [node], {"w": normal(*shape)})
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "unfused.onnx")
 
-    assert left == operators(tmp_path / "lowered.onnx")
-    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
+    assert left == operators(tmp_path / "unfused.onnx")
+    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "unfused.onnx", x_feed())[0], rtol=0, atol=1e-5)
 
 
 def test_heads_are_joined_again_in_one_product(tmp_path: Path) -> None:
@@ -284,10 +314,10 @@ def test_heads_are_joined_again_in_one_product(tmp_path: Path) -> None:
         helper.make_node("Einsum", ["split", "w"], ["y"], equation="ibnd,hnd->ibh"),
     ]
     path = handmade(tmp_path / "einsum.onnx", nodes, {"w": normal(5, 2, 4), "heads": np.array([0, 0, 2, 4])})
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "unfused.onnx")
 
-    assert {"MatMul": 1, "Reshape": 2} == operators(tmp_path / "lowered.onnx")
-    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
+    assert {"MatMul": 1, "Reshape": 2} == operators(tmp_path / "unfused.onnx")
+    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "unfused.onnx", x_feed())[0], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("transposed", "alpha", "left"), [(0, 1.0, {"MatMul", "Add"}), (1, 1.0, {"MatMul", "Add"}), (0, 2.0, {"Gemm"})])
@@ -299,54 +329,56 @@ def test_a_plain_gemm_becomes_a_product_and_an_addition(tmp_path: Path, transpos
     ]
     constants = {"w": normal(*((5, WIDTH) if transposed else (WIDTH, 5))), "b": normal(5), "flat": np.array([-1, WIDTH])}
     path = handmade(tmp_path / "gemm.onnx", shape, constants)
-    lower(path, tmp_path / "lowered.onnx")
+    unfuse(path, tmp_path / "unfused.onnx")
 
-    assert {"Reshape"} | left == set(operators(tmp_path / "lowered.onnx"))
-    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "lowered.onnx", x_feed())[0], rtol=0, atol=1e-5)
+    assert {"Reshape"} | left == set(operators(tmp_path / "unfused.onnx"))
+    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "unfused.onnx", x_feed())[0], rtol=0, atol=1e-5)
 
 
-# ---- narrow
+# ---- the last layer for [CLS] alone
 
 
 def test_a_classifiers_last_layer_is_computed_for_one_token(classifier: Staged, tmp_path: Path) -> None:
     """Query, attention's output, feed-forward block and both norms have one row; keys, values and all before have all."""
     names = [
-        node.output[0] for node in Graph(classifier.narrowed).nodes if node.op_type in ("Gelu", "LayerNormalization", "MultiHeadAttention")
+        node.outputs[0].name
+        for node in ir.load(classifier.cls_only).graph
+        if node.op_type in ("Gelu", "LayerNormalization", "MultiHeadAttention")
     ]
-    Graph(classifier.narrowed).save(tmp_path / "also.onnx", also=names)
+    giving_out(classifier.cls_only, tmp_path / "more.onnx", names)
     [feed] = classifier.feeds(TEXTS[1:2])
     length = feed["input_ids"].shape[1]
 
-    assert 14 == classifier.rows_narrowed
-    assert [length] * 5 + [1] * 4 == [value.shape[1] for value in run(tmp_path / "also.onnx", feed)[1:]]
+    assert 14 == classifier.nodes_restricted
+    assert [length] * 5 + [1] * 4 == [value.shape[1] for value in run(tmp_path / "more.onnx", feed)[1:]]
 
 
-def test_other_tasks_are_not_narrowed(staged: Staged) -> None:
+def test_other_tasks_are_not_restricted(staged: Staged) -> None:
     """Only a classifier reads nothing but the first token's hidden state."""
-    assert (staged.rows_narrowed > 0) == (staged.loaded.task == "text-classification")
-    assert (operators(staged.lowered) == operators(staged.narrowed)) == (staged.rows_narrowed == 0)
+    assert (staged.nodes_restricted > 0) == (staged.loaded.task == "text-classification")
+    assert (operators(staged.unfused) == operators(staged.cls_only)) == (staged.nodes_restricted == 0)
 
 
-def test_a_narrowed_graph_answers_as_before(staged: Staged) -> None:
+def test_a_restricted_graph_answers_as_before(staged: Staged) -> None:
     """With padding and without, outputs are within 1e-5."""
     for feed, mask in batches(staged):
-        assert_equal_outputs(staged.lowered, staged.narrowed, feed, mask)
+        assert_equal_outputs(staged.unfused, staged.cls_only, feed, mask)
 
 
 @pytest.mark.parametrize("second", ["an output", "a reader"])
 def test_hidden_states_that_something_else_reads_stay_whole(classifier: Staged, tmp_path: Path, second: str) -> None:
-    """Where the last hidden states are given out, or reach another node, nothing is narrowed and they are as before."""
-    graph = Graph(classifier.lowered)
-    hidden = [node for node in graph.nodes if node.op_type == "LayerNormalization"][-1].output[0]
+    """Where the last hidden states are given out, or reach another node, nothing is restricted and they are as before."""
+    model = rewrite.load(classifier.unfused)
+    hidden = [node for node in model.graph if node.op_type == "LayerNormalization"][-1].outputs[0]
     if second == "a reader":
-        graph.nodes.append(graph.node("Tanh", [hidden], "squashed"))
-        hidden = "squashed"
-    graph.save(tmp_path / "wide.onnx", also=[hidden])
-    count = narrow(tmp_path / "wide.onnx", tmp_path / "narrowed.onnx")
+        model.graph.append(reader := ir.node("Tanh", [hidden]))
+        hidden = reader.outputs[0]
+    rewrite.save(model, tmp_path / "wide.onnx", outputs=[hidden.name])
+    count = restrict_to_cls(tmp_path / "wide.onnx", tmp_path / "cls_only.onnx")
     [feed] = classifier.feeds(TEXTS[1:2])
 
     assert 0 == count
-    for a, b in zip(run(tmp_path / "wide.onnx", feed), run(tmp_path / "narrowed.onnx", feed), strict=True):
+    for a, b in zip(run(tmp_path / "wide.onnx", feed), run(tmp_path / "cls_only.onnx", feed), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -363,17 +395,17 @@ def rowwise_nodes() -> list[onnx.NodeProto]:
 ROWWISE = {"w": normal(WIDTH, WIDTH), "b": normal(WIDTH, seed=1), "zero": np.array(0), "one": np.array(1)}
 
 
-def narrowed_handmade(folder: Path, nodes: Sequence[onnx.NodeProto], **constants: Array) -> tuple[int, Path]:
-    """Narrows a handmade graph, asserts that it answers as before, and returns the count and the graph."""
+def restricted_handmade(folder: Path, nodes: Sequence[onnx.NodeProto], **constants: Array) -> tuple[int, Path]:
+    """Restricts a handmade graph, asserts that it answers as before, and returns the count and the graph."""
     path = handmade(folder / "wide.onnx", nodes, ROWWISE | constants)
-    count = narrow(path, folder / "narrowed.onnx")
-    np.testing.assert_allclose(run(path, x_feed())[0], run(folder / "narrowed.onnx", x_feed())[0], rtol=0, atol=1e-6)
-    return count, folder / "narrowed.onnx"
+    count = restrict_to_cls(path, folder / "cls_only.onnx")
+    np.testing.assert_allclose(run(path, x_feed())[0], run(folder / "cls_only.onnx", x_feed())[0], rtol=0, atol=1e-6)
+    return count, folder / "cls_only.onnx"
 
 
 def test_rowwise_nodes_read_one_cut_of_their_input(tmp_path: Path) -> None:
-    """All three nodes are narrowed, and what two of them read is cut once."""
-    count, path = narrowed_handmade(tmp_path, rowwise_nodes())
+    """All three nodes are restricted, and what two of them read is cut once."""
+    count, path = restricted_handmade(tmp_path, rowwise_nodes())
 
     assert (3, 1) == (count, operators(path)["Slice"])
 
@@ -386,16 +418,16 @@ def test_rowwise_nodes_read_one_cut_of_their_input(tmp_path: Path) -> None:
         pytest.param(3, helper.make_node("Softmax", ["hidden"], ["y"], axis=1), id="an operator across rows"),
     ],
 )
-def test_another_reader_narrows_nothing(tmp_path: Path, place: int, node: onnx.NodeProto) -> None:
+def test_another_reader_restricts_nothing(tmp_path: Path, place: int, node: onnx.NodeProto) -> None:
     """Only the first row of the second axis, taken out by itself, is what the head may read."""
     nodes = rowwise_nodes()
     nodes[place] = node
 
-    assert 0 == narrowed_handmade(tmp_path, nodes)[0]
+    assert 0 == restricted_handmade(tmp_path, nodes)[0]
 
 
-def test_a_product_of_two_computed_tensors_is_not_narrowed(tmp_path: Path) -> None:
-    """Scores mix rows: what they are multiplied with is needed whole, and only what comes after is narrowed."""
+def test_a_product_of_two_computed_tensors_is_not_restricted(tmp_path: Path) -> None:
+    """Scores mix rows: what they are multiplied with is needed whole, and only what comes after is restricted."""
     nodes = [
         helper.make_node("Transpose", ["x"], ["turned"], perm=[0, 2, 1]),
         helper.make_node("MatMul", ["x", "turned"], ["scores"]),
@@ -404,45 +436,38 @@ def test_a_product_of_two_computed_tensors_is_not_narrowed(tmp_path: Path) -> No
         helper.make_node("Gather", ["hidden", "zero"], ["y"], axis=1),
     ]
 
-    assert 1 == narrowed_handmade(tmp_path, nodes)[0]
+    assert 1 == restricted_handmade(tmp_path, nodes)[0]
 
 
-def test_a_constant_with_rows_of_its_own_is_not_narrowed(tmp_path: Path) -> None:
+def test_a_constant_with_rows_of_its_own_is_not_restricted(tmp_path: Path) -> None:
     """Positions that are added to hidden states are not one row for all."""
     nodes = rowwise_nodes()
     nodes[1] = helper.make_node("Add", ["product", "positions"], ["biased"])
 
-    assert 1 == narrowed_handmade(tmp_path, nodes, positions=normal(1, LENGTH, WIDTH))[0]
+    assert 1 == restricted_handmade(tmp_path, nodes, positions=normal(1, LENGTH, WIDTH))[0]
 
 
-# ---- pack
+# ---- pack query, key and value
 
 
 def test_a_packed_graph_answers_as_before(staged: Staged) -> None:
     """With padding and without, outputs are within 1e-5."""
     for feed, mask in batches(staged):
-        assert_equal_outputs(staged.narrowed, staged.packed, feed, mask)
+        assert_equal_outputs(staged.cls_only, staged.packed, feed, mask)
 
 
 def test_query_key_and_value_are_one_product(staged: Staged) -> None:
-    """Each layer's three projections are one; in a narrowed layer, where the query reads one row, key and value are."""
+    """Each layer's three projections are one; in a restricted layer, where the query reads one row, key and value are."""
     widths = [
         [len(node.output), [int(width) for width in graph_constant(staged.packed, node.input[1])]]
         for node in onnx.load(str(staged.packed)).graph.node
         if node.op_type == "Split" and "widths" in node.input[1]
     ]
-    narrowed = staged.loaded.task == "text-classification"
+    restricted = staged.loaded.task == "text-classification"
 
-    assert [[3, [32] * 3], [2, [32] * 2] if narrowed else [3, [32] * 3]] == widths
-    assert (3 if narrowed else 4) == staged.products_merged
-    assert staged.products_merged == operators(staged.narrowed)["MatMul"] - operators(staged.packed)["MatMul"]
-
-
-def graph_constant(path: Path, name: str) -> Array:
-    """Returns a constant of a graph."""
-    value = Graph(path).constant(name)
-    assert value is not None
-    return value
+    assert [[3, [32] * 3], [2, [32] * 2] if restricted else [3, [32] * 3]] == widths
+    assert (3 if restricted else 4) == staged.products_merged
+    assert staged.products_merged == operators(staged.cls_only)["MatMul"] - operators(staged.packed)["MatMul"]
 
 
 def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Path) -> None:
@@ -459,7 +484,7 @@ def test_products_of_different_tensors_or_without_a_bias_stay_apart(tmp_path: Pa
     ]
     constants = {"wide": normal(WIDTH, 12, seed=3), "wide_bias": normal(12, seed=4)} | ROWWISE
     path = handmade(tmp_path / "apart.onnx", nodes, constants, outputs=["y1", "y2", "y3", "y4"])
-    count = pack(path, tmp_path / "packed.onnx")
+    count = pack_qkv(path, tmp_path / "packed.onnx")
 
     assert (1, 3) == (count, operators(tmp_path / "packed.onnx")["MatMul"])
     for a, b in zip(run(path, x_feed()), run(tmp_path / "packed.onnx", x_feed()), strict=True):
@@ -471,27 +496,26 @@ def test_products_without_a_bias_are_packed_too(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y1"]), helper.make_node("MatMul", ["x", "wide"], ["y2"])]
     path = handmade(tmp_path / "apart.onnx", nodes, {"w": normal(WIDTH, WIDTH), "wide": normal(WIDTH, 12, seed=3)}, outputs=["y1", "y2"])
 
-    assert 1 == pack(path, tmp_path / "packed.onnx")
+    assert 1 == pack_qkv(path, tmp_path / "packed.onnx")
     assert {"MatMul": 1, "Split": 1} == operators(tmp_path / "packed.onnx")
     for a, b in zip(run(path, x_feed()), run(tmp_path / "packed.onnx", x_feed()), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
 def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
-    """Large ones of the same values and type are one; others, and small ones, stay."""
-    large = normal(16, WIDTH * 4).reshape(WIDTH, -1)
+    """Those of the same values and type are one; others stay."""
+    weight = normal(16, WIDTH * 4).reshape(WIDTH, -1)
     nodes = [
+        helper.make_node("Neg", ["x"], ["negative"]),
+        helper.make_node("Abs", ["x"], ["positive"]),
         helper.make_node("MatMul", ["x", "a"], ["ya"]),
-        helper.make_node("MatMul", ["x", "b"], ["yb"]),
-        helper.make_node("MatMul", ["x", "c"], ["yc"]),
+        helper.make_node("MatMul", ["negative", "b"], ["yb"]),
+        helper.make_node("MatMul", ["positive", "c"], ["yc"]),
     ]
-    path = handmade(
-        tmp_path / "g.onnx", nodes, {"a": large, "b": large.copy(), "c": large + np.eye(*large.shape, dtype=np.float32)}, ["ya", "yb", "yc"]
-    )
-    graph = Graph(path)
+    constants = {"a": weight, "b": weight.copy(), "c": weight + np.eye(*weight.shape, dtype=np.float32)}
+    path = handmade(tmp_path / "g.onnx", nodes, constants, ["ya", "yb", "yc"])
+    pack_qkv(path, tmp_path / "shared.onnx")
 
-    assert large.nbytes == graph.share()
-    graph.save(tmp_path / "shared.onnx")
     assert ["a", "c"] == [tensor.name for tensor in onnx.load(str(tmp_path / "shared.onnx")).graph.initializer]
     for a, b in zip(run(path, x_feed()), run(tmp_path / "shared.onnx", x_feed()), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -502,21 +526,20 @@ def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
 
 def test_every_feed_forward_block_is_found(staged: Staged) -> None:
     """There is one a layer; the activation of a head is none."""
-    assert 2 == len(outlier_split.feed_forwards(Graph(staged.packed)))
+    assert 2 == len(outlier_split.feed_forwards(rewrite.load(staged.packed).graph))
 
 
 def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_path: Path) -> None:
     """Outputs stay within 1e-5; the small block has the units of the largest peaks, and the large one the others, in order."""
-    graph = Graph(classifier.packed)
-    activation = outlier_split.feed_forwards(graph)[0]
-    producers = graph.producers()
-    first = producers[producers[activation.input[0]].input[0]]
-    name, weight = first.input[1], graph.constant(first.input[1])
-    assert weight is not None
+    model = rewrite.load(classifier.packed)
+    activation = outlier_split.feed_forwards(model.graph)[0]
+    [add] = activation.predecessors()
+    [first] = add.predecessors()
+    name, weight = first.inputs[1].name, first.inputs[1].const_value.numpy()
     peak = np.random.default_rng(0).permutation(weight.shape[1]).astype(np.float32)
-    outlier_split.split_units(graph, activation, peak)
-    graph.save(tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outlier_split.UNITS
+    outlier_split.split_hidden_units(model.graph, activation, peak)
+    rewrite.save(model, tmp_path / "split.onnx")
+    largest = peak >= len(peak) - outlier_split.HIDDEN_UNITS
 
     np.testing.assert_array_equal(weight[:, largest], graph_constant(tmp_path / "split.onnx", f"{name}/float"))
     np.testing.assert_array_equal(weight[:, ~largest], graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -526,14 +549,13 @@ def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_
 
 def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: Staged, tmp_path: Path) -> None:
     """Outputs stay within 1e-5; the largest channels' rows are in the float matrix, and zero in the other."""
-    graph = Graph(classifier.packed)
-    product = next(node for node in graph.nodes if node.op_type == "MatMul")
-    name, weight = product.input[1], graph.constant(product.input[1])
-    assert weight is not None
+    model = rewrite.load(classifier.packed)
+    layer = next(layer for layer in map(linear.as_linear, model.graph) if layer is not None)
+    name, (weight, _) = layer.weight.name, layer.arrays()
     peak = np.random.default_rng(0).permutation(weight.shape[0]).astype(np.float32)
-    outlier_split.split_inputs(graph, product, peak)
-    graph.save(tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outlier_split.CHANNELS
+    outlier_split.split_input_channels(model.graph, layer, peak)
+    rewrite.save(model, tmp_path / "split.onnx")
+    largest = peak >= len(peak) - outlier_split.INPUT_CHANNELS
 
     np.testing.assert_array_equal(weight[largest], graph_constant(tmp_path / "split.onnx", f"{name}/outlying"))
     np.testing.assert_array_equal(np.where(largest[:, None], 0, weight), graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -543,72 +565,63 @@ def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: S
 
 def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) -> None:
     """Every block and every product of a norm's output split, by the values seen on texts, is the same function within 1e-5."""
-    graph = Graph(staged.packed)
-    consumers = graph.consumers()
-    blocks = outlier_split.feed_forwards(graph)
-    products = [
-        reader
-        for node in graph.nodes
-        if node.op_type == "LayerNormalization"
-        for reader in consumers[node.output[0]]
-        if reader.op_type == "MatMul" and consumers[reader.output[0]][0].op_type == "Add"
-    ]
-    tensors = sorted({*(node.output[0] for node in blocks), *(node.input[0] for node in products)})
-    graph.save(tmp_path / "observed.onnx", also=tensors)
-    seen = observe(tmp_path / "observed.onnx", tensors, staged.feeds(read(BUILT_IN)[:10]))
-    assert len(products) > 3
+    model = rewrite.load(staged.packed)
+    blocks = outlier_split.feed_forwards(model.graph)
+    normed = {node.outputs[0].name for node in model.graph if node.op_type == "LayerNormalization"}
+    linears = linear.find_linears(model.graph)
+    layers = [layer for x, layer in linears.items() if x in normed and layer.add is not None]
+    tensors = sorted({*(node.outputs[0].name for node in blocks), *(layer.x.name for layer in layers)})
+    path = giving_out(staged.packed, tmp_path / "observed.onnx", tensors)
+    seen = observe(path, tensors, staged.feeds(read_texts(BUILT_IN)[:10]))
+    assert len(layers) > 3
     for node in blocks:
-        outlier_split.split_units(graph, node, seen[node.output[0]].peak)
-    for product in products:
-        outlier_split.split_inputs(graph, product, seen[product.input[0]].peak)
-    graph.save(tmp_path / "split.onnx")
+        outlier_split.split_hidden_units(model.graph, node, seen[node.outputs[0].name].peak)
+    for layer in layers:
+        outlier_split.split_input_channels(model.graph, layer, seen[layer.x.name].peak)
+    rewrite.save(model, tmp_path / "split.onnx")
 
     for feed, mask in batches(staged):
         assert_equal_outputs(staged.packed, tmp_path / "split.onnx", feed, mask)
 
 
-# ---- balance
+# ---- fold smoothing
 
 
-def balanced(staged: Staged, path: Path, factor: float) -> tuple[set[str], set[str]]:
-    """Balances every attention output by growing factors; returns what there was, and what was balanced."""
-    graph = Graph(staged.packed)
-    outputs = {node.output[0] for node in graph.nodes if node.op_type == "MultiHeadAttention"}
-    multipliers = {name: np.geomspace(1, factor, HIDDEN, dtype=np.float32) for name in outputs}
-    multipliers["unknown"] = np.ones(HIDDEN, dtype=np.float32)
-    done = fold_smoothing(graph, multipliers)
-    graph.save(path)
+def smoothed(staged: Staged, path: Path, factors: Array) -> tuple[set[str], set[str]]:
+    """Smooths every attention output by the same factors; returns what there was, and what was smoothed."""
+    model = rewrite.load(staged.packed)
+    outputs = {node.outputs[0].name for node in model.graph if node.op_type == "MultiHeadAttention"}
+    done = fold_smoothing(model.graph, dict.fromkeys(outputs, factors) | {"unknown": factors})
+    rewrite.save(model, path)
     return outputs, done
 
 
-def test_a_balanced_graph_answers_as_before(staged: Staged, tmp_path: Path) -> None:
+FACTORS = np.geomspace(1, 64, HIDDEN, dtype=np.float32)
+
+
+def test_a_smoothed_graph_answers_as_before(staged: Staged, tmp_path: Path) -> None:
     """Scaling values and the rows that read them by the inverse changes nothing but float rounding, in every task's graph."""
-    outputs, done = balanced(staged, tmp_path / "balanced.onnx", 64)
+    outputs, done = smoothed(staged, tmp_path / "smoothed.onnx", FACTORS)
 
     assert outputs == done
     assert len(outputs) > 0
     for feed, mask in batches(staged):
-        assert_equal_outputs(staged.packed, tmp_path / "balanced.onnx", feed, mask, atol=1e-4)
+        assert_equal_outputs(staged.packed, tmp_path / "smoothed.onnx", feed, mask, atol=1e-4)
 
 
 def test_attention_outputs_are_what_was_asked_for(staged: Staged, tmp_path: Path) -> None:
-    """Each channel of the balanced tensor is its factor times what it was."""
-    outputs, _ = balanced(staged, tmp_path / "balanced.onnx", 64)
+    """Each channel of the smoothed tensor is its factor times what it was."""
+    outputs, _ = smoothed(staged, tmp_path / "smoothed.onnx", FACTORS)
     [name] = sorted(outputs)[:1]
-    paths = (tmp_path / "before.onnx", tmp_path / "after.onnx")
-    for source, path in zip((staged.packed, tmp_path / "balanced.onnx"), paths, strict=True):
-        Graph(source).save(path, also=[name])
     feed = next(iter(batches(staged)))[0]
-    before, after = (run(path, feed)[-1] for path in paths)
+    sources = {"before": staged.packed, "after": tmp_path / "smoothed.onnx"}
+    before, after = (run(giving_out(source, tmp_path / f"{when}.onnx", [name]), feed)[-1] for when, source in sources.items())
 
-    np.testing.assert_allclose(after, before * np.geomspace(1, 64, HIDDEN, dtype=np.float32), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(after, before * FACTORS, rtol=1e-4, atol=1e-4)
 
 
 def test_a_factor_of_zero_leaves_the_channel(staged: Staged, tmp_path: Path) -> None:
     """A channel that nothing reads has no size to be brought to, and nothing becomes infinite."""
-    graph = Graph(staged.packed)
-    names = [node.output[0] for node in graph.nodes if node.op_type == "MultiHeadAttention"]
-    fold_smoothing(graph, {name: np.eye(1, HIDDEN, dtype=np.float32)[0] for name in names})
-    graph.save(tmp_path / "balanced.onnx")
+    smoothed(staged, tmp_path / "smoothed.onnx", np.eye(1, HIDDEN, dtype=np.float32)[0])
     for feed, mask in batches(staged):
-        assert_equal_outputs(staged.packed, tmp_path / "balanced.onnx", feed, mask)
+        assert_equal_outputs(staged.packed, tmp_path / "smoothed.onnx", feed, mask)

@@ -1,0 +1,75 @@
+"""What an export tells while it runs: lines for stages, and bars for long loops on a terminal alone."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from export import calibration
+from export.int8.quantize import quantize
+from export.progress import stage, track
+from staged import checkpoint_of
+from staged import stage as run_stages
+
+pytestmark = pytest.mark.torch
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Returns True."""
+        return True
+
+
+def terminal_on_stderr(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Puts a terminal in the place of stderr; called in the test, because pytest sets stderr between fixtures and test."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    return terminal
+
+
+def test_a_stage_that_fails_says_nothing() -> None:
+    """A finished stage is one line with its seconds; one that fails is none."""
+    lines: list[str] = []
+    with stage(lines.append, "trace", "opset 17"):
+        pass
+    with pytest.raises(ValueError, match="broken"), stage(lines.append, "optimize", "cpu"):
+        raise ValueError("broken")
+
+    assert ["trace     opset 17"] == [line.rpartition("  (")[0] for line in lines]
+
+
+def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The items come through as they are, and the bar names step, unit and total, and is wiped out at the end."""
+    terminal = terminal_on_stderr(monkeypatch)
+    assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
+
+    seen = terminal.getvalue()
+    assert "count:   0%|" in seen
+    assert "0/3 [00:00<?, ? numbers/s]" in seen
+    assert seen.endswith("\r")
+
+
+def test_no_bar_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where stderr is no terminal, as in a log of CI, nothing is written."""
+    assert [1, 2, 3] == list(track([1, 2, 3], "count", unit="numbers"))
+
+    assert ("", "") == capsys.readouterr()
+
+
+def test_quantization_tells_of_every_matrix_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its four loops are the longest of an export: the texts twice, and the matrices for sensitivity, scales and rounding."""
+    staged = run_stages(checkpoint_of(tmp_path, "text-classification"), tmp_path / "stages")
+    feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:16])
+    terminal = terminal_on_stderr(monkeypatch)
+    quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, feeds, max_error=1.0)
+
+    seen = terminal.getvalue()
+    assert [2, 1, 1, 1] == [
+        seen.count(f"{step}:   0%|") for step in ("observe activations", "choose scales", "measure sensitivity", "round by GPTQ")
+    ]
+    assert "0/16 [00:00<?, ? texts/s]" in seen
+    assert "0/10 [00:00<?, ? matrices/s]" in seen
