@@ -21,11 +21,12 @@ from export.precisions import choose_precisions
 from export.signals import Stopped, raise_on_signals
 from service import __version__
 from service.bundle.manifest import NAME_PATTERN, Figure, Layers, read_figures
+from service.tasks import catalog
 
 if TYPE_CHECKING:
     from service.bundle.manifest import Manifest
 
-TASKS = ("text-classification", "token-classification", "question-answering", "fill-mask", "feature-extraction")
+TASKS = tuple(name for name, spec in catalog.TASKS.items() if spec.derivation is None)
 VERIFY = "verify"  # as the first argument; a folder of that name can be exported as ./verify
 PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")
 
