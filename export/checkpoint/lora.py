@@ -64,6 +64,13 @@ class LowRankUpdate:
         """Rank of the update."""
         return self.a.shape[0]
 
+    @property
+    def is_consistent(self) -> bool:
+        """Whether the shapes fit each other."""
+        if self.a.ndim != 2 or self.b.ndim != 2 or self.b.shape[1] != self.rank:
+            return False
+        return self.magnitude is None or self.magnitude.shape == self.b.shape[:1]
+
 
 @dataclass(frozen=True)
 class LoraAdapter:
@@ -222,6 +229,11 @@ def _sort_tensors(
         if found.keys() != wanted:
             raise CheckpointError(f"the adapter `{folder.name}` lacks the magnitudes of `{layer}`, and has `use_dora`; save it again.")
     updates = {layer: LowRankUpdate(found["A.weight"], found["B.weight"], found.get("magnitude_vector")) for layer, found in parts.items()}
+    inconsistent = [layer for layer, update in updates.items() if not update.is_consistent]
+    if inconsistent:
+        raise CheckpointError(
+            f"the adapter `{folder.name}` has tensors of `{inconsistent[0]}` whose shapes do not fit each other; save it again."
+        )
     return updates, full_parameters
 
 

@@ -177,6 +177,7 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, config: dict[str, Any
         ("bert.encoder.layer.0.attention.self.query.lora_magnitude_vector", torch.zeros(32), "which is not understood"),
         ("bert.encoder.layer.9.output.dense.lora_A.weight", torch.zeros(4, 32), "lacks one of the two matrices"),
         ("bert.encoder.layer.0.attention.self.query.lora_A.weight", torch.zeros(4, 31), "by 32 x 31, and the layer is 32 x 32"),
+        ("bert.encoder.layer.0.attention.self.query.lora_B.weight", torch.zeros(32, 5), "shapes do not fit each other"),
         ("bert.nothing.weight", torch.zeros(4), "which BertForSequenceClassification has not"),
     ],
 )
