@@ -22,6 +22,8 @@ from bench.target.target import Target, build_target
 from bench.workload.bodies import Body
 from listening import BUSY, OK, Answer, Server, listening, ok, unused_port
 
+pytestmark = pytest.mark.serial
+
 UNTIL_STOPPED = Durations(seconds=60, warmup_s=0.0, timeout_s=10.0)
 BODIES = [Body(b'{"inputs":"a"}', 1), Body(b'{"inputs":["b","c"]}', 2)]
 

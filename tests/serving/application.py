@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import functools
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,8 +52,44 @@ def play(service: AppState, check: Check[T], **options: Any) -> T:
 
 
 def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
-    """Returns the answer to one request of a service with the bundles of `models`."""
+    """Returns the answer to one request of a service with the bundles of `models`, which other calls, of other tests too, may have used."""
+    contents = tuple((str(file.relative_to(models)), file.read_bytes()) for file in sorted(models.rglob("*")) if file.is_file())
+    client = _client(_Service(contents, json.dumps(settings or {}, sort_keys=True), models))
+    return _loop().run(asyncio.wait_for(client.request(method, path, **request), 20))
+
+
+def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
+    """Returns the answer to one request of a service of its own: for tests that patch what a service is made of, or look at its start."""
     return play(build(Settings(models=models, **(settings or {}))), lambda client: client.request(method, path, **request))
+
+
+@dataclass(frozen=True)
+class _Service:
+    """What makes a service: the files of its bundles, wherever these lie, and its settings, as JSON."""
+
+    contents: tuple[tuple[str, bytes], ...]
+    settings: str
+    models: Path = field(compare=False)
+
+
+@functools.cache
+def _loop() -> asyncio.Runner:
+    """Returns the loop of the services that are started once and never stopped."""
+    runner = asyncio.Runner()
+    atexit.register(runner.close)
+    return runner
+
+
+@functools.cache
+def _client(wanted: _Service) -> httpx.AsyncClient:
+    """Returns a client of a service, which is started for the first one who asks."""
+    service = build(Settings(models=wanted.models, **json.loads(wanted.settings)))
+
+    async def start() -> httpx.AsyncClient:
+        service.scheduler.start()
+        return httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
+
+    return _loop().run(start())
 
 
 def classify(models: Path, body: Any, *, path: str = "/classify", **options: Any) -> httpx.Response:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tiny
-from application import call
+from application import call_fresh
 from embedded import ROOT
 from fakes import FakeEngine
 from service.backend.cost import CostModel
@@ -95,7 +95,7 @@ def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.
     tiny.bundle(tmp_path, "tiny")
     monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 16)
 
-    idle = call(tmp_path, "GET", "/models/tiny", settings={"solo_threads": threads}).json()["graph"]["idle"]
+    idle = call_fresh(tmp_path, "GET", "/models/tiny", settings={"solo_threads": threads}).json()["graph"]["idle"]
     assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == idle
 
 
@@ -103,4 +103,4 @@ def test_a_model_of_short_runs_makes_none(tmp_path: Path) -> None:
     """Where no text is worth threads the lanes' session runs everything."""
     tiny.bundle(tmp_path, "tiny")
 
-    assert call(tmp_path, "GET", "/models/tiny", settings={"solo_threads": 2}).json()["graph"]["idle"] is None
+    assert call_fresh(tmp_path, "GET", "/models/tiny", settings={"solo_threads": 2}).json()["graph"]["idle"] is None

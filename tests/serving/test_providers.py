@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tiny
-from application import call
+from application import call, call_fresh
 from service.backend import hardware, providers, sessions
 from service.backend.hardware import Gpu
 from service.bundle import files
@@ -246,10 +246,10 @@ def test_a_fallback_that_was_allowed_is_loud_and_told(
     settings = {"provider": "cuda", "precision": "fp16", "allow_provider_fallback": True}
 
     with caplog.at_level(logging.WARNING, logger="bertserve.loading"):
-        page = call(models, "GET", "/info", settings=settings).json()
+        page = call_fresh(models, "GET", "/info", settings=settings).json()
     assert ["SERVING ON THE CPU: --provider cuda cannot be had"] == [record.getMessage().split(",")[0] for record in caplog.records]
     assert ["cuda", "cpu"] == [page["machine"][name] for name in ("provider_asked", "provider")]
-    model = call(models, "GET", "/models/tiny", settings=settings).json()
+    model = call_fresh(models, "GET", "/models/tiny", settings=settings).json()
     assert ["cuda", "cpu", "fp32"] == [model[name] for name in ("provider_asked", "provider", "precision")]
 
 
