@@ -20,8 +20,8 @@ def pack_qkv(source: Path, target: Path) -> int:
     """Writes the graph with products of the same tensor merged, to a new file.
 
     Args:
-        source: A graph of `MatMul` with or without `Add` of a bias; its last layer already restricted to [CLS] where that is
-            possible, because it is not of packed products.
+        source: A graph of `MatMul` with or without `Add` of a bias. Its last layer is already restricted to [CLS] where that is
+            possible: packed products cannot be restricted.
         target: The new graph.
 
     Returns:

@@ -3,7 +3,7 @@
 Activations get one scale per tensor from calibration, weights one per column, the word embeddings one per row. Four things keep
 the answers near float, each exact or cheap at run time (docs/explanation/int8.md):
 
-1. Of the tensors whose quantization moves the model's outputs most, the few largest channels are computed in float
+1. The few largest channels are computed in float, of those tensors whose quantization moves the model's outputs most
    (`export.int8.outlier_split`).
 2. Channels are smoothed (SmoothQuant), with an alpha chosen per matrix by the error that its output shows on the calibration texts
    (`export.int8.smoothquant`). That is free after attention (`export.int8.fold_smoothing`); elsewhere it costs a multiplication,
@@ -35,8 +35,8 @@ from export.int8.smoothquant import QuantParams
 from export.progress import track
 
 PROBE_TEXTS = 96
-# As shares of the average sensitivity: above the one the outliers of a tensor are worth computing in float, below the other its
-# channels are not worth a multiplication.
+# Shares of the average sensitivity. The outliers of a tensor above the first are worth computing in float; the channels of a tensor
+# below the second are not worth a multiplication.
 SPLIT_ABOVE = 1 / 3
 SMOOTH_ABOVE = 1 / 16
 
@@ -58,7 +58,7 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     """Writes the int8 graph to a new file.
 
     Args:
-        source: The float32 graph, its attention outside of fused products.
+        source: The float32 graph, as `export.cpu.pack_qkv` writes it.
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The calibration texts as the graph's inputs.
@@ -157,13 +157,13 @@ def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], peaks: Mapping[st
 def _observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
     """Returns what each tensor that a linear layer reads was on the calibration texts.
 
-    Tensors that are multiplied with the same matrix are taken for one, so that they get the same scales and their matrix is stored once.
+    Tensors that are multiplied with the same matrix count as one, so that they get the same scales and their matrix is stored once.
     """
     rewrite.save(model, path, outputs=list(linears))
     activations = calibration.observe(path, list(linears), feeds)
     for group in linear.sharing_weights(linears):
         parts = [activations[x] for x in group]
-        # of each layer a part of the sample, so that it is no larger than another matrix's
+        # a part of each layer's sample, so that together they are no larger than another matrix's
         rows = np.concatenate([part.rows[i :: len(parts)] for i, part in enumerate(parts)])
         high, low = np.max([part.high for part in parts], axis=0), np.min([part.low for part in parts], axis=0)
         activations |= dict.fromkeys(group, Activations(rows, high, low))
