@@ -11,7 +11,7 @@ PYTEST = .venv-dev/bin/python -m pytest
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
-.PHONY: help serve test test-all dev lint types unit grid docs parity avx2 export families golden clean
+.PHONY: help serve test test-all dev lint types unit beside serial grid docs parity avx2 export families golden clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -19,7 +19,9 @@ help: ## list the commands
 serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
-test: lint types unit ## install what is needed, then lint, types and tests, but for the full grid
+test: dev .venv/.installed ## install what is needed, then lint, types and tests, but for the full grid
+	@$(MAKE) --no-print-directory -j3 lint types beside
+	@$(MAKE) --no-print-directory serial
 
 test-all: test grid ## all that make test runs, and the full grid
 
@@ -33,8 +35,12 @@ lint: dev ## ruff, and who may import whom
 types: dev ## mypy, strict
 	.venv-dev/bin/mypy
 
-unit: dev .venv/.installed ## pytest: unit, parity, end to end
+unit: beside serial ## pytest: unit, parity, end to end
+
+beside: dev .venv/.installed # the tests that bear others beside them
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
+
+serial: dev .venv/.installed # those that load or signal processes, alone
 	$(PYTEST) -m serial tests/benching tests/serving
 
 grid: dev ## every family with every head, and what else make test takes a part of

@@ -1,10 +1,13 @@
-"""Every encoder family as a tiny random checkpoint, with a fast tokenizer trained in the form that the family uses."""
+"""Every encoder family as a tiny random checkpoint, with a fast tokenizer in the form that the family uses."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,7 +85,7 @@ def save_random(path: Path, architecture: Any, config: Any) -> Path:
     return path
 
 
-# ---- tokenizers: trained once, then given each family's special tokens
+# ---- tokenizers: made once of the built-in texts, then given each family's special tokens
 
 
 @functools.cache
@@ -90,13 +93,28 @@ def _texts() -> list[str]:
     return BUILT_IN.read_text(encoding="utf-8").splitlines()
 
 
+def _parts(words: Iterable[str], *, inner: str = "") -> Counter[str]:
+    """Returns the pieces that stand for most of the words, with how often each occurs: all characters, then by length times count.
+
+    The library's trainers of word pieces and unigrams are not used: they give others in every process, and with them other measurements.
+
+    Args:
+        words: The words.
+        inner: What marks a part that does not begin a word.
+    """
+    counts: Counter[str] = Counter()
+    for word, times in Counter(words).items():
+        for start, end in itertools.combinations(range(len(word) + 1), 2):
+            counts[(inner if start else "") + word[start:end]] += times
+    best = sorted(counts, key=lambda piece: (len(piece.removeprefix(inner)) > 1, -counts[piece] * len(piece), piece))
+    return Counter({piece: counts[piece] for piece in best[:PIECES]})
+
+
 @functools.cache
 def _word_pieces() -> tuple[str, ...]:
-    trained = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
-    trained.normalizer = normalizers.BertNormalizer(lowercase=True)
-    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trained.train_from_iterator(_texts(), trainers.WordPieceTrainer(vocab_size=PIECES, show_progress=False))
-    return tuple(sorted(trained.get_vocab(), key=lambda piece: trained.get_vocab()[piece]))
+    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    words = [word for text in _texts() for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+    return tuple(_parts(words, inner="##"))
 
 
 @functools.cache
@@ -111,11 +129,8 @@ def _byte_pairs() -> tuple[tuple[str, ...], list[tuple[str, str]]]:
 
 @functools.cache
 def _unigrams() -> tuple[tuple[str, float], ...]:
-    trained = tokenizers.Tokenizer(tokenizers.models.Unigram())
-    trained.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
-    trainer = trainers.UnigramTrainer(vocab_size=PIECES, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False)
-    trained.train_from_iterator(_texts(), trainer)
-    return tuple((piece, score) for piece, score in json.loads(trained.to_str())["model"]["vocab"] if piece != "<unk>")
+    counts = _parts("\N{LOWER ONE EIGHTH BLOCK}" + word for text in _texts() for word in text.split())
+    return tuple((piece, math.log(count / counts.total())) for piece, count in counts.items())
 
 
 def word_piece(made_by: Any, specials: Sequence[str]) -> Any:
@@ -132,7 +147,7 @@ def byte_pair(made_by: Any, specials: Sequence[str], last: Sequence[str] = ()) -
 def unigram(made_by: Any, specials: Sequence[str], last: Sequence[str] = (), **options: Any) -> Any:
     """Returns a SentencePiece tokenizer of unigrams; `last` are special tokens behind the others."""
     vocabulary = [*((token, 0.0) for token in specials), *_unigrams(), *((token, 0.0) for token in last)]
-    return made_by(vocab=vocabulary, model_max_length=512, **options)
+    return made_by(vocab=vocabulary, **{"model_max_length": 512, **options})
 
 
 def bert_tokenizer() -> Any:
@@ -244,6 +259,7 @@ FAMILIES: dict[str, Family] = {
             transformers.XLNetTokenizer,
             ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>"],
             padding_side="left",
+            model_max_length=LENGTH,  # its positions are relative: nothing else bounds a text
         ),
         {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "max_position_embeddings": None},
     ),

@@ -212,9 +212,9 @@ def test_fewer_layers_and_narrower_heads_are_exported(tmp_path: Path) -> None:
 
 
 def test_layers_that_share_weights_are_stored_once(tmp_path: Path) -> None:
-    """Three times the layers make a graph larger by its nodes alone, in float and in int8."""
+    """Twice the layers make a graph larger by its nodes alone, in float and in int8."""
     sizes = []
-    for layers in (2, 6):
+    for layers in (1, 2):
         _, path, manifest = exported("ALBERT", "token-classification", tmp_path / str(layers), num_hidden_layers=layers)
         models = [onnx.load(str(path / graph.file)) for graph in manifest.graphs]
         sizes.append([sum(len(tensor.raw_data) for tensor in model.graph.initializer if len(tensor.dims) == 2) for model in models])

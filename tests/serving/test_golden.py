@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import embedded
 from fakes import Head
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle import files
 from service.tasks import classify
-from service.tasks.decoding.scores import activate
+from service.tasks.decoding.scores import Row, activate
 from service.tasks.encoded import Encoded
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits, read_body
@@ -67,21 +68,27 @@ def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
         assert [len(windows) for windows in case["logits"]] == counts, case["id"]
 
 
-def test_the_embedded_bundle_agrees_with_the_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("step", embedded.STEPS)
+def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Where float32 is no near tie, the served graph gives the same best label in 98 % of the cases at least."""
     loaded = files.load_bundle(ROOT / "models/sentiment")
     graph = loaded.graph("cpu")
     tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=loaded.manifest.tokenizer.pad_id, padding_side="right")
     clear = agreed = ties = 0
-    for case in CASES:
+    ran: dict[bytes, Row] = {}  # many cases are of the same text
+    for case in CASES[::step]:
         for request, windows in zip(requests_of(case), case["logits"], strict=True):
             best = classify.Request(
                 request.text,
                 request.text_pair,
                 classify.ClassifyParameters(window=request.parameters.window, stride=request.parameters.stride),
             )
-            rows = [engine.run([encoding])[0] for encoding in classify.encode(best, tokenizer).encodings]
+            encodings = classify.encode(best, tokenizer).encodings
+            for encoding in encodings:
+                if encoding.ids.tobytes() not in ran:
+                    ran[encoding.ids.tobytes()] = engine.run([encoding])[0]
+            rows = [ran[encoding.ids.tobytes()] for encoding in encodings]
             expected = [{"logits": np.array(row, dtype=np.float32)} for row in windows]
             probabilities = np.sort(activate(np.array(windows, dtype=np.float32), "softmax").mean(axis=0))
             same = classify.decode(best, NOTHING, rows, HEAD)[0]["label"] == classify.decode(best, NOTHING, expected, HEAD)[0]["label"]

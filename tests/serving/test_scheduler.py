@@ -69,6 +69,7 @@ class Bench:
 
     async def blocked(self) -> asyncio.Task[JobResult]:
         """Occupies one lane until the gate is opened; returns the job that does."""
+        self.work.started = threading.Semaphore(0)  # earlier runs were not waited for
         self.work.gate.clear()
         task = self.submit("blocker", key=None)
         await asyncio.sleep(0)
