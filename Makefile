@@ -8,6 +8,8 @@ MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.mall
 # how many tests run at once: each process of them takes a core and about 1 GiB
 WORKERS ?= 2
 PYTEST = .venv-dev/bin/python -m pytest
+# no other file is looked at: to collect them all takes longer than some of the tests
+SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
@@ -20,8 +22,8 @@ serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
 test: dev .venv/.installed ## install what is needed, then lint, types and tests, but for the full grid
-	@$(MAKE) --no-print-directory -j3 lint types beside
-	@$(MAKE) --no-print-directory serial
+	@$(MAKE) --no-print-directory lint beside
+	@$(MAKE) --no-print-directory -j2 serial types
 
 test-all: test grid ## all that make test runs, and the full grid
 
@@ -40,8 +42,8 @@ unit: beside serial ## pytest: unit, parity, end to end
 beside: dev .venv/.installed # the tests that bear others beside them
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
 
-serial: dev .venv/.installed # those that load or signal processes, alone
-	$(PYTEST) -m serial tests/benching tests/serving
+serial: dev .venv/.installed # those that load or signal processes, beside no other test
+	$(PYTEST) -m serial $(SERIAL)
 
 grid: dev ## every family with every head, and what else make test takes a part of
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m full_grid

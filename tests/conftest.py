@@ -16,20 +16,9 @@ import pytest
 import tiny
 
 ROOT = Path(__file__).parent.parent
-# `make test` looks for serial tests here alone: nothing here imports torch, which takes seconds
-SERIAL = [ROOT / "tests" / folder for folder in ("benching", "serving")]
 # An example takes as long as the machine makes it: what else runs there must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuses serial tests that `make test` would not find."""
-    lost = [item.nodeid for item in items if item.get_closest_marker("serial") and item.path.parent not in SERIAL]
-    if lost:
-        raise pytest.UsageError(
-            f"serial tests stand in tests/benching and tests/serving, where `make test` looks for them: {', '.join(lost)}"
-        )
 
 
 @pytest.fixture(autouse=True, scope="session")

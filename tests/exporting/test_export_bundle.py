@@ -344,7 +344,7 @@ def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
     assert expected == load_checkpoint(str(source)).max_length
 
 
-@pytest.mark.parametrize("positions", [64, 128, 130])
+@pytest.mark.parametrize("positions", [64, pytest.param(128, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
 def test_a_short_checkpoint_is_exported(tmp_path: Path, positions: int) -> None:
     """A length with no room for the usual stride of windows is no obstacle."""
     source = bert(tmp_path, positions=positions)
@@ -408,6 +408,7 @@ FAMILIES: dict[str, tuple[str, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.full_grid
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bert_relatives_answer_as_in_pytorch(tmp_path: Path, family: str) -> None:
     """Relatives without token types, or with an offset of positions, answer a text of full length and a short one padded to it."""
