@@ -187,12 +187,10 @@ class Scheduler:
             while (taken := self._next_batch()) is not None:
                 batch, solo = taken
                 self._execute(batch, solo=solo)
-        except BaseException as error:
-            # the process boundary of a thread: whatever it was, nobody may wait for this lane for ever
+        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: whatever it was, nobody may wait for this lane for ever
             logger.critical("a lane died of %s; the service must be restarted", type(error).__name__)
             self._dead = True
             self._fail_all(self._unavailable())
-            raise
 
     def _next_batch(self) -> tuple[list[Entry], bool] | None:
         """Blocks until there is a batch; None when the scheduler has stopped.

@@ -292,7 +292,6 @@ def test_stop_leaves_nothing_pending_after_its_grace() -> None:
     scenario(check)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_dead_lane_turns_readiness_red_and_fails_what_waits() -> None:
     """If a lane dies of something that is no error of a batch, nobody is left hanging."""
 
