@@ -13,8 +13,6 @@ from bench import cli
 from bench.report import report
 from conftest import running
 
-pytestmark = pytest.mark.serial
-
 SHORT = ("--seconds", 0.1, "--warmup-s", 0.05, "--quiet")
 
 

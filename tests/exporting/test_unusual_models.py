@@ -128,6 +128,7 @@ def test_an_operator_that_onnx_has_not_is_refused(tmp_path: Path) -> None:
     assert "FNetForSequenceClassification cannot be traced: UnsupportedOperatorError: " in refused(source, tmp_path)
 
 
+@pytest.mark.full_grid
 def test_a_model_that_fails_in_pytorch_is_refused(tmp_path: Path) -> None:
     """Funnel cannot read a text of two tokens; what has no answer cannot be compared."""
     config = transformers.FunnelConfig(vocab_size=2000, d_model=32, n_head=4, d_head=8, d_inner=64, block_sizes=[1, 1, 1])
@@ -198,7 +199,7 @@ def test_a_table_of_buckets_is_the_function(family: str, tmp_path: Path) -> None
     assert len(expected.unique()) > 8
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.full_grid)])
 def test_modernbert_pools_as_its_configuration_says(tmp_path: Path, pooling: str) -> None:
     """A mean over the tokens of a text leaves its padding out."""
     assert fp32_error("ModernBERT", "text-classification", tmp_path, classifier_pooling=pooling) < 1e-4
