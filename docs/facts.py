@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bench import flags as bench_flags
 from export import cli, verify_cli
+from service.cli import BertServe
 from service.http.app import create_fastapi
 from service.metrics import Metrics
 from service.serving.build import build
@@ -50,6 +51,11 @@ class Metric(NamedTuple):
 def settings() -> Mapping[str, FieldInfo]:
     """Returns the fields of the service's settings."""
     return Settings.model_fields
+
+
+def service_commands() -> list[str]:
+    """Returns the commands of `bert-serve`."""
+    return [name.replace("_", "-") for name in BertServe.model_fields if name != "version"]
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

@@ -1,4 +1,4 @@
-"""bert-serve: `serve` the models of a folder, or `check` that each answers as it did at export.
+"""bert-serve: `serve` the models of a folder, `check` that each answers as it did at export, make a `new-key` for callers.
 
 Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage.
 """
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, CliSubCommand, CliToggleFlag, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag, SettingsConfigDict
 
 from service import __version__
+from service.api_keys import ApiKeys, new_key
 from service.errors import SettingsError, StartError
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import PREFIX, Settings, parse
@@ -47,6 +48,20 @@ class Check(Settings):
         return asyncio.run(check(self))
 
 
+class NewKey(BaseSettings):
+    """Make an API key: print it, and the line for the file of --api-key-file. The file then has no key, only its digest."""
+
+    model_config = SettingsConfigDict(cli_hide_none_type=True)
+
+    name: CliPositionalArg[str] = Field(description="What logs and metrics call it.")
+
+    def run(self) -> int:
+        """Prints a key; returns the exit code."""
+        key, line = new_key(self.name)
+        print(f"key, for whoever calls:    {key}\nline, for --api-key-file:  {line}")
+        return 0
+
+
 class BertServe(BaseSettings):
     """Serve bundles made by bert-export. `bert-serve serve --help` lists all settings."""
 
@@ -61,6 +76,7 @@ class BertServe(BaseSettings):
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
+    new_key: CliSubCommand[NewKey] = Field(description="Make an API key, and its line for --api-key-file.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
 
@@ -71,9 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if parsed.version:
             print(f"bert-serve {__version__}")
             return 0
-        command = parsed.serve or parsed.check
+        command = parsed.serve or parsed.check or parsed.new_key
         if command is None:
-            raise SettingsError("give a command, `serve` or `check`; `bert-serve --help` says what they do.")
+            raise SettingsError("give a command, `serve`, `check` or `new-key`; `bert-serve --help` says what they do.")
         return command.run()
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)
@@ -83,11 +99,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
-    from service.process.server import bind, configure_logging
+    from service.process.logs import configure_logging
+    from service.process.server import bind
 
     configure_logging(settings.log_format)
-    api_key = _api_key(settings.api_key_file)
-    if api_key is None and not _is_loopback(settings.host):
+    keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
+    if keys is None and not _is_loopback(settings.host):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
             "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
@@ -107,30 +124,38 @@ def _serve(settings: Settings) -> int:
     # bound before the models are loaded, so that a port in use is said at once
     with bind(settings.host, settings.port) as listener:
         if settings.workers == 1:
-            _work(settings, listener, api_key, announce)
+            _work(settings, listener, keys, announce)
         else:
-            _supervise(settings, listener, api_key, announce)
+            _supervise(settings, listener, keys, announce)
     return 0
 
 
 def _work(
     settings: Settings,
     listener: socket.socket,
-    api_key: str | None,
+    keys: ApiKeys | None,
     on_ready: Callable[[tuple[str, list[str]]], None],
     *,
     context: WorkerContext = SINGLE_WORKER,
     shutdown_pipe: int | None = None,
 ) -> None:
     """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
+    from service.http.access import Access
     from service.http.app import create_app
+    from service.process.logs import background_logging
     from service.process.server import Server, configure
     from service.process.worker import Worker
     from service.serving.build import build
 
     state = build(settings, context)
     models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in state.registry.models.values()]
-    config = configure(create_app(state, api_key=api_key, access_log=settings.access_log), keep_alive_s=settings.keep_alive_s)
+    access = Access(
+        keys,
+        open_health=settings.open_health,
+        open_metrics=settings.open_metrics,
+        max_concurrent_per_key=settings.max_concurrent_per_key,
+    )
+    config = configure(create_app(state, access=access, log_access=settings.access_log), keep_alive_s=settings.keep_alive_s)
 
     def on_listen(address: str) -> None:
         on_ready((address, models))
@@ -148,10 +173,13 @@ def _work(
             heartbeats=context.heartbeats,
             index=context.index,
         )
-    server.run([listener])
+    with background_logging():
+        server.run([listener])
 
 
-def _supervise(settings: Settings, listener: socket.socket, api_key: str | None, on_ready: Callable[[tuple[str, list[str]]], None]) -> None:
+def _supervise(
+    settings: Settings, listener: socket.socket, keys: ApiKeys | None, on_ready: Callable[[tuple[str, list[str]]], None]
+) -> None:
     """Has several workers serve from one socket."""
     from service.process.listener import ABSENT, shared_counts
     from service.process.supervisor import Supervisor
@@ -163,7 +191,7 @@ def _supervise(settings: Settings, listener: socket.socket, api_key: str | None,
 
         def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
             context = WorkerContext(index, settings.workers, folder, connections, heartbeats)
-            _work(settings, listener, api_key, report, context=context, shutdown_pipe=shutdown_pipe)
+            _work(settings, listener, keys, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -187,18 +215,6 @@ def _shared_folder() -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(prefix="bertserve-", dir=memory if os.access(memory, os.W_OK) else None)
     except OSError as error:
         raise StartError(f"--workers needs a folder for metrics, and none can be made ({error.strerror}); set TMPDIR to one.") from error
-
-
-def _api_key(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        key = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--api-key-file `{path}` cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}.") from error
-    if not key:
-        raise SettingsError(f"--api-key-file `{path}` is empty; put the key on its first line.")
-    return key
 
 
 def _is_loopback(host: str) -> bool:

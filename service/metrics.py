@@ -56,6 +56,7 @@ class Metrics:
         self.expired = counter("expired_total", "Requests whose deadline passed while they waited.")
         self.cancelled = counter("cancelled_total", "Requests whose client hung up while they waited.")
         self.refused = counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
+        self.key_requests = counter("key_requests_total", "Requests by the name of their API key and HTTP status.", ("key", "status"))
         self.queue_entries = Gauge("bertserve_queue_entries", "Entries that wait.", registry=self._registry, multiprocess_mode="livesum")
         self.queue_tokens = Gauge(
             "bertserve_queue_tokens", "Tokens admitted that wait.", registry=self._registry, multiprocess_mode="livesum"
@@ -68,6 +69,7 @@ class Metrics:
             multiprocess_mode="livemax",
         )
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
+        self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))
 
     def observe_queue(self, entries: int, tokens: int) -> None:

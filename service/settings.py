@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -14,6 +15,9 @@ from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
 from service.errors import SettingsError
 
 PREFIX = "BERT_SERVE_"
+# enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
+_SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
+_SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 
 
 def _pairs(value: Any) -> Any:
@@ -23,6 +27,9 @@ def _pairs(value: Any) -> Any:
     items = [item.partition("=") for item in value.split(",") if item]
     if any(not (task and equals and name) for task, equals, name in items):
         raise ValueError("must be TASK=NAME, several separated by commas")
+    tasks = [task.strip() for task, _, _ in items]
+    if twice := [task for task in tasks if tasks.count(task) > 1]:
+        raise ValueError(f"names a model for `{twice[0]}` twice; leave one out")
     return {task.strip(): name.strip() for task, _, name in items}
 
 
@@ -98,7 +105,15 @@ class Settings(BaseSettings):
     default: Pairs = Field(
         default_factory=dict, description="TASK=NAME: the model that a task's endpoint uses (comma list; default: the first by name)."
     )
-    api_key_file: Path | None = Field(None, description="File with the API key that callers must send as a Bearer token.")
+    api_key_file: Path | None = Field(
+        None,
+        description="File of API keys, one a line; callers must send one of them as a Bearer token. `bert-serve new-key NAME` makes one.",
+    )
+    max_concurrent_per_key: int | None = Field(
+        None, ge=1, description="Requests that one API key may have under way in a worker; more get 429."
+    )
+    open_health: bool = Field(True, description="Answer health paths without a key.")
+    open_metrics: bool = Field(True, description="Answer /metrics without a key.")
     access_log: bool = Field(False, description="Log a line for each request.")
     log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")
 
@@ -111,6 +126,9 @@ class Settings(BaseSettings):
                 )
         if self.lanes is not None and self.workers > self.lanes:
             raise ValueError(f"--workers is {self.workers}, over --lanes, which is {self.lanes}; each worker needs a lane of its own")
+        for name in ("max_concurrent_per_key", "open_health", "open_metrics"):
+            if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{_flag(name)} does nothing without --api-key-file; give that too")
         if self.max_batch_tokens > self.max_queue_tokens // self.workers:
             raise ValueError(
                 f"--max-queue-tokens is {self.max_queue_tokens}, which gives each of {self.workers} workers less than "
@@ -133,6 +151,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         SettingsError: A value is wrong, two contradict each other, or a BERT_SERVE_* variable is no setting.
         SystemExit: `--help`, or a flag or subcommand that does not exist (code 2).
     """
+    _drop_service_links()
     _refuse_unknown_variables()
     try:
         return CliApp.run(command, cli_args=list(args))
@@ -150,6 +169,14 @@ def setting_names() -> list[str]:
     aliases = (field.validation_alias for field in Settings.model_fields.values())
     also = [str(name) for alias in aliases if isinstance(alias, AliasChoices) for name in alias.choices]
     return list(dict.fromkeys([*Settings.model_fields, *also]))
+
+
+def _drop_service_links() -> None:
+    """Takes what Kubernetes sets for a Service named bert-serve out of the environment: its names are like those of settings."""
+    for name, value in list(os.environ.items()):
+        rest = name.removeprefix(PREFIX)
+        if rest != name and (_SERVICE_LINK.fullmatch(rest) or (rest == "PORT" and _SERVICE_ADDRESS.match(value))):
+            del os.environ[name]
 
 
 def _refuse_unknown_variables() -> None:

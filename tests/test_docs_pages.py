@@ -97,7 +97,7 @@ def test_named_flags_exist(page: Path) -> None:
 @each_current_page
 def test_named_commands_exist(page: Path) -> None:
     """Each `bert-bench COMMAND` and `bert-serve COMMAND` that a page shows is a command, by its name of today and no alias."""
-    known = {*facts.parsers(), "bert-serve serve", "bert-serve check"}
+    known = {*facts.parsers(), *(f"bert-serve {name}" for name in facts.service_commands())}
     shown = re.findall(r"(?:`|^|/|&& )(bert-(?:bench|serve) [a-z][a-z-]*)", page.read_text(encoding="utf-8"), re.MULTILINE)
 
     assert set() == set(shown) - known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -84,7 +85,8 @@ def _add_operations(routes: APIRouter, state: AppState) -> None:
 
     @routes.get("/metrics", summary="Prometheus metrics", tags=["health"])
     async def metrics() -> Response:
-        return Response(state.metrics.page(), headers={"content-type": CONTENT_TYPE})
+        # the workers' files are read, and a page of many series takes a while to write
+        return Response(await asyncio.to_thread(state.metrics.page), headers={"content-type": CONTENT_TYPE})
 
 
 def _limits(state: AppState) -> dict[str, int]:

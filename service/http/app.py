@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from service import __version__
 from service.errors import MethodNotAllowedError, NotFoundError
 from service.http import errors
+from service.http.access import Access
 from service.http.admin import router
 from service.http.inference import InferenceRouter
 from service.http.middleware import REQUEST_ID, RequestMiddleware
@@ -27,10 +28,16 @@ A list in is a list out. Errors have one shape, `{"error", "error_type", "reques
 _METHOD_NOT_ALLOWED = 405
 
 
-def create_app(state: AppState, *, api_key: str | None = None, access_log: bool = False) -> ASGIApp:
-    """Returns the application; its lanes run from its start-up to its shutdown."""
+def create_app(state: AppState, *, access: Access | None = None, log_access: bool = False) -> ASGIApp:
+    """Returns the application; its lanes run from its start-up to its shutdown.
+
+    Args:
+        state: What it answers from.
+        access: Says who may call what; None lets everyone in.
+        log_access: Whether to log a line for each request.
+    """
     router_in_front = InferenceRouter(state, create_fastapi(state))
-    return RequestMiddleware(router_in_front, metrics=state.metrics, api_key=api_key, access_log=access_log)
+    return RequestMiddleware(router_in_front, metrics=state.metrics, access=access or Access(), log_access=log_access)
 
 
 def create_fastapi(state: AppState) -> FastAPI:

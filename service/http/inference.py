@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
 from service.http.disconnect import unless_disconnected
-from service.http.middleware import LABELS
+from service.http.middleware import LABELS, PREDICTION
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
 from service.serving.model import Model, Prediction
@@ -81,6 +81,7 @@ class InferenceRouter:
         except BertServeError as error:
             error.name_input(many=body.is_list, subject=body.subject)
             raise
+        scope[PREDICTION] = prediction
         content = to_json(body.answer(prediction.results, request.headers.get("user-agent", "")))
         return _response(model, content, prediction)
 

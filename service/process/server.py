@@ -1,16 +1,14 @@
-"""The process around the application: uvicorn with an orderly end, start-up lines, logging."""
+"""The process around the application: uvicorn with an orderly end, and start-up lines."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import signal
 import socket
 from collections.abc import Callable
 
 import uvicorn
-from pythonjsonlogger.json import JsonFormatter
 from starlette.types import ASGIApp
 
 from service.errors import StartError
@@ -107,14 +105,3 @@ def bind(host: str, port: int) -> socket.socket:
             listener.close()
         raise StartError(f"cannot listen on {host}:{port} ({error.strerror}); choose another --host or --port.") from error
     return listener
-
-
-def configure_logging(log_format: str) -> None:
-    """Sends all logs to stderr, as text or as a JSON object a line."""
-    handler = logging.StreamHandler()
-    if log_format == "json":
-        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)

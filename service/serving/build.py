@@ -110,4 +110,6 @@ def _defaults(given: dict[str, str]) -> dict[str, str]:
     for task in given:
         if task not in tasks:
             raise SettingsError(f"--default names the task `{task}`; tasks are {', '.join(tasks)}.")
+        if tasks[task] != task and tasks[task] in given:
+            raise SettingsError(f"--default names a model for `{task}` and one for `{tasks[task]}`, which is the same task; leave one out.")
     return {tasks[task]: name for task, name in given.items()}

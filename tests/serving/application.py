@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from fakes import FakeEngine
+from service.api_keys import ApiKeys
 from service.backend.cost import CostModel
 from service.backend.engines import Engines
 from service.bundle import files
@@ -49,6 +50,12 @@ def play(service: AppState, check: Check[T], **options: Any) -> T:
             await service.scheduler.stop(0)
 
     return asyncio.run(run())
+
+
+def keys(folder: Path, *lines: str) -> ApiKeys:
+    """Returns the keys of a file with these lines."""
+    (folder / "keys").write_text("\n".join(lines), encoding="utf-8")
+    return ApiKeys(folder / "keys")
 
 
 def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:

@@ -15,7 +15,7 @@ from application import results
 from service import __version__
 from service.check import difference
 from service.cli import main
-from service.process import server
+from service.process import logs
 
 REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "parameters": {"top_k": 2}}
 
@@ -23,7 +23,7 @@ REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "par
 @pytest.fixture(autouse=True)
 def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command must not replace the log handlers of the test run."""
-    monkeypatch.setattr(server, "configure_logging", lambda _: None)
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
 
 
 def failure(capsys: pytest.CaptureFixture[str], code: int, *argv: str) -> str:
@@ -110,6 +110,7 @@ def test_a_missing_folder_stops_the_start(tmp_path: Path, capsys: pytest.Capture
         (["--default", "classify=other"], ["other", "text-classification=tiny"]),
         (["--default", "translate=tiny"], ["`translate`", "classify"]),
         (["--default", "tiny"], ["--default", "TASK=NAME"]),
+        (["--default", "classify=tiny,text-classification=tiny"], ["`classify`", "`text-classification`", "the same task"]),
         (["--max-batch-tokens", "16"], ["--max-batch-tokens is 16", "`tiny`", "32"]),
         (["--api-key-file", "/nowhere/key"], ["--api-key-file `/nowhere/key` cannot be read"]),
     ],

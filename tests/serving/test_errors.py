@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from application import call, rejected
 from service import errors
 from service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
+from service.http.access import Access
 from service.http.errors import INTERNAL, TABLE, classify, response
+from service.http.middleware import LABELS, RequestMiddleware
 from service.http.openapi import ErrorBody
+from service.metrics import Metrics
 
 
 def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:
@@ -114,3 +120,28 @@ def test_errors_carry_the_callers_request_id(models: Path, request_to: dict[str,
     answer = call(models, "POST", headers={"x-request-id": "my-request.7"}, **request_to)
     assert answer.headers.get_list("x-request-id") == ["my-request.7"]
     assert answer.json()["request_id"] == "my-request.7"
+
+
+def test_a_status_counts_once_it_is_sent() -> None:
+    """A head that the server cannot send is no answer: the caller gets the error's, and that is what is counted."""
+    metrics = Metrics()
+    sent: list[Message] = []
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[LABELS] = ("text-classification", "tiny")
+        await Response("fine", headers={"x-hf-warning": "two"})(scope, receive, send)
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start" and message["status"] == 200:
+            raise ValueError("no header")
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("nobody reads the body")
+
+    app = RequestMiddleware(answer, metrics=metrics, access=Access(), log_access=False)
+    scope = {"type": "http", "method": "POST", "path": "/classify", "headers": []}
+    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    assert [message.get("status") for message in sent] == [500, None]
+    assert 'requests_total{model="tiny",status="500",task="text-classification"} 1.0' in metrics.page().decode()
+    assert 'status="200"' not in metrics.page().decode()

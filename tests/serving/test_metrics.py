@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from application import LONG, play
+from application import LONG, keys, play
+from service.http.access import Access
 from service.serving.build import build
 from service.settings import Settings
 
@@ -31,6 +32,7 @@ DOCUMENTED = {
     "cancelled_total": LABELED,
     "idle_runs_total": LABELED,
     "truncated_total": LABELED,
+    "key_requests_total": ("key", "status"),
     "model_info": ("model", "precision", "provider", "version"),
 }
 TINY = {"task": "text-classification", "model": "tiny"}
@@ -41,10 +43,10 @@ def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
 
     async def check(client: httpx.AsyncClient) -> httpx.Response:
         for path, body in requests:
-            await client.post(path, json=body)
+            await client.post(path, json=body, headers={"authorization": "Bearer swordfish"})
         return await client.get("/metrics")
 
-    page = play(build(Settings(models=models)), check)
+    page = play(build(Settings(models=models)), check, access=Access(keys(models.parent, "swordfish")))
     assert page.headers["content-type"].startswith("text/plain")
     return {family.name: family for family in text_string_to_metric_families(page.text)}
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +254,12 @@ def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
     log = served.log.read_text()
     assert "swordfish" not in log
     lines = [json.loads(line) for line in log.splitlines()]
-    asked = [(line["status"], line["request_id"], line["model"]) for line in lines if line["name"] == "bertserve.access"]
+    asked = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
     assert asked == [(200, "r-7", "tiny"), (422, "r-7", "unknown")]
-    assert all(line["asctime"] and line["levelname"] for line in lines)
+    assert all(line["level"] in {"INFO", "WARNING"} and datetime.fromisoformat(line["time"]).tzinfo for line in lines)
+    access = [line for line in lines if line["logger"] == "bertserve.access"]
+    assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify"), ("POST", "unknown")]
+    assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
 
 
 def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ DEFAULTS = {
     "keep_alive_s": 75,
     "default": {},
     "api_key_file": None,
+    "max_concurrent_per_key": None,
+    "open_health": True,
+    "open_metrics": True,
     "access_log": False,
     "log_format": "text",
 }
@@ -122,6 +125,42 @@ def test_a_variable_like_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("BERT_SERVE_XQ", "1")
     with pytest.raises(SettingsError, match="BERT_SERVE_XQ is no setting; see `bert-serve serve --help`"):
         parse(Settings, [])
+
+
+LINKS = {
+    "BERT_SERVE_SERVICE_HOST": "10.0.0.1",
+    "BERT_SERVE_SERVICE_PORT": "8000",
+    "BERT_SERVE_SERVICE_PORT_HTTP": "8000",
+    "BERT_SERVE_PORT": "tcp://10.0.0.1:8000",
+    "BERT_SERVE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+    "BERT_SERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    "BERT_SERVE_PORT_8000_TCP_PORT": "8000",
+    "BERT_SERVE_PORT_8000_TCP_PROTO": "tcp",
+}
+
+
+def test_a_kubernetes_service_of_our_name_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod is told of a Service named bert-serve by variables that look like settings, and starts all the same."""
+    for name, value in LINKS.items():
+        monkeypatch.setenv(name, value)
+    assert parse(Settings, []).model_dump() == DEFAULTS
+    monkeypatch.setenv("BERT_SERVE_PORT", "tcp:8000")
+    with pytest.raises(SettingsError, match="BERT_SERVE_PORT"):
+        parse(Settings, [])
+
+
+@pytest.mark.parametrize("flag", ["--max-concurrent-per-key=2", "--no-open-health", "--no-open-metrics"])
+def test_what_needs_a_key_is_refused_without_one(flag: str) -> None:
+    """It would do nothing."""
+    with pytest.raises(SettingsError, match="does nothing without --api-key-file"):
+        parse(Settings, [flag])
+
+
+@pytest.mark.parametrize("given", ["classify=a,classify=b", "classify=a, classify=a"])
+def test_a_default_is_given_once(given: str) -> None:
+    """Of two models for a task one would be ignored."""
+    with pytest.raises(SettingsError, match="names a model for `classify` twice"):
+        parse(Settings, ["--default", given])
 
 
 def test_other_variables_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

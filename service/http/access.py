@@ -1,0 +1,84 @@
+"""Access: which paths need a key, whose key a request has, and how many requests a key may have open at once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from service.api_keys import ApiKeys
+from service.errors import RefusedError, UnauthorizedError
+from service.tasks.catalog import TASKS
+
+METRICS = "/metrics"
+PROBES = frozenset({"/health", "/health/live", "/health/ready", *(f"/{spec.path}/health" for spec in TASKS.values())})
+_MODEL_PROBE = re.compile("/models/[^/]+/health")
+RETRY_AFTER_S = 1.0
+
+
+class Access:
+    """Lets requests in, and counts those that are in by the name of their key."""
+
+    def __init__(
+        self, keys: ApiKeys | None = None, *, open_health: bool = True, open_metrics: bool = True, max_concurrent_per_key: int | None = None
+    ) -> None:
+        """Creates it.
+
+        Args:
+            keys: The keys that callers must have; None lets everyone in.
+            open_health: Whether probes need no key.
+            open_metrics: Whether `/metrics` needs no key.
+            max_concurrent_per_key: Most requests of one key at once; None is no limit.
+        """
+        self.keys = keys
+        self._open_health = open_health
+        self._open_metrics = open_metrics
+        self._max_concurrent = max_concurrent_per_key
+        self._inside: Counter[str] = Counter()
+
+    def enter(self, method: str, path: str, authorization: bytes) -> str | None:
+        """Lets a request in; the caller must `leave` with what this returns.
+
+        Args:
+            method: Of the request.
+            path: Of the request, decoded.
+            authorization: Its header of that name; empty where it has none.
+
+        Returns:
+            The name of its key; None where none was asked for.
+
+        Raises:
+            UnauthorizedError: It has no key, or a wrong one.
+            RefusedError: As many requests of its key as may be are inside.
+        """
+        if self.keys is None or self._is_open(method, path):
+            return None
+        scheme, _, key = authorization.partition(b" ")
+        if not authorization:
+            raise UnauthorizedError("this service needs an API key: send the header `Authorization: Bearer KEY`.")
+        if scheme.lower() != b"bearer":
+            raise UnauthorizedError("the header `Authorization` is of another scheme; send `Authorization: Bearer KEY`.")
+        holder = self.keys.holder(key.strip())
+        if holder is None:
+            raise UnauthorizedError("the API key is not one of this service's; look at how it was copied, or ask its operator for one.")
+        if self._max_concurrent is not None and self._inside[holder] >= self._max_concurrent:
+            raise RefusedError(
+                f"the key `{holder}` has {self._inside[holder]} requests under way and {self._max_concurrent} are allowed at once; "
+                "send the next one when one of them is answered.",
+                reason="key",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._inside[holder] += 1
+        return holder
+
+    def leave(self, holder: str | None) -> None:
+        """Counts a request that was let in as done."""
+        if holder is not None:
+            self._inside[holder] -= 1
+
+    def _is_open(self, method: str, path: str) -> bool:
+        """Returns whether a request is a probe or a scrape: those paths exactly, for a model's name may look like any of them."""
+        if method != "GET":
+            return False
+        if path == METRICS:
+            return self._open_metrics
+        return self._open_health and (path in PROBES or _MODEL_PROBE.fullmatch(path) is not None)

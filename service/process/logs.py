@@ -1,0 +1,72 @@
+"""Logs: to stderr, as text or as a JSON object a line, written by a thread of their own while requests are served."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from pythonjsonlogger.json import JsonFormatter
+
+MAX_WAITING = 10_000  # lines that may wait for whoever reads stderr
+FLUSH_S = 2.0  # that an end waits for the last ones
+
+
+def configure_logging(log_format: str) -> None:
+    """Sends all logs to stderr.
+
+    Args:
+        log_format: `text` or `json`; docs/reference/logs.md has the fields of a JSON line.
+    """
+    handler = logging.StreamHandler()
+    if log_format == "json":
+        renamed = {"levelname": "level", "name": "logger"}
+        handler.setFormatter(JsonFormatter("%(levelname)s %(name)s %(message)s", rename_fields=renamed, timestamp="time"))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+@contextmanager
+def background_logging() -> Iterator[None]:
+    """Has a thread write the logs until the block ends, so that whoever reads stderr slowly never stops the event loop."""
+    root = logging.getLogger()
+    written_by = list(root.handlers)
+    waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING)
+
+    def write() -> None:
+        while (record := waiting.get()) is not None:
+            for handler in written_by:
+                handler.handle(record)
+
+    # not logging's QueueListener: it cannot end while its queue is full, and waits for ever for a stderr that nobody reads
+    writer = threading.Thread(target=write, name="logs", daemon=True)
+    root.handlers = [_QueueHandler(waiting)]
+    writer.start()
+    try:
+        yield
+    finally:
+        root.handlers = written_by
+        with suppress(queue.Full):
+            waiting.put(None, timeout=FLUSH_S)
+        writer.join(FLUSH_S)
+
+
+class _QueueHandler(logging.handlers.QueueHandler):
+    """Puts lines into a queue, and where it is full counts those that are lost."""
+
+    lost = 0
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            if self.lost:
+                text = f"{self.lost} lines of the log are lost: stderr is read too slowly"
+                self.queue.put_nowait(logging.LogRecord("bertserve", logging.WARNING, "", 0, text, None, None))
+                self.lost = 0
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.lost += 1

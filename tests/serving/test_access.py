@@ -1,0 +1,241 @@
+"""Who may call what: every route with and without a key, the file of keys, and what metrics say of a key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny
+from application import Check, T, faked, keys, play, rejected
+from fakes import FakeEngine
+from service.api_keys import ApiKeys, new_key
+from service.errors import SettingsError
+from service.http.access import Access
+from service.http.app import create_fastapi
+from service.serving.build import AppState, build
+from service.settings import Settings
+
+KEY = {"authorization": "Bearer swordfish"}
+PROBES = {"/health", "/health/live", "/health/ready", "/models/tiny/health"}
+
+
+def guarded(models: Path, check: Check[T], **options: Any) -> T:
+    """Runs a check against a service with one key."""
+    return play(build(Settings(models=models)), check, access=Access(keys(models.parent, "swordfish"), **options))
+
+
+def routes(state: AppState) -> list[tuple[str, str]]:
+    """Returns method and path of every route, the model of a path being `tiny`."""
+    paths = create_fastapi(state).openapi()["paths"]
+    listed = {(method.upper(), path.replace("{name}", "tiny")) for path, methods in paths.items() for method in methods}
+    return sorted(listed | {("GET", path) for path in ("/", "/openapi.json", "/docs", "/docs/static/swagger-ui.css")})
+
+
+async def statuses(client: httpx.AsyncClient, asked: list[tuple[str, str]], headers: dict[str, str]) -> dict[tuple[str, str], int]:
+    """Returns the status of an empty request to each route."""
+    return {(method, path): (await client.request(method, path, headers=headers)).status_code for method, path in asked}
+
+
+def test_every_route_but_probes_and_metrics_needs_the_key(models: Path) -> None:
+    """With it none says 401; without it all do, but for health and metrics read with GET."""
+    state = build(Settings(models=models))
+    asked = routes(state)
+    tasks = {path.removesuffix("/info") for _, path in asked if path.endswith("/info") and path.count("/") == 2}
+    is_open = {("GET", path) for path in PROBES | {"/metrics"} | {f"{task}/health" for task in tasks}}
+
+    async def check(client: httpx.AsyncClient) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
+        return await statuses(client, asked, {}), await statuses(client, asked, KEY)
+
+    without, with_key = play(state, check, access=Access(keys(models.parent, "swordfish")))
+    assert len(asked) > 30
+    assert {route for route, status in without.items() if status != 401} == is_open
+    assert 401 not in with_key.values()
+
+
+@pytest.mark.parametrize("name", ["health", "metrics", "live", "docs"])
+def test_a_model_may_be_called_as_an_open_path_is(tmp_path: Path, name: str) -> None:
+    """Its own path runs it, and needs the key; so do its pages, but for its health."""
+    models = tmp_path / "models"
+    tiny.bundle(models, name)
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        asked = [
+            ("POST", f"/models/{name}"),
+            ("GET", f"/models/{name}"),
+            ("GET", f"/models/{name}/info"),
+            ("POST", f"/models/{name}/health"),
+        ]
+        answers = [await client.request(method, path, json={"inputs": "good"}) for method, path in asked]
+        return [answer.status_code for answer in [*answers, await client.get(f"/models/{name}/health")]]
+
+    assert guarded(models, check) == [401, 401, 401, 401, 200]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/nowhere", "/healthy", "/health/", "/health/live/x", "/healthy/../info", "//info", "/x/health", "/models/a/b/health", "/metrics/"],
+)
+def test_what_looks_like_an_open_path_needs_the_key(models: Path, path: str) -> None:
+    """Whether the path exists or not."""
+    rejected(guarded(models, lambda client: client.get(path)), 401, "unauthorized")
+
+
+@pytest.mark.parametrize(("options", "path"), [({"open_health": False}, "/health/live"), ({"open_metrics": False}, "/metrics")])
+def test_health_and_metrics_can_be_closed(models: Path, options: dict[str, bool], path: str) -> None:
+    """Each by its own setting."""
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        answers = [await client.get(asked, headers=headers) for asked in ("/health/live", "/metrics") for headers in ({}, KEY)]
+        return [answer.status_code for answer in answers]
+
+    assert guarded(models, check, **options) == ([401, 200, 200, 200] if path == "/health/live" else [200, 200, 401, 200])
+
+
+@pytest.mark.parametrize(
+    ("authorization", "words"),
+    [
+        (None, "needs an API key"),
+        ("Bearer wrong", "is not one of"),
+        ("Bearer ", "is not one of"),
+        ("Bearer swordfish2", "is not one of"),
+        ("Bearer \xe9", "is not one of"),
+        ("swordfish", "of another scheme"),
+        ("Basic swordfish", "of another scheme"),
+    ],
+)
+def test_a_missing_key_is_told_apart_from_a_wrong_one(models: Path, authorization: str | None, words: str) -> None:
+    """Both are 401 in the one shape, with the scheme to use, and neither quotes the key."""
+    headers = {} if authorization is None else {"authorization": authorization.encode("latin-1")}
+    response = guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers))
+    message = rejected(response, 401, "unauthorized")
+    assert words in message
+    assert "swordfish" not in message
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+def test_the_name_of_the_scheme_is_read_in_any_case(models: Path) -> None:
+    """As HTTP says."""
+    headers = {"authorization": "bearer swordfish"}
+    assert guarded(models, lambda client: client.post("/classify", json={"inputs": "good"}, headers=headers)).status_code == 200
+
+
+def test_each_key_has_its_name_in_metrics(models: Path) -> None:
+    """Requests are counted by the name of their key; what has no right one is `unknown`, and what needs none is not counted."""
+    key, line = new_key("alice")
+    access = Access(keys(models.parent, "# who may call", "", line, "swordfish"))
+
+    async def check(client: httpx.AsyncClient) -> str:
+        for headers in ({"authorization": f"Bearer {key}"}, KEY, KEY, {"authorization": "Bearer wrong"}, {}):
+            await client.post("/classify", json={"inputs": "good"}, headers=headers)
+        return (await client.get("/metrics")).text
+
+    page = play(build(Settings(models=models)), check, access=access)
+    counted = re.findall(r'bertserve_key_requests_total{key="(.+)",status="(.+)"} (.+)', page)
+    assert sorted(counted) == [("alice", "200", "1.0"), ("line-4", "200", "2.0"), ("unknown", "401", "2.0")]
+
+
+def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
+    """One more is refused at once, with when to come again; another key, and the same one later, are not."""
+    key, line = new_key("alice")
+    access = Access(keys(models.parent, line, "swordfish"), max_concurrent_per_key=1)
+    engine = FakeEngine()
+
+    async def check(client: httpx.AsyncClient) -> None:
+        body = {"inputs": "good"}
+        engine.gate.clear()
+        first = asyncio.ensure_future(client.post("/classify", json=body, headers=KEY))
+        await asyncio.to_thread(engine.entered.acquire)
+        refused = await client.post("/classify", json=body, headers=KEY)
+        other = asyncio.ensure_future(client.post("/classify", json=body, headers={"authorization": f"Bearer {key}"}))
+        engine.gate.set()
+        assert "the key `line-2` has 1 requests under way and 1 are allowed" in rejected(refused, 429, "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        assert [(await first).status_code, (await other).status_code] == [200, 200]
+        assert (await client.post("/classify", json=body, headers=KEY)).status_code == 200
+
+    play(faked(models, engine), check, access=access)
+
+
+def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first with its id, the others with their number: a flood of refusals is no flood of lines."""
+    monkeypatch.setattr("service.http.error_log.INTERVAL_S", 0.2)
+    engine = FakeEngine()
+
+    async def check(client: httpx.AsyncClient) -> None:
+        engine.gate.clear()
+        first = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}, headers=KEY))
+        await asyncio.to_thread(engine.entered.acquire)
+        for i in range(20):
+            answer = await client.post("/classify", json={"inputs": "good"}, headers={**KEY, "x-request-id": f"r-{i}"})
+            assert answer.status_code == 429
+        engine.gate.set()
+        await first
+        while len(caplog.records) < 2:
+            await asyncio.sleep(0.01)
+
+    play(faked(models, engine), check, access=Access(keys(models.parent, "swordfish"), max_concurrent_per_key=1))
+    assert caplog.records[0].getMessage() == "429 overloaded r-0"
+    # a machine that stops for a moment may make two seconds of one
+    assert sum(int(record.getMessage().split()[2]) for record in caplog.records[1:] if " more " in record.getMessage()) >= 10
+
+
+# ---- the file
+
+
+def test_a_file_has_no_key_in_it(tmp_path: Path) -> None:
+    """What new-key prints for the file is a digest, and opens for the key alone."""
+    key, line = new_key("alice")
+    made = keys(tmp_path, line)
+    assert line == f"alice sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+    assert [made.holder(given) for given in (key.encode(), line.encode(), b"", b"alice")] == ["alice", None, None, None]
+
+
+def test_each_line_is_a_key_of_its_own(tmp_path: Path) -> None:
+    """Line ends and empty lines of any system do not count."""
+    (tmp_path / "keys").write_bytes(b"\r\none\r\n\r\n# three\r\n two \r\n")
+    made = ApiKeys(tmp_path / "keys")
+    assert [made.holder(given) for given in (b"one", b"two", b"three", b"one\r\n\r\n two")] == ["line-2", "line-5", None, None]
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([""], "is empty"),
+        (["# a comment"], "is empty"),
+        (["swordfish", "two words"], "line 2"),
+        (["alice sha256:abc"], "line 1"),
+        (["sw\xf6rdfish"], "line 1"),
+        (["s" * 513], "line 1"),
+        ([f"alice sha256:{'0' * 64}", f"alice sha256:{'1' * 64}"], "the name `alice` again"),
+    ],
+)
+def test_a_line_that_is_no_key_is_named_and_not_quoted(tmp_path: Path, lines: list[str], words: str) -> None:
+    """The message has the number of the line alone: it may be a key."""
+    with pytest.raises(SettingsError, match=words) as caught:
+        keys(tmp_path, *lines)
+    assert not any(line in str(caught.value) for line in lines if line)
+
+
+def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that is wrong then leaves the keys as they were, and the log says why."""
+    made = keys(tmp_path, "one")
+    (tmp_path / "keys").write_text("two")
+    made.reload()
+    assert [made.holder(b"one"), made.holder(b"two")] == [None, "default"]
+    (tmp_path / "keys").write_text("not a key")
+    made.reload()
+    assert made.holder(b"two") == "default"
+    assert "the keys stay as they were: line 1" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\nb"])
+def test_a_name_that_the_file_cannot_have_is_refused(name: str) -> None:
+    """Such as one with a space."""
+    with pytest.raises(SettingsError, match="is no name of a key"):
+        new_key(name)
