@@ -11,6 +11,8 @@ from service.tasks.catalog import TASKS
 
 METRICS = "/metrics"
 PROBES = frozenset({"/health", "/health/live", "/health/ready", *(f"/{spec.path}/health" for spec in TASKS.values())})
+# what a log may quote of a path that was not routed: it is one of ours, and nothing that a caller made up
+FIXED_PATHS = PROBES | {METRICS, *(f"/{spec.path}" for spec in TASKS.values())}
 _MODEL_PROBE = re.compile("/models/[^/]+/health")
 RETRY_AFTER_S = 1.0
 

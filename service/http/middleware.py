@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http import errors
-from service.http.access import Access
+from service.http.access import FIXED_PATHS, Access
 from service.http.error_log import ErrorLog
 from service.metrics import UNKNOWN, Metrics
 
@@ -103,7 +103,7 @@ def _fields(scope: Scope, status: int, seconds: float, holder: str | None) -> di
     return {
         "request_id": scope[REQUEST_ID],
         "method": scope["method"],
-        "path": scope["path"] if known else getattr(scope.get("route"), "path", UNKNOWN),
+        "path": scope["path"] if known or scope["path"] in FIXED_PATHS else getattr(scope.get("route"), "path", UNKNOWN),
         "status": status,
         "ms": round(seconds * 1000, 2),
         "task": task,

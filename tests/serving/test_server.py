@@ -258,7 +258,7 @@ def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
     assert asked == [(200, "r-7", "tiny"), (422, "r-7", "unknown")]
     assert all(line["level"] in {"INFO", "WARNING"} and datetime.fromisoformat(line["time"]).tzinfo for line in lines)
     access = [line for line in lines if line["logger"] == "bertserve.access"]
-    assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify"), ("POST", "unknown")]
+    assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify"), ("POST", "/classify")]
     assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
 
 
