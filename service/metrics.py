@@ -68,6 +68,13 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="livemax",
         )
+        self.broken_models = Gauge(
+            "bertserve_broken_models",
+            "1 for each model that could not be loaded, with --skip-broken.",
+            ("model",),
+            registry=self._registry,
+            multiprocess_mode="livemax",
+        )
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))

@@ -33,6 +33,16 @@ def _pairs(value: Any) -> Any:
     return {task.strip(): name.strip() for task, _, name in items}
 
 
+def _paths(value: Any) -> Any:
+    """Reads `PATH,PATH`, or a path for each time that a flag was given."""
+    given = value if isinstance(value, list | tuple) else [value]
+    paths = [part for item in given for part in (str(item).split(",") if isinstance(item, str) else [item])]
+    if not paths or "" in paths:
+        raise ValueError("must be a path, several separated by commas")
+    return tuple(Path(path) for path in paths)
+
+
+Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
@@ -53,7 +63,13 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback should have an API key.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
-    models: Path = Field(Path("models"), description="Folder of bundles, one folder a model; all are loaded.")
+    models: Paths = Field(
+        (Path("models"),),
+        description="Folder of bundles, one folder a model; all are loaded. May be given several times, or as a comma list.",
+    )
+    skip_broken: bool = Field(
+        False, description="Serve the other models where one cannot be loaded, and show it in `/models`; otherwise that is an error."
+    )
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = Field(
         "auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available."
     )

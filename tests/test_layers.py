@@ -34,7 +34,7 @@ HOMES = {
     "matplotlib": {"bench.report.plots"},
     "asyncio": {"service.http", "service.serving.model", "service.scheduling", "service.process", "service.cli", "bench.load"},
     "multiprocessing": {"service.process.supervisor"},
-    "threading": {"service.scheduling", "bench", "export.signals"},
+    "threading": {"service.scheduling", "service.process.logs", "bench", "export.signals"},
     "torch": {"export"},
     "transformers": {"export"},
     "huggingface_hub": {"export"},

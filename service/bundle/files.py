@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,6 +71,11 @@ def load_bundle(path: Path) -> Bundle:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
+        if where == "format_version" and isinstance(first["input"], int):
+            raise BundleError(
+                f"`{path / MANIFEST_FILE}` is of format {first['input']}, and this version reads format 1; update bertserve, or export the "
+                "bundle again with this version."
+            ) from error
         raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {where}: {first['msg']}.") from error
     if manifest.name != path.name:
         raise BundleError(f"bundle `{path}` calls itself `{manifest.name}`; folder and name must be the same.")
@@ -79,12 +85,24 @@ def load_bundle(path: Path) -> Bundle:
     return Bundle(path, manifest, hashlib.sha256(raw).hexdigest()[:12])
 
 
-def find_bundles(folder: Path) -> list[Path]:
-    """Returns the bundle folders in a models folder, by name: each folder that is not hidden.
+def find_bundles(folders: Sequence[Path]) -> list[Path]:
+    """Returns the bundle folders in some models folders, by name: each folder that is not hidden.
 
     Raises:
-        BundleError: The folder does not exist or holds no bundle.
+        BundleError: A folder does not exist or holds no bundle, or two have one of the same name.
     """
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for entry in _bundles_in(folder):
+            if entry.name in found:
+                raise BundleError(
+                    f"`{found[entry.name]}` and `{entry}` are both called `{entry.name}`; leave out one, or export it with another --name."
+                )
+            found[entry.name] = entry
+    return [found[name] for name in sorted(found)]
+
+
+def _bundles_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise BundleError(f"the models folder `{folder}` does not exist; give another with --models.")
     found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))

@@ -114,10 +114,14 @@ class Evidence(Record):
     speed: Speed | None = None
 
 
+# within the bundle: no path leads out of its folder
+FileName = Annotated[str, Field(pattern=r"^[^/\\]+$")]
+
+
 class GraphFile(Record):
     """A file of a graph: its name within the bundle, its digest, and its size, or null where that was not recorded."""
 
-    file: Annotated[str, Field(pattern=r"^[^/\\]+$")]
+    file: FileName
     sha256: str
     size_bytes: int | None = None
 
@@ -138,7 +142,7 @@ class GraphSpec(Record):
         shapes: The only shapes that it is run in; null for graphs that are run in any, padded to the longest text.
     """
 
-    file: str
+    file: FileName
     sha256: str
     provider: Provider
     precision: Precision

@@ -44,7 +44,8 @@ def _add_task(routes: APIRouter, state: AppState, task: str, base: str) -> None:
 def _add_models(routes: APIRouter, state: AppState) -> None:
     @routes.get("/models", summary="All loaded models", tags=["models"])
     async def models() -> Response:
-        return _json([_describe(state, model) for model in state.registry.models.values()])
+        broken = [{"name": name, "broken": reason} for name, reason in state.broken.items()]
+        return _json([_describe(state, model) for model in state.registry.models.values()] + broken)
 
     @routes.get(_NAMED, summary="One model", tags=["models"])
     @routes.get(f"{_NAMED}/info", summary="One model", tags=["models"])

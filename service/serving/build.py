@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from service.backend import sessions
 from service.backend.engines import MAX_SOLO_THREADS
 from service.backend.hardware import cpu_name, usable_cores
 from service.bundle import files
 from service.bundle.evidence_policy import EvidencePolicy
-from service.errors import SettingsError
+from service.errors import BundleError, ProviderError, SettingsError
 from service.metrics import Metrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
@@ -23,6 +26,10 @@ from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings
 from service.tasks.catalog import TASKS
 from service.wire.reading import Limits
+
+logger = logging.getLogger("bertserve.loading")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class AppState:
         info: More facts for `/info`: queue and batch limits, lanes.
         worker: And of the process that answers: which of how many, and its share of the limits.
         machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
+        broken: The models that could not be loaded, with why.
     """
 
     registry: Registry
@@ -52,6 +60,7 @@ class AppState:
     info: Mapping[str, Any]
     worker: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
+    broken: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState:
@@ -65,7 +74,8 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         StartError: A bundle, the provider or the settings are wrong; the message says what.
     """
     metrics = Metrics(worker.metrics)
-    bundles = [files.load_bundle(path) for path in files.find_bundles(settings.models)]
+    broken: dict[str, str] = {}
+    bundles = list(_loaded(files.load_bundle, files.find_bundles(settings.models), broken if settings.skip_broken else None))
     asked = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
@@ -83,8 +93,14 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         solo_threads=solo_threads,
         evidence_policy=EvidencePolicy(settings.require_evidence, settings.min_agreement),
     )
-    models = loading.load_models(bundles, options=options, scheduler=scheduler, metrics=metrics)
+    load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
+    models = list(_loaded(load, bundles, broken if settings.skip_broken else None))
+    if not models:
+        raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
+    for name in broken:
+        metrics.broken_models.labels(name).set(1)
     return AppState(
+        broken=broken,
         registry=Registry(models, _defaults(settings.default)),
         scheduler=scheduler,
         metrics=metrics,
@@ -102,6 +118,19 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         },
         worker={"index": worker.index, "workers": worker.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
     )
+
+
+def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, str] | None) -> Iterator[T]:
+    """Yields what could be loaded, and notes in `broken` what could not; where that is None, it is an error."""
+    for source in sources:
+        try:
+            yield load(source)
+        except (BundleError, ProviderError) as error:
+            if broken is None:
+                raise
+            name = source.name if isinstance(source, Path) else source.manifest.name
+            broken[name] = error.message
+            logger.error("THE MODEL %s IS NOT SERVED: %s", name, error.message)
 
 
 def _defaults(given: dict[str, str]) -> dict[str, str]:

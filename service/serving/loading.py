@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from service.backend.cost import CostModel
 from service.backend.engines import Engines, SoloEngine, min_solo_tokens
 from service.backend.onnx_engine import OnnxEngine
@@ -15,12 +17,12 @@ from service.backend.sessions import THREADS, available_provider, why_not
 from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy
 from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
-from service.errors import ProviderError, SettingsError
+from service.errors import BundleError, EngineError, ProviderError, SettingsError
 from service.metrics import Metrics
 from service.scheduling.scheduler import Scheduler
 from service.serving.model import Model
 from service.tasks import catalog
-from service.text.tokenizer import Tokenizer
+from service.text.tokenizer import Encoding, Tokenizer
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -79,18 +81,15 @@ def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
     return "cpu"
 
 
-def load_models(loaded: Sequence[Bundle], *, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> list[Model]:
-    """Makes a warmed-up, timed model of each verified bundle.
+def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
+    """Makes a warmed-up, timed model of a verified bundle.
 
     Raises:
-        BundleError: A bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the evidence.
-        ProviderError: The provider is missing.
-        SettingsError: A model's longest text is over the batch budget.
+        BundleError: The bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the evidence; or its
+            graph does not take what its tokenizer gives, or does not give what its manifest says.
+        ProviderError: The provider is missing, or cannot load the graph.
+        SettingsError: The model's longest text is over the batch budget.
     """
-    return [_load(bundle, options, scheduler, metrics) for bundle in loaded]
-
-
-def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
     manifest = bundle.manifest
     catalog.spec_of(bundle)
     if manifest.tokenizer.max_length > options.max_batch_tokens:
@@ -101,6 +100,8 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     graph = _graph(bundle, options)
     options.evidence_policy.check(manifest.name, graph)
     engine = _engine(bundle, graph, options)
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    _check_fit(bundle, engine, tokenizer)
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
     cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
@@ -108,13 +109,35 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     return Model(
         bundle,
         graph,
-        tokenizer=Tokenizer(bundle.tokenizer_path, manifest.tokenizer),
+        tokenizer=tokenizer,
         engines=Engines(engine, _solo_engine(bundle, graph, options, cost)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model(manifest.task, manifest.name),
         batch_variant=options.batch_variant,
     )
+
+
+def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None:
+    """Runs the longest text there may be, of the last token of the vocabulary: each could be beyond a table of the graph."""
+    manifest = bundle.manifest
+    length, last = manifest.tokenizer.max_length, tokenizer.vocabulary_size - 1
+    ids = np.full(length, last, dtype=np.int64)
+    try:
+        row = engine.run([Encoding(ids, np.zeros(length, dtype=np.int64), masks=(length - 1,))])[0]
+    except EngineError as error:
+        raise BundleError(
+            f"bundle `{manifest.name}`: its graph cannot read a text of {length} times the token {last}, the last one of its tokenizer "
+            f"({error.message}) Tokenizer and graph do not belong together; export the bundle again."
+        ) from error
+    name, expected = "logits", len(manifest.labels) if "classification" in manifest.task else None
+    if manifest.embedding is not None:
+        name, expected = "last_hidden_state", manifest.embedding.dimensions
+    if expected is not None and row[name].shape[-1] != expected:
+        raise BundleError(
+            f"bundle `{manifest.name}`: its graph gives {row[name].shape[-1]} values as `{name}`, and its manifest says {expected}; export the "
+            "bundle again."
+        )
 
 
 def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, *, threads: int = THREADS) -> OnnxEngine:

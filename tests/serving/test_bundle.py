@@ -45,7 +45,8 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").unlink(), r"model\.cpu\.fp32\.onnx` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
-        (edit(lambda m: m.update(format_version=2)), r"format_version"),
+        (edit(lambda m: m.update(format_version=2)), r"is of format 2, and this version reads format 1; update bertserve"),
+        (edit(lambda m: m["graphs"][0].update(file="../tiny/model.cpu.fp32.onnx")), r"graphs\.0\.file"),
         (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs"),
         (edit(lambda m: m["tokenizer"].update(max_length="32")), r"tokenizer\.max_length"),
         (edit(lambda m: m.update(name="other")), r"calls itself `other`"),
@@ -107,7 +108,7 @@ def test_folders_are_discovered_by_name(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "README.md").write_text("")
 
-    assert ["a", "b"] == [path.name for path in files.find_bundles(tmp_path)]
+    assert ["a", "b"] == [path.name for path in files.find_bundles([tmp_path])]
 
 
 @pytest.mark.parametrize(("name", "message"), [(None, "holds no bundle"), ("not a name", "names must match")])
@@ -117,7 +118,7 @@ def test_a_folder_without_usable_bundles_is_an_error(tmp_path: Path, name: str |
         (tmp_path / name).mkdir()
 
     with pytest.raises(BundleError, match=message):
-        files.find_bundles(tmp_path)
+        files.find_bundles([tmp_path])
 
 
 def test_two_bundles_differ_in_version(tmp_path: Path) -> None:

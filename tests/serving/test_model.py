@@ -19,7 +19,7 @@ from service.errors import EngineError, ExpiredError, InvalidValueError, NotFoun
 from service.metrics import Metrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
-from service.serving.loading import LoadOptions, choose_provider, load_models
+from service.serving.loading import LoadOptions, choose_provider, load_model
 from service.serving.model import Model
 from service.serving.registry import Registry
 from service.tasks.classify import ClassifyParameters, Request
@@ -199,7 +199,8 @@ def registry(folder: Path, *names: str, **defaults: str) -> Registry:
     options = LoadOptions(provider=choose_provider(bundles, "auto"))
     scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
     return Registry(
-        load_models(bundles, options=options, scheduler=scheduler, metrics=Metrics()), {k.replace("_", "-"): v for k, v in defaults.items()}
+        [load_model(bundle, options=options, scheduler=scheduler, metrics=Metrics()) for bundle in bundles],
+        {k.replace("_", "-"): v for k, v in defaults.items()},
     )
 
 
@@ -236,7 +237,7 @@ def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
     scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
 
     with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` may have \(65\)"):
-        load_models([loaded], options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
+        load_model(loaded, options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
 
 
 @pytest.mark.parametrize(("provider", "told"), [("cpu", True), ("cuda", False)])

@@ -17,7 +17,8 @@ FIELDS = list(Settings.model_fields)
 DEFAULTS = {
     "host": "127.0.0.1",
     "port": 8000,
-    "models": Path("models"),
+    "models": (Path("models"),),
+    "skip_broken": False,
     "provider": "auto",
     "allow_provider_fallback": False,
     "engine_cache": None,
@@ -71,7 +72,7 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "given", "value"),
     [
         ("port", "0", 0),
-        ("models", "elsewhere", Path("elsewhere")),
+        ("models", "elsewhere", (Path("elsewhere"),)),
         ("provider", "cuda", "cuda"),
         ("precision", "int8", "int8"),
         ("engine_cache", "engines", Path("engines")),

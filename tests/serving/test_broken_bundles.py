@@ -1,0 +1,195 @@
+"""Bundles that were cut, altered, put together wrongly or made to harm: each is refused by name, and others can be served on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tokenizers
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
+
+import tiny
+from application import call, play, rejected
+from service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest
+from service.bundle.manifest import Manifest
+from service.errors import BundleError, ProviderError, StartError
+from service.serving.build import build
+from service.settings import Settings
+
+GRAPH = "model.cpu.fp32.onnx"
+
+
+def rewritten(path: Path, model: onnx.ModelProto | bytes, **tokenizer: Any) -> None:
+    """Puts a graph into a bundle, and brings the digests of its manifest up to date."""
+    (path / GRAPH).write_bytes(model if isinstance(model, bytes) else model.SerializeToString())
+    manifest = Manifest.model_validate_json((path / MANIFEST_FILE).read_bytes()).model_dump(mode="json")
+    manifest["graphs"][0] |= {"sha256": digest(path / GRAPH), "size_bytes": (path / GRAPH).stat().st_size}
+    manifest["tokenizer"] |= {"sha256": digest(path / TOKENIZER_FILE)} | tokenizer
+    (path / MANIFEST_FILE).write_text(Manifest.model_validate(manifest).model_dump_json())
+
+
+def refusal(models: Path, **settings: Any) -> str:
+    """Returns why a folder of models is not served."""
+    with pytest.raises(StartError) as caught:
+        build(Settings(models=models, **settings))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, TOKENIZER_FILE, GRAPH])
+def test_a_file_that_is_cut_anywhere_is_refused(models: Path, name: str) -> None:
+    """At the first byte, the last, and some between."""
+    path = models / "tiny" / name
+    whole = path.read_bytes()
+    for length in {0, 1, len(whole) - 1, *random.Random(0).sample(range(len(whole)), 12)}:
+        path.write_bytes(whole[:length])
+        assert name in refusal(models)
+
+
+@pytest.mark.parametrize("name", [TOKENIZER_FILE, GRAPH])
+def test_a_file_that_is_altered_anywhere_is_refused(models: Path, name: str) -> None:
+    """By a single bit."""
+    path = models / "tiny" / name
+    whole = path.read_bytes()
+    for place in random.Random(0).sample(range(len(whole)), 12):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert f"{name}` was altered" in refusal(models)
+
+
+def test_a_manifest_that_is_altered_is_refused_or_read(models: Path) -> None:
+    """It has no digest of its own; whatever its bytes are, the start ends in one sentence or serves."""
+    path = models / "tiny" / MANIFEST_FILE
+    whole = path.read_bytes()
+    refused = 0
+    for place in random.Random(0).sample(range(len(whole)), 60):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x15]) + whole[place + 1 :])
+        try:
+            build(Settings(models=models))
+        except StartError as error:
+            refused += 1
+            assert "tiny" in str(error)
+    assert 20 < refused < 60
+
+
+def fewer_positions(path: Path) -> None:
+    """Gives the graph a table of 16 positions for texts of 32 tokens."""
+    model = tiny.graph()
+    table = numpy_helper.from_array(np.zeros((16, tiny.HIDDEN), dtype=np.float32), "positions")
+    steps = [
+        helper.make_node("Shape", ["input_ids"], ["shape"], start=1),
+        helper.make_node("Squeeze", ["shape"], ["size"]),
+        helper.make_node("Range", ["zero", "size", "one"], ["order"]),
+        helper.make_node("Gather", ["positions", "order"], ["position"]),
+        helper.make_node("Add", ["words_only", "position"], ["word"]),
+    ]
+    model.graph.node[0].output[0] = "words_only"
+    for step in reversed(steps):
+        model.graph.node.insert(1, step)
+    model.graph.initializer.extend([table, *(numpy_helper.from_array(np.array(v), n) for n, v in (("zero", 0), ("one", 1)))])
+    rewritten(path, model)
+
+
+def larger_vocabulary(path: Path) -> None:
+    """Gives the tokenizer a token that the graph has no row for."""
+    made = tokenizers.Tokenizer.from_file(str(path / TOKENIZER_FILE))
+    made.add_tokens(["outside"])
+    made.save(str(path / TOKENIZER_FILE))
+    rewritten(path, tiny.graph())
+
+
+def another_domain(path: Path) -> None:
+    """Gives the graph an operator of a library that is not there."""
+    model = tiny.graph()
+    model.graph.node[0].domain = "com.example"
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    rewritten(path, model)
+
+
+def data_outside(path: Path) -> None:
+    """Has the graph read its weights from a file beside the bundle's folder."""
+    model = tiny.graph()
+    (path.parent.parent / "outside.data").write_bytes(b"\0" * 4096)
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == "dense")
+    external_data_helper.set_external_data(tensor, location="../../outside.data", offset=0, length=len(tensor.raw_data))
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.ClearField("raw_data")
+    rewritten(path, model)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (fewer_positions, "cannot read a text of 32 times the token"),
+        (larger_vocabulary, "Tokenizer and graph do not belong together"),
+        (lambda path: rewritten(path, tiny.graph(labels=5)), "gives 5 values as `logits`, and its manifest says 3"),
+        (another_domain, "com.example"),
+        (data_outside, "cannot load"),
+        (lambda path: rewritten(path, b"\x08\x07 no graph"), "cannot load"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(models: Path, damage: Callable[[Path], None], words: str) -> None:
+    """At the start, and not by each request's error."""
+    damage(models / "tiny")
+    message = refusal(models)
+    assert words in message
+    assert "tiny" in message
+
+
+# ---- others are served on
+
+
+def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The others are served; it stands in `/models` with its reason, in the metrics, and in the log."""
+    for name in ("altered", "mixed"):
+        tiny.bundle(models, name)
+    (models / "altered" / GRAPH).write_bytes(b"x")
+    larger_vocabulary(models / "mixed")
+    assert "altered" in refusal(models)
+
+    async def check(client: Any) -> tuple[Any, ...]:
+        answers = [await client.get("/models"), await client.get("/metrics"), await client.post("/models/altered", json={"inputs": "good"})]
+        return (*answers, await client.post("/classify", json={"inputs": "good"}))
+
+    listed, metrics, broken, served = play(build(Settings(models=models, skip_broken=True)), check)
+    assert [(model["name"], "was altered" in model.get("broken", "")) for model in listed.json()] == [
+        ("tiny", False),
+        ("altered", True),
+        ("mixed", False),
+    ]
+    assert "do not belong together" in listed.json()[2]["broken"]
+    assert 'bertserve_broken_models{model="altered"} 1.0' in metrics.text
+    assert "no model `altered` is loaded" in rejected(broken, 404, "not_found")
+    assert served.status_code == 200
+    assert "THE MODEL altered IS NOT SERVED" in caplog.text
+
+
+def test_a_folder_of_broken_models_is_an_error_all_the_same(models: Path) -> None:
+    """There is nothing to serve."""
+    (models / "tiny" / GRAPH).write_bytes(b"x")
+    assert "was altered" in refusal(models, skip_broken=True)
+
+
+# ---- several folders
+
+
+def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
+    """By name, whichever folder they are in; a name that is in two is an error."""
+    first, second = tmp_path / "1", tmp_path / "2"
+    tiny.bundle(first, "b")
+    tiny.bundle(second, "a")
+    assert list(build(Settings(models=f"{first},{second}")).registry.models) == ["a", "b"]  # type: ignore[arg-type]
+    tiny.bundle(second, "b")
+    with pytest.raises(BundleError, match="are both called `b`"):
+        build(Settings(models=(first, second)))
+
+
+def test_a_healthy_bundle_passes_all_of_this(models: Path) -> None:
+    """The checks above refuse what is wrong and nothing else."""
+    rewritten(models / "tiny", tiny.graph())
+    assert call(models, "POST", "/classify", json={"inputs": "good"}).status_code == 200
+    with pytest.raises(ProviderError):
+        build(Settings(models=models, provider="cuda"))
