@@ -104,6 +104,7 @@ def _serve(settings: Settings) -> int:
 
     configure_logging(settings.log_format)
     keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
+    admin_keys = None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file")
     if keys is None and not _is_loopback(settings.host):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
@@ -124,9 +125,9 @@ def _serve(settings: Settings) -> int:
     # bound before the models are loaded, so that a port in use is said at once
     with bind(settings.host, settings.port) as listener:
         if settings.workers == 1:
-            _work(settings, listener, keys, announce)
+            _work(settings, listener, keys, admin_keys, announce)
         else:
-            _supervise(settings, listener, keys, announce)
+            _supervise(settings, listener, keys, admin_keys, announce)
     return 0
 
 
@@ -134,6 +135,7 @@ def _work(
     settings: Settings,
     listener: socket.socket,
     keys: ApiKeys | None,
+    admin_keys: ApiKeys | None,
     on_ready: Callable[[tuple[str, list[str]]], None],
     *,
     context: WorkerContext = SINGLE_WORKER,
@@ -151,6 +153,7 @@ def _work(
     models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in state.registry.models.values()]
     access = Access(
         keys,
+        admin_keys=admin_keys,
         open_health=settings.open_health,
         open_metrics=settings.open_metrics,
         max_concurrent_per_key=settings.max_concurrent_per_key,
@@ -178,7 +181,11 @@ def _work(
 
 
 def _supervise(
-    settings: Settings, listener: socket.socket, keys: ApiKeys | None, on_ready: Callable[[tuple[str, list[str]]], None]
+    settings: Settings,
+    listener: socket.socket,
+    keys: ApiKeys | None,
+    admin_keys: ApiKeys | None,
+    on_ready: Callable[[tuple[str, list[str]]], None],
 ) -> None:
     """Has several workers serve from one socket."""
     from service.process.listener import ABSENT, shared_counts
@@ -191,7 +198,7 @@ def _supervise(
 
         def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
             context = WorkerContext(index, settings.workers, folder, connections, heartbeats)
-            _work(settings, listener, keys, report, context=context, shutdown_pipe=shutdown_pipe)
+            _work(settings, listener, keys, admin_keys, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -8,6 +8,7 @@
     ├── CallerError                 the request cannot be answered as it stands
     │   ├── MalformedRequestError   the body is not the JSON that the endpoint takes
     │   ├── UnauthorizedError       no API key, or a wrong one
+    │   ├── ForbiddenError          the API key may not do this
     │   ├── NotFoundError           no such model or path
     │   ├── MethodNotAllowedError   the path exists, the method does not
     │   ├── TooLargeError           body, list, text or token count over a limit
@@ -72,6 +73,10 @@ class MalformedRequestError(CallerError):
 
 class UnauthorizedError(CallerError):
     """No API key was given, or a wrong one."""
+
+
+class ForbiddenError(CallerError):
+    """The API key is right, but this takes an admin's."""
 
 
 class NotFoundError(CallerError):

@@ -125,6 +125,9 @@ class Settings(BaseSettings):
         None,
         description="File of API keys, one a line; callers must send one of them as a Bearer token. `bert-serve new-key NAME` makes one.",
     )
+    admin_key_file: Path | None = Field(
+        None, description="File of API keys that may load, reload and unload models; without it nobody may."
+    )
     max_concurrent_per_key: int | None = Field(
         None, ge=1, description="Requests that one API key may have under way in a worker; more get 429."
     )

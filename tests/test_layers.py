@@ -32,7 +32,7 @@ HOMES = {
     "uvloop": {"bench.load"},
     "httptools": {"bench.load.connection"},
     "matplotlib": {"bench.report.plots"},
-    "asyncio": {"service.http", "service.serving.model", "service.scheduling", "service.process", "service.cli", "bench.load"},
+    "asyncio": {"service.http", "service.serving.model", "service.serving.reloader", "service.scheduling", "service.process", "service.cli", "bench.load"},
     "multiprocessing": {"service.process.supervisor"},
     "threading": {"service.scheduling", "service.process.logs", "bench", "export.signals"},
     "torch": {"export"},

@@ -6,13 +6,14 @@ import re
 from collections import Counter
 
 from service.api_keys import ApiKeys
-from service.errors import RefusedError, UnauthorizedError
+from service.errors import ForbiddenError, RefusedError, UnauthorizedError
 from service.tasks.catalog import TASKS
 
 METRICS = "/metrics"
 PROBES = frozenset({"/health", "/health/live", "/health/ready", *(f"/{spec.path}/health" for spec in TASKS.values())})
 # what a log may quote of a path that was not routed: it is one of ours, and nothing that a caller made up
 FIXED_PATHS = PROBES | {METRICS, *(f"/{spec.path}" for spec in TASKS.values())}
+_ADMIN = re.compile("/models/[^/]+/(load|reload|unload)")
 _MODEL_PROBE = re.compile("/models/[^/]+/health")
 RETRY_AFTER_S = 1.0
 
@@ -21,17 +22,25 @@ class Access:
     """Lets requests in, and counts those that are in by the name of their key."""
 
     def __init__(
-        self, keys: ApiKeys | None = None, *, open_health: bool = True, open_metrics: bool = True, max_concurrent_per_key: int | None = None
+        self,
+        keys: ApiKeys | None = None,
+        *,
+        admin_keys: ApiKeys | None = None,
+        open_health: bool = True,
+        open_metrics: bool = True,
+        max_concurrent_per_key: int | None = None,
     ) -> None:
         """Creates it.
 
         Args:
             keys: The keys that callers must have; None lets everyone in.
+            admin_keys: The keys that may change models, and do all that others may; None lets nobody change them.
             open_health: Whether probes need no key.
             open_metrics: Whether `/metrics` needs no key.
             max_concurrent_per_key: Most requests of one key at once; None is no limit.
         """
         self.keys = keys
+        self.admin_keys = admin_keys
         self._open_health = open_health
         self._open_metrics = open_metrics
         self._max_concurrent = max_concurrent_per_key
@@ -50,16 +59,24 @@ class Access:
 
         Raises:
             UnauthorizedError: It has no key, or a wrong one.
+            ForbiddenError: It changes models, and its key is no admin's.
             RefusedError: As many requests of its key as may be are inside.
         """
-        if self.keys is None or self._is_open(method, path):
+        admin = method == "POST" and _ADMIN.fullmatch(path) is not None
+        if not admin and (self.keys is None or self._is_open(method, path)):
             return None
+        if admin and self.admin_keys is None:
+            raise ForbiddenError("nobody may change the models of this service; start it with --admin-key-file to let a key do so.")
         scheme, _, key = authorization.partition(b" ")
         if not authorization:
             raise UnauthorizedError("this service needs an API key: send the header `Authorization: Bearer KEY`.")
         if scheme.lower() != b"bearer":
             raise UnauthorizedError("the header `Authorization` is of another scheme; send `Authorization: Bearer KEY`.")
-        holder = self.keys.holder(key.strip())
+        holder = None if self.admin_keys is None else self.admin_keys.holder(key.strip())
+        if holder is None and self.keys is not None:
+            holder = self.keys.holder(key.strip())
+            if admin and holder is not None:
+                raise ForbiddenError(f"the key `{holder}` may not change models; that takes a key of --admin-key-file.")
         if holder is None:
             raise UnauthorizedError("the API key is not one of this service's; look at how it was copied, or ask its operator for one.")
         if self._max_concurrent is not None and self._inside[holder] >= self._max_concurrent:

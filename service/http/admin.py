@@ -10,11 +10,12 @@ from fastapi.responses import RedirectResponse
 from starlette.responses import Response
 
 from service import __version__
-from service.errors import UnavailableError
+from service.errors import InvalidValueError, UnavailableError
 from service.http.inference import MODELS
 from service.metrics import CONTENT_TYPE
 from service.serving.build import AppState
 from service.serving.model import Model
+from service.serving.reloader import Reloader
 from service.tasks.catalog import TASKS
 from service.wire.rendering import to_json
 
@@ -44,7 +45,7 @@ def _add_task(routes: APIRouter, state: AppState, task: str, base: str) -> None:
 def _add_models(routes: APIRouter, state: AppState) -> None:
     @routes.get("/models", summary="All loaded models", tags=["models"])
     async def models() -> Response:
-        broken = [{"name": name, "broken": reason} for name, reason in state.broken.items()]
+        broken = [{"name": name, "broken": why} for name, why in state.broken.items() if name not in state.registry.models]
         return _json([_describe(state, model) for model in state.registry.models.values()] + broken)
 
     @routes.get(_NAMED, summary="One model", tags=["models"])
@@ -52,9 +53,28 @@ def _add_models(routes: APIRouter, state: AppState) -> None:
     async def model_info(name: str) -> Response:
         return _json(_describe(state, state.registry.get(name)))
 
+    @routes.post(f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)", tags=["models"])
+    @routes.post(f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)", tags=["models"])
+    async def load(name: str) -> Response:
+        return _json(_describe(state, await _reloader(state).load(name)))
+
+    @routes.post(f"{_NAMED}/unload", summary="Take a model out of service (admin key)", tags=["models"])
+    async def unload(name: str) -> Response:
+        await _reloader(state).unload(name)
+        return _json({"name": name, "unloaded": True})
+
     @routes.get(f"{_NAMED}/health", summary="Whether one model answers", tags=["health"])
     async def model_health(name: str) -> Response:
         return _health(state.registry.get(name).ready)
+
+
+def _reloader(state: AppState) -> Reloader:
+    if state.reloader is None or state.worker.get("workers", 1) > 1:
+        raise InvalidValueError(
+            "one worker of several cannot change the models of the others; change the models folder and send the service a SIGHUP, which all "
+            "of them follow."
+        )
+    return state.reloader
 
 
 def _add_operations(routes: APIRouter, state: AppState) -> None:
@@ -107,6 +127,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         "task": model.task,
         "endpoint": f"/{TASKS[model.task].path}",
         "endpoints": [f"/{TASKS[task].path}" for task in model.tasks],
+        **({"broken": state.broken[model.name]} if model.name in state.broken else {}),
         "labels": list(manifest.labels),
         "activation": manifest.activation,
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),

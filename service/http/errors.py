@@ -13,6 +13,7 @@ from service import errors
 TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {
     errors.MalformedRequestError: (400, "malformed"),
     errors.UnauthorizedError: (401, "unauthorized"),
+    errors.ForbiddenError: (403, "forbidden"),
     errors.NotFoundError: (404, "not_found"),
     errors.MethodNotAllowedError: (405, "method_not_allowed"),
     errors.TooLargeError: (413, "too_large"),

@@ -22,6 +22,7 @@ from service.scheduling.scheduler import Scheduler
 from service.serving import loading
 from service.serving.loading import LoadOptions
 from service.serving.registry import Registry
+from service.serving.reloader import Reloader, reason
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings
 from service.tasks.catalog import TASKS
@@ -48,6 +49,7 @@ class AppState:
         worker: And of the process that answers: which of how many, and its share of the limits.
         machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
         broken: The models that could not be loaded, with why.
+        reloader: Changes the models; None where nobody may.
     """
 
     registry: Registry
@@ -61,6 +63,7 @@ class AppState:
     worker: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
+    reloader: Reloader | None = None
 
 
 def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState:
@@ -99,9 +102,11 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
     for name in broken:
         metrics.broken_models.labels(name).set(1)
+    registry = Registry(models, _defaults(settings.default))
     return AppState(
+        registry=registry,
         broken=broken,
-        registry=Registry(models, _defaults(settings.default)),
+        reloader=Reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
@@ -128,8 +133,8 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
         except (BundleError, ProviderError) as error:
             if broken is None:
                 raise
-            name = source.name if isinstance(source, Path) else source.manifest.name
-            broken[name] = error.message
+            path = source if isinstance(source, Path) else source.path
+            name, broken[path.name] = path.name, reason(error, path)
             logger.error("THE MODEL %s IS NOT SERVED: %s", name, error.message)
 
 

@@ -105,8 +105,7 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
     cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
-    metrics.model_info.labels(manifest.name, bundle.version, graph.precision, graph.provider).set(1)
-    return Model(
+    model = Model(
         bundle,
         graph,
         tokenizer=tokenizer,
@@ -116,6 +115,8 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
         metrics=metrics.model(manifest.task, manifest.name),
         batch_variant=options.batch_variant,
     )
+    metrics.model_info.labels(*model.labels).set(1)
+    return model
 
 
 def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None:

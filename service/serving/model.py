@@ -114,6 +114,11 @@ class Model:
         return self.bundle.manifest.task
 
     @property
+    def labels(self) -> tuple[str, str, str, str]:
+        """Name, version, precision and provider, as the metric `model_info` has them."""
+        return self.name, self.bundle.version, self.graph.precision, self.graph.provider
+
+    @property
     def ready(self) -> bool:
         """Whether it answers."""
         return self._scheduler.ready

@@ -13,7 +13,7 @@ SHOWN_LABELS = 10  # of a model, in a message
 
 
 class Registry:
-    """The loaded models."""
+    """The loaded models, which may change while requests come; a request keeps the model that it found."""
 
     def __init__(self, models: Sequence[Model], defaults: Mapping[str, str]) -> None:
         """Takes loaded models.
@@ -25,17 +25,31 @@ class Registry:
         Raises:
             SettingsError: A default names no loaded model of its task.
         """
-        self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
+        self.models = {model.name: model for model in models}
+        self._wanted = defaults
+        self._choose_defaults()
+        for task, name in defaults.items():
+            if self._defaults.get(task) is not self.models.get(name):
+                have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
+                raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
+
+    def put(self, model: Model) -> None:
+        """Takes a model, in place of the one of its name."""
+        self.models[model.name] = model
+        self._choose_defaults()
+
+    def remove(self, name: str) -> None:
+        """Lets a model go; its endpoint then uses the next one of its task by name."""
+        del self.models[name]
+        self._choose_defaults()
+
+    def _choose_defaults(self) -> None:
+        self.models = dict(sorted(self.models.items()))
         self._defaults: dict[str, Model] = {}
         for model in self.models.values():
             for task in model.tasks:
-                self._defaults.setdefault(task, model)
-        for task, name in defaults.items():
-            chosen = self.models.get(name)
-            if chosen is None or task not in chosen.tasks:
-                have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
-                raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
-            self._defaults[task] = chosen
+                if task not in self._defaults or self._wanted.get(task) == model.name:
+                    self._defaults[task] = model
 
     def get(self, name: str) -> Model:
         """Returns the model of that name.
@@ -46,7 +60,8 @@ class Registry:
         if name not in self.models:
             near = difflib.get_close_matches(name, self.models, n=1)
             raise NotFoundError(
-                f"no model `{name[:64]}` is loaded; " + (f"did you mean `{near[0]}`?" if near else f"there is {', '.join(self.models)}.")
+                f"no model `{name[:64]}` is loaded; "
+                + (f"did you mean `{near[0]}`?" if near else f"there is {', '.join(self.models) or 'none'}.")
             )
         return self.models[name]
 
@@ -62,7 +77,7 @@ class Registry:
                 derivation = TASKS[task].derivation
                 takes = f"it takes a {derivation.base} model{derivation.needs and f' with {derivation.needs}'}, and " if derivation else ""
                 raise NotFoundError(
-                    f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values())}."
+                    f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values()) or 'none'}."
                 )
             return self._defaults[task]
         model = self.get(name)

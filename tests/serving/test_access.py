@@ -52,7 +52,9 @@ def test_every_route_but_probes_and_metrics_needs_the_key(models: Path) -> None:
     async def check(client: httpx.AsyncClient) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
         return await statuses(client, asked, {}), await statuses(client, asked, KEY)
 
-    without, with_key = play(state, check, access=Access(keys(models.parent, "swordfish")))
+    (models.parent / "admin").write_text("trident")
+    access = Access(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin"))
+    without, with_key = play(state, check, access=access)
     assert len(asked) > 30
     assert {route for route, status in without.items() if status != 401} == is_open
     assert 401 not in with_key.values()

@@ -106,7 +106,8 @@ def test_openapi_has_every_route(models: Path) -> None:
     tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/embed", "/similarity", "/rerank", "/zero-shot")
     below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
     get = ({*OPEN_PATHS, "/info", "/models"} | below) - {"/models/tiny/health"}
-    expected = {path: {"get"} for path in get} | {path: {"post"} for path in tasks} | {"/models/{name}": {"get", "post"}}
+    admin = [f"/models/{{name}}/{what}" for what in ("load", "reload", "unload")]
+    expected = {path: {"get"} for path in get} | {path: {"post"} for path in (*tasks, *admin)} | {"/models/{name}": {"get", "post"}}
     assert {path: set(methods) for path, methods in paths.items()} == expected
 
 

@@ -40,6 +40,7 @@ DEFAULTS = {
     "keep_alive_s": 75,
     "default": {},
     "api_key_file": None,
+    "admin_key_file": None,
     "max_concurrent_per_key": None,
     "open_health": True,
     "open_metrics": True,

@@ -1,0 +1,131 @@
+"""Reloader: loads, reloads and unloads models while others are served. The models folders are the truth; a model itself never changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from service.bundle import files
+from service.bundle.files import Bundle
+from service.errors import BertServeError, BundleError, InvalidValueError, NotFoundError, StartError
+from service.metrics import Metrics
+from service.serving.model import Model
+from service.serving.registry import Registry
+
+logger = logging.getLogger("bertserve.loading")
+
+
+class Reloader:
+    """Changes which models a registry has; used from one event loop.
+
+    A request holds the model that it began with, so the old one answers what it was asked, and its memory goes with its last request.
+    A model that cannot be loaded leaves the old one in its place.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], load: Callable[[Bundle], Model], *, registry: Registry, broken: dict[str, str], metrics: Metrics
+    ) -> None:
+        """Creates it.
+
+        Args:
+            folders: The models folders.
+            load: Makes a warmed-up model of a verified bundle; called in a thread.
+            registry: Where models are found.
+            broken: Name -> why it could not be loaded; kept up to date.
+            metrics: Where loaded and broken models are shown.
+        """
+        self._folders = folders
+        self._load = load
+        self._registry = registry
+        self._broken = broken
+        self._metrics = metrics
+        self._lock = asyncio.Lock()
+
+    async def load(self, name: str) -> Model:
+        """Loads the model of that name as the folders have it now, in place of the one that is served.
+
+        Raises:
+            NotFoundError: No folder has a bundle of that name.
+            InvalidValueError: It cannot be loaded; what was served is served on.
+        """
+        async with self._lock:
+            try:
+                path = self._find().get(name)
+                if path is None:
+                    raise NotFoundError(f"no models folder has a bundle `{name[:64]}`; put it there first.")
+                return await self._replace(path)
+            except StartError as error:
+                raise InvalidValueError(
+                    f"the model `{name[:64]}` cannot be loaded, and nothing changed: {self._broken.get(name, '')}"
+                ) from error
+
+    async def unload(self, name: str) -> None:
+        """Takes a model out of service; what it was asked already is answered.
+
+        Raises:
+            NotFoundError: No such model.
+        """
+        async with self._lock:
+            self._remove(self._registry.get(name))
+
+    async def refresh(self) -> None:
+        """Makes the registry what the folders have: loads what is new or has another version, unloads what is gone. Never raises."""
+        async with self._lock:
+            try:
+                found = self._find()
+            except StartError as error:
+                logger.error("the models stay as they are: %s", error.message)
+                return
+            for name, path in found.items():
+                try:
+                    await self._replace(path, only_changed=True)
+                except StartError as error:
+                    served = "the old one is served on" if name in self._registry.models else "it is not served"
+                    logger.error("the model %s cannot be loaded, %s: %s", name, served, error.message)
+            for model in list(self._registry.models.values()):
+                if model.name not in found:
+                    self._remove(model)
+
+    def _find(self) -> dict[str, Path]:
+        return {path.name: path for path in files.find_bundles(self._folders)}
+
+    async def _replace(self, path: Path, *, only_changed: bool = False) -> Model:
+        name = path.name
+        old = self._registry.models.get(name)
+        try:
+            bundle = await asyncio.to_thread(files.load_bundle, path)
+            if only_changed and old is not None and bundle.version == old.bundle.version:
+                self._mend(name)
+                return old
+            model = await asyncio.to_thread(self._load, bundle)
+        except BertServeError as error:
+            self._broken[name] = reason(error, path)
+            self._metrics.broken_models.labels(name).set(1)
+            raise error if isinstance(error, StartError) else BundleError(error.message) from error
+        if old is not None:
+            self._hide(old, unless=model)
+        self._registry.put(model)
+        self._mend(name)
+        logger.info("the model %s is served as version %s now", name, model.bundle.version)
+        return model
+
+    def _remove(self, model: Model) -> None:
+        self._registry.remove(model.name)
+        self._hide(model)
+        logger.info("the model %s is not served any more", model.name)
+
+    def _mend(self, name: str) -> None:
+        if self._broken.pop(name, None) is not None:
+            self._metrics.broken_models.labels(name).set(0)
+
+    def _hide(self, model: Model, *, unless: Model | None = None) -> None:
+        """Sets a model's line in the metrics to 0, for workers' metrics cannot lose one; not where another model has the same."""
+        if unless is None or model.labels != unless.labels:
+            self._metrics.model_info.labels(*model.labels).set(0)
+
+
+def reason(error: BertServeError, path: Path) -> str:
+    """Returns why a bundle cannot be loaded, for callers: without the path of the folder that it is in."""
+    return error.message.replace(f"{path.parent}/", "")

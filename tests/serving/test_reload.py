@@ -1,0 +1,191 @@
+"""Models change while they serve: no request fails, none is answered by two of them, and what is gone gives its memory back."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import shutil
+import weakref
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny
+from application import Check, T, keys, play, rejected
+from service.api_keys import ApiKeys
+from service.http.access import Access
+from service.serving.build import AppState, build
+from service.settings import Settings
+
+ADMIN = {"authorization": "Bearer trident"}
+BODY = {"inputs": "good"}
+
+
+def administered(state: AppState, folder: Path, check: Check[T], *, keyed: bool = False) -> T:
+    """Runs a check against a service with an admin key and, if it is keyed, another."""
+    (folder / "admin").write_text("trident")
+    access = Access(keys(folder, "swordfish") if keyed else None, admin_keys=ApiKeys(folder / "admin"))
+    return play(state, check, access=access)
+
+
+async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, ...]:
+    """Returns the scores of a text, which are another model's with other weights."""
+    answer = await client.post(f"/models/{name}", json=BODY)
+    assert answer.status_code == 200, answer.text
+    return tuple(item["score"] for item in answer.json()[0])
+
+
+def altered(models: Path) -> None:
+    """Puts a bundle that cannot be loaded in the place of `tiny`."""
+    (models / "tiny/tokenizer.json").write_text("{}")
+
+
+def test_a_model_changes_under_load(models: Path, tmp_path: Path) -> None:
+    """Each request of many clients is answered by the one or the other, whole: lists have equal answers for equal texts."""
+    state = build(Settings(models=models))
+
+    async def check(client: httpx.AsyncClient) -> set[Any]:
+        seen: set[Any] = set()
+        done = False
+
+        async def ask() -> None:
+            while not done:
+                answer = await client.post("/classify", json={"inputs": ["good"] * 20})
+                assert answer.status_code == 200, answer.text
+                [one] = {tuple(item["score"] for item in result) for result in answer.json()}
+                seen.add(one)
+
+        asking = [asyncio.ensure_future(ask()) for _ in range(8)]
+        for seed in (1, 2, 3):
+            await asyncio.sleep(0.05)
+            shutil.rmtree(models / "tiny")
+            tiny.bundle(models, "tiny", seed=seed)
+            answer = await client.post("/models/tiny/reload", headers=ADMIN)
+            assert (answer.status_code, answer.json()["version"]) == (200, state.registry.get("tiny").bundle.version)
+        await asyncio.sleep(0.05)
+        done = True
+        await asyncio.gather(*asking)
+        return seen
+
+    assert len(administered(state, tmp_path, check)) == 4
+
+
+def test_the_old_model_is_let_go(models: Path, tmp_path: Path) -> None:
+    """Once its last request is answered, and what that was allowed is over, nothing refers to it, and the metrics do not show it as loaded."""
+    state = build(Settings(models=models))
+    old = weakref.ref(state.registry.get("tiny"))
+    version = state.registry.get("tiny").bundle.version
+
+    async def check(client: httpx.AsyncClient) -> str:
+        await client.post("/classify", json=BODY, headers={"x-request-timeout-ms": "100"})
+        shutil.rmtree(models / "tiny")
+        tiny.bundle(models, "tiny", seed=1)
+        await client.post("/models/tiny/reload", headers=ADMIN)
+        while old() is not None:
+            await asyncio.sleep(0.05)
+            await scores(client)
+            gc.collect()
+        return (await client.get("/metrics")).text
+
+    page = administered(state, tmp_path, check)
+    assert old() is None
+    shown = {line.split('version="')[1][:12]: line[-3:] for line in page.splitlines() if line.startswith("bertserve_model_info{")}
+    assert shown == {version: "0.0", state.registry.get("tiny").bundle.version: "1.0"}
+
+
+def test_a_bad_bundle_leaves_the_old_model_serving(models: Path, tmp_path: Path) -> None:
+    """The answer and the model's page say why, without the folder's path; mended, it is loaded."""
+    state = build(Settings(models=models))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        before = await scores(client)
+        altered(models)
+        message = rejected(await client.post("/models/tiny/reload", headers=ADMIN), 422, "invalid_value")
+        assert "nothing changed: bundle file `tiny/tokenizer.json` was altered" in message
+        assert await scores(client) == before
+        assert "was altered" in (await client.get("/models/tiny")).json()["broken"]
+        assert 'broken_models{model="tiny"} 1.0' in (await client.get("/metrics")).text
+        shutil.rmtree(models / "tiny")
+        tiny.bundle(models, "tiny", seed=1)
+        assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
+        assert await scores(client) != before
+        assert "broken" not in (await client.get("/models/tiny")).json()
+        assert 'broken_models{model="tiny"} 0.0' in (await client.get("/metrics")).text
+
+    administered(state, tmp_path, check)
+
+
+def test_a_model_comes_and_goes(models: Path, tmp_path: Path) -> None:
+    """Its endpoint uses the next one of its task, or says that there is none."""
+    tiny.bundle(models, "other", seed=1)
+    state = build(Settings(models=models, default={"classify": "tiny"}))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        async def served() -> str:
+            return (await client.post("/classify", json=BODY)).headers.get("x-model", "none")
+
+        assert await served() == "tiny"
+        assert (await client.post("/models/tiny/unload", headers=ADMIN)).json() == {"name": "tiny", "unloaded": True}
+        assert await served() == "other"
+        rejected(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
+        await client.post("/models/other/unload", headers=ADMIN)
+        assert "there is none" in rejected(await client.post("/classify", json=BODY), 404, "not_found")
+        assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
+        assert await served() == "tiny"
+        rejected(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
+
+    administered(state, tmp_path, check)
+
+
+def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """New ones are loaded, others only where their version is another, those that are gone unloaded; what is broken stays as it was."""
+    for name in ("broken", "gone", "same"):
+        tiny.bundle(models, name)
+    state = build(Settings(models=models))
+    before = dict(state.registry.models)
+    reloader = state.reloader
+    assert reloader is not None
+    shutil.rmtree(models / "gone")
+    shutil.rmtree(models / "tiny")
+    tiny.bundle(models, "tiny", seed=1)
+    tiny.bundle(models, "new")
+    (models / "broken/tokenizer.json").write_text("{}")
+    asyncio.run(reloader.refresh())
+    after = state.registry.models
+
+    assert list(after) == ["broken", "new", "same", "tiny"]
+    assert [after[name] is before[name] for name in ("broken", "same", "tiny")] == [True, True, False]
+    assert "the model broken cannot be loaded, the old one is served on" in caplog.text
+    shutil.rmtree(models)
+    asyncio.run(reloader.refresh())
+    assert list(state.registry.models) == list(after)
+    assert "the models stay as they are" in caplog.text
+
+
+# ---- who may
+
+
+PATHS = [f"/models/tiny/{what}" for what in ("load", "reload", "unload")]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_models_are_changed_with_an_admin_key_alone(models: Path, tmp_path: Path, path: str) -> None:
+    """Whether others need a key or not."""
+    for keyed in (False, True):
+
+        async def check(client: httpx.AsyncClient, keyed: bool = keyed) -> None:
+            other = await client.post(path, headers={"authorization": "Bearer swordfish"})
+            assert rejected(other, *((403, "forbidden") if keyed else (401, "unauthorized")))
+            rejected(await client.post(path), 401, "unauthorized")
+            assert (await client.post("/classify", json=BODY, headers=ADMIN)).status_code == 200
+
+        administered(build(Settings(models=models)), tmp_path, check, keyed=keyed)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_admin_keys_nobody_changes_models(models: Path, path: str) -> None:
+    """Also where everyone may ask them."""
+    message = rejected(play(build(Settings(models=models)), lambda client: client.post(path)), 403, "forbidden")
+    assert "--admin-key-file" in message
