@@ -13,7 +13,7 @@ SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
-.PHONY: help serve test test-all dev lint types unit beside serial grid docs parity avx2 export families golden clean
+.PHONY: help serve test test-all dev lint types unit beside serial grid docs parity avx2 export families golden audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -73,8 +73,13 @@ golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOI
 	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask > tests/golden/fill_mask.jsonl
 	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa > tests/golden/question_answering.jsonl
 
+audit: ## look for known vulnerabilities in the pinned dependencies
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 clean: ## remove the environments
-	rm -rf .venv .venv-dev .venv-qa
+	rm -rf .venv .venv-dev .venv-qa .venv-audit
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
