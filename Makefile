@@ -7,13 +7,15 @@ PORT ?= 8000
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 # how many tests run at once: each process of them takes a core and about 1 GiB
 WORKERS ?= 2
+# how many hostile bodies `make stress` sends
+CASES ?= 100000
 PYTEST = .venv-dev/bin/python -m pytest
 # no other file is looked at: to collect them all takes longer than some of the tests
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
-.PHONY: help serve test test-all dev lint types unit beside serial grid docs parity avx2 export families golden audit clean
+.PHONY: help serve test test-all dev lint types unit beside serial grid stress docs parity avx2 export families golden audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -47,6 +49,9 @@ serial: dev .venv/.installed # those that load or signal processes, beside no ot
 
 grid: dev ## every family with every head, and what else make test takes a part of
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m full_grid
+
+stress: dev ## a hundred thousand hostile bodies: make stress CASES=N
+	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py
 
 docs: dev ## write the tables of the docs from the code
 	.venv-dev/bin/python docs/generate.py
