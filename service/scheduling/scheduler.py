@@ -23,6 +23,8 @@ from service.scheduling.mailbox import Mailbox
 
 logger = logging.getLogger("bertserve.scheduler")
 
+LEAST_TIMER_S = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -60,10 +62,11 @@ class JobResult:
 
 @dataclass(slots=True)
 class _Ticket:
-    """What a submitted job waits with: the future to resolve and the stage it is in."""
+    """What a submitted job waits with: the future to resolve, the stage it is in and the timer of its deadline."""
 
     future: asyncio.Future[JobResult]
     stage: Stage
+    timer: asyncio.TimerHandle | None = None  # set before anything waits
 
 
 class Scheduler:
@@ -150,8 +153,8 @@ class Scheduler:
             EngineError: The run function failed on an entry of this job. Whatever else it raises comes out as it is.
         """
         future: asyncio.Future[JobResult] = self._loop.create_future()
-        job.owner = _Ticket(future, stage)
-        timer = self._loop.call_later(max(job.deadline - self._clock(), 0), self._expire)
+        job.owner = ticket = _Ticket(future, stage)
+        self._watch_deadline(job, ticket)
         try:
             if not isinstance(value := _skip_empty(stage), Stage):
                 self.close(job)
@@ -166,7 +169,8 @@ class Scheduler:
             self.close(job)
             raise
         finally:
-            timer.cancel()
+            if ticket.timer is not None:
+                ticket.timer.cancel()
 
     async def stop(self, grace_s: float) -> None:
         """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes."""
@@ -224,15 +228,21 @@ class Scheduler:
         except Exception as error:  # noqa: BLE001 - the batch boundary: a failing batch must not end the lane
             if len(batch) == 1:
                 self._resolve(batch[0].job, None, error)
-                return
-            for entry in batch:  # one by one, so that only the guilty one fails
-                with self._condition:
-                    self._running += 1
-                self._execute([entry])
+            else:
+                self._execute_in_halves(batch)
             return
         run_s = self._clock() - start
         for entry, result in zip(batch, results, strict=True):
             self._settle(entry, result, run_s)
+
+    def _execute_in_halves(self, batch: list[Entry]) -> None:
+        """Runs what a failed batch still owes someone again, so that only the guilty entry fails."""
+        half = (len(batch) + 1) // 2
+        for part in (batch[:half], batch[half:]):
+            if wanted := [entry for entry in part if entry.job.open]:
+                with self._condition:
+                    self._running += 1
+                self._execute(wanted)
 
     def _run(self, batch: list[Entry], solo: bool) -> Sequence[Any]:
         stage = batch[0].job.owner.stage  # all work of a key has the same run functions
@@ -271,9 +281,17 @@ class Scheduler:
         if self._waiting_lanes:
             self._condition.notify(min(self._waiting_lanes, len(stage.work) - own))
 
-    def _expire(self) -> None:
+    def _watch_deadline(self, job: Job, ticket: _Ticket) -> None:
+        ticket.timer = self._loop.call_later(max(job.deadline - self._clock(), LEAST_TIMER_S), self._expire, job, ticket)
+
+    def _expire(self, job: Job, ticket: _Ticket) -> None:
+        """Ends what waits past its deadline; comes again until the job's own has passed by the scheduler's clock."""
+        now = self._clock()
+        if now < job.deadline:  # uvloop's timers count whole milliseconds and fire up to one early
+            self._watch_deadline(job, ticket)
+            return
         with self._condition:
-            self._close_expired(self._clock())
+            self._close_expired(now)
 
     def _close_expired(self, now: float) -> None:
         for job in self._backlog.expire(now):
@@ -299,7 +317,10 @@ class Scheduler:
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
 
     def _changed(self) -> None:
-        self._observe(self._backlog.queue_entries, self._backlog.queue_tokens)
+        try:
+            self._observe(self._backlog.queue_entries, self._backlog.queue_tokens)
+        except Exception as error:  # noqa: BLE001 - a number on a page is worth no request, and no lane
+            logger.error("the length of the queue could not be counted: %s", type(error).__name__)
 
 
 def _skip_empty(value: Any) -> Any:

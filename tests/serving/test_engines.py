@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prometheus_client import Counter, Histogram
 
 import tiny
 from application import call_fresh
@@ -67,6 +69,41 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
 
     asyncio.run(check())
     assert 'bertserve_idle_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.page().decode()
+
+
+@pytest.mark.parametrize(("owner", "name"), [(CostModel, "observe"), (Histogram, "observe"), (Counter, "inc")])
+def test_accounting_that_fails_fails_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: type, name: str
+) -> None:
+    """What was computed is delivered, and the log says once for each run what could not be counted, without the text."""
+    loaded = files.load_bundle(tiny.bundle(tmp_path))
+    scheduler = Scheduler(Backlog(max_batch_tokens=4096, max_queue_tokens=4096), lanes=1)
+    model = Model(
+        loaded,
+        loaded.manifest.graphs[0],
+        tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
+        engines=Engines(FakeEngine()),
+        cost=CostModel(loaded.manifest.flops),
+        scheduler=scheduler,
+        metrics=Metrics().model("text-classification", "tiny"),
+    )
+
+    def broken(*_: object) -> None:
+        if threading.current_thread().name.startswith("lane"):
+            raise OSError("good")
+
+    monkeypatch.setattr(owner, name, broken)
+
+    async def check() -> None:
+        scheduler.start()
+        try:
+            assert 1 == len((await model.predict([Request("good")], timeout_s=10)).results)
+            assert scheduler.ready
+        finally:
+            await scheduler.stop(5)
+
+    asyncio.run(check())
+    assert ["a run of `tiny` could not be counted: OSError"] == [record.message for record in caplog.records]
 
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask"])
