@@ -56,6 +56,7 @@ class Metrics:
         self.expired = counter("expired_total", "Requests whose deadline passed while they waited.")
         self.cancelled = counter("cancelled_total", "Requests whose client hung up while they waited.")
         self.refused = counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
+        self.hung_runs = counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 10 s at least.", ())
         self.queue_entries = Gauge("bertserve_queue_entries", "Entries that wait.", registry=self._registry, multiprocess_mode="livesum")
         self.queue_tokens = Gauge(
             "bertserve_queue_tokens", "Tokens admitted that wait.", registry=self._registry, multiprocess_mode="livesum"

@@ -30,6 +30,7 @@ DOCUMENTED = {
     "expired_total": LABELED,
     "cancelled_total": LABELED,
     "idle_runs_total": LABELED,
+    "hung_runs_total": (),
     "truncated_total": LABELED,
     "model_info": ("model", "precision", "provider", "version"),
 }

@@ -17,6 +17,7 @@ from service.errors import EngineError, ExpiredError, InvalidValueError, Refused
 from service.scheduling.backlog import Backlog
 from service.scheduling.job import Entry, Job
 from service.scheduling.scheduler import JobResult, Scheduler, Stage
+from service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S
 
 
 class Work:
@@ -55,12 +56,30 @@ class Bench:
     """A scheduler under test with its work."""
 
     def __init__(
-        self, *, lanes: int = 1, solo_threads: int = 1, manual: bool = False, backlog: type[Backlog] = Backlog, **options: Any
+        self,
+        *,
+        lanes: int = 1,
+        solo_threads: int = 1,
+        manual: bool = False,
+        backlog: type[Backlog] = Backlog,
+        hung_floor_s: float = HUNG_FLOOR_S,
+        **options: Any,
     ) -> None:
         self.work = Work()
         self.clock = ManualClock()
         self.backlog = backlog(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "lanes": lanes} | options)
-        self.scheduler = Scheduler(self.backlog, lanes=lanes, solo_threads=solo_threads, clock=self.clock if manual else time.monotonic)
+        self.hangs = 0
+        self.scheduler = Scheduler(
+            self.backlog,
+            lanes=lanes,
+            solo_threads=solo_threads,
+            clock=self.clock if manual else time.monotonic,
+            on_hang=self._count_hang,
+            hung_floor_s=hung_floor_s,
+        )
+
+    def _count_hang(self) -> None:
+        self.hangs += 1
 
     def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> Job:
         """Admits a job."""
@@ -92,9 +111,9 @@ Scenario = Callable[..., None]
 def run_on_each_loop(request: pytest.FixtureRequest) -> Scenario:
     """Returns what runs a check against a started scheduler within 20 seconds and stops it, on the loop of the service and on asyncio's."""
 
-    def scenario(check: Callable[[Bench], Awaitable[None]], **options: Any) -> None:
+    def scenario(check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, **options: Any) -> None:
         async def play() -> None:
-            bench = Bench(**options)
+            bench = kind(**options)
             bench.scheduler.start()
             try:
                 await asyncio.wait_for(check(bench), 20)
@@ -378,20 +397,213 @@ def test_stop_leaves_nothing_pending_after_its_grace(scenario: Scenario) -> None
     scenario(check)
 
 
+class Broken(Backlog):
+    """A backlog whose own code fails once it is told to."""
+
+    broken = False
+
+    def take(self, now: float) -> list[Entry]:
+        """Takes the best batch there is, or fails."""
+        if self.broken:
+            raise RuntimeError("a bug of the backlog")
+        return super().take(now)
+
+
 def test_a_dead_lane_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
-    """If a lane dies of something that is no error of a batch, nobody is left hanging."""
+    """If a lane dies in the scheduler's own code nobody is left hanging, in its run or beside it, and nothing new is admitted."""
 
     async def check(bench: Bench) -> None:
-        def die(payloads: Sequence[Any]) -> list[Any]:
-            raise SystemExit("not an Exception")
-
+        assert isinstance(bench.backlog, Broken)
+        blocker = await bench.blocked()
+        bench.backlog.broken = True
         with pytest.raises(UnavailableError, match="a lane died"):
-            await bench.submit("x", run=die)
+            await bench.submit("x")
+        with pytest.raises(UnavailableError, match="a lane died"):
+            await blocker
         assert not bench.scheduler.ready
         with pytest.raises(UnavailableError, match="a lane died"):
             bench.admit()
 
+    scenario(check, lanes=2, backlog=Broken)
+
+
+class NativePanicError(BaseException):
+    """What a native library raises that panicked: no Exception."""
+
+
+FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
+    "error": (ValueError("as it is"), ValueError, "as it is"),
+    "exit": (SystemExit(3), EngineError, r"ended with SystemExit\. This is a bug"),
+    "panic": (NativePanicError("of the tokenizer"), EngineError, r"ended with NativePanicError\. This is a bug"),
+    "memory": (MemoryError(), EngineError, "not enough memory for the request"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("place", ["run", "finish"])
+def test_no_fault_of_a_request_reaches_its_neighbors(scenario: Scenario, fault: str, place: str) -> None:
+    """Whatever a run or a decoder raises, in a batch of several, is the answer of the guilty request alone; the lanes live."""
+    raised, expected, message = FAULTS[fault]
+
+    async def check(bench: Bench) -> None:
+        def run(payloads: Sequence[Any]) -> list[Any]:
+            if place == "run" and "bad" in payloads:
+                raise raised
+            return list(payloads)
+
+        def finish(results: Sequence[Any]) -> list[Any]:
+            if place == "finish" and "bad" in results:
+                raise raised
+            return list(results)
+
+        blocker = await bench.blocked()
+        tasks = {payload: bench.submit(payload, run=run, finish=finish) for payload in ("good", "bad", "fine", "well")}
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        with pytest.raises(expected, match=message):
+            await tasks.pop("bad")
+        assert [["good"], ["fine"], ["well"]] == [(await task).value for task in tasks.values()]
+        assert bench.scheduler.ready
+        assert ["after"] == (await bench.submit("after")).value
+        await blocker
+
     scenario(check)
+
+
+def test_what_is_too_much_for_the_memory_runs_in_parts(scenario: Scenario) -> None:
+    """A batch that does not fit runs in halves, of which each does: nobody hears of it."""
+
+    async def check(bench: Bench) -> None:
+        ran: list[int] = []
+
+        def run(payloads: Sequence[Any]) -> list[Any]:
+            ran.append(len(payloads))
+            if len(payloads) > 2:
+                raise MemoryError
+            return list(payloads)
+
+        blocker = await bench.blocked()
+        tasks = [bench.submit(i, run=run) for i in range(8)]
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        assert [[i] for i in range(8)] == [(await task).value for task in tasks]
+        assert [8, 4, 2, 2, 4, 2, 2] == ran
+        await blocker
+
+    scenario(check)
+
+
+class Hanging(Bench):
+    """A bench whose watchdog looks when it is told to: a tick is a second, and a run hangs after ten of them or 20 times its prediction."""
+
+    def look(self, ticks: int) -> None:
+        """Lets the watchdog tick."""
+        for _ in range(ticks):
+            self.scheduler._watchdog.look()
+
+
+def hang_scenario(scenario: Scenario, check: Callable[[Hanging], Awaitable[None]], **options: Any) -> None:
+    """Runs a check on a bench whose watchdog is told when to look."""
+    scenario(check, kind=Hanging, manual=True, hung_floor_s=10.0, **options)
+
+
+def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten seconds that were watched make it hang; it is logged and counted once, and readiness turns red only when no lane is left."""
+
+    async def check(bench: Hanging) -> None:
+        first = await bench.blocked()
+        bench.look(9)
+        assert (0, True) == (bench.hangs, bench.scheduler.ready)
+        bench.look(1)
+        assert (1, True) == (bench.hangs, bench.scheduler.ready)
+        second = bench.submit("second", key=None)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.look(10)
+        assert (2, False) == (bench.hangs, bench.scheduler.ready)
+        with pytest.raises(UnavailableError, match="all lanes hang"):
+            bench.admit()
+        bench.work.gate.set()
+        await asyncio.gather(first, second)
+        while any(lane.run is not None for lane in bench.scheduler._lanes):
+            await asyncio.sleep(0)
+        bench.look(1)
+        assert (2, True) == (bench.hangs, bench.scheduler.ready)
+        assert ["after"] == (await bench.submit("after")).value
+
+    hang_scenario(scenario, check, lanes=2)
+    assert [f"lane-{i} hangs: a run has taken 10 s and 0.001 s were predicted for it" for i in range(2)] == sorted(caplog.messages)
+
+
+def test_a_long_run_hangs_after_twenty_times_its_prediction(scenario: Scenario) -> None:
+    """What is predicted to take two seconds may take forty."""
+
+    async def check(bench: Hanging) -> None:
+        bench.work.gate.clear()
+        task = bench.submit("long", cost=lambda rows, length: 2.0)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.look(39)
+        assert 0 == bench.hangs
+        bench.look(1)
+        assert 1 == bench.hangs
+        bench.work.gate.set()
+        await task
+
+    hang_scenario(scenario, check)
+
+
+def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(scenario: Scenario) -> None:
+    """Each hears why, once its own deadline and the grace have passed, also those that were to run after a failed part; what waits expires."""
+
+    async def check(bench: Hanging) -> None:
+        blocker = await bench.blocked()
+        bench.work.guilty = {"bad"}
+        soon, bad, late = bench.submit("soon", timeout_s=20.0), bench.submit("bad", timeout_s=20.0), bench.submit("late", timeout_s=60.0)
+        await asyncio.sleep(0)
+        await bench.work.let_one_pass()  # the three share a run
+        await bench.work.let_one_pass()  # it failed, and its first half hangs now
+        await blocker
+        bench.look(10)
+        bench.clock.now += 20.0 + OVERDUE_S
+        bench.look(1)
+        for task in (soon, bad):
+            with pytest.raises(EngineError, match="a run that holds the request hangs, 11 s after its start"):
+                await task
+        assert not late.done()
+        bench.clock.now += 40.0
+        bench.look(1)
+        with pytest.raises(EngineError, match="hangs"):
+            await late
+
+    hang_scenario(scenario, check)
+
+
+def test_the_watchdog_ticks_by_itself_while_there_is_work(scenario: Scenario) -> None:
+    """Nobody has to call it: a run that hangs turns readiness red, and fails its request, while the loop has nothing else to do."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.gate.clear()
+        task = bench.submit("x")
+        await asyncio.sleep(0)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.clock.now += 100.0
+        with pytest.raises(EngineError, match="hangs"):
+            await task
+        assert not bench.scheduler.ready
+
+    scenario(check, manual=True, hung_floor_s=0.05)
+
+
+def test_a_stop_does_not_wait_for_lanes_that_hang(scenario: Scenario) -> None:
+    """Where nothing would finish the grace is left out, so that another process takes over at once."""
+
+    async def check(bench: Hanging) -> None:
+        blocker = await bench.blocked()
+        bench.look(10)
+        await bench.scheduler.stop(1000.0)
+        with pytest.raises(UnavailableError, match="all lanes hang"):
+            await blocker
+
+    hang_scenario(scenario, check)
 
 
 def test_the_loop_keeps_ticking_while_the_engine_blocks(scenario: Scenario) -> None:
