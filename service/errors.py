@@ -134,7 +134,7 @@ class ExpiredError(ServerError):
 
 
 class UnavailableError(ServerError):
-    """The service is stopping, or a lane died and it cannot serve."""
+    """The service is stopping, or cannot serve: a lane died, or all of them hang."""
 
 
 class EngineError(ServerError):

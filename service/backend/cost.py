@@ -14,6 +14,10 @@ WARM_UP_WEIGHT = 2.0
 # Least part of the mean run that grows with its work: no model's time is all fixed cost.
 LEAST_SLOPE = 1e-3
 MOST_RATIO = 4.0
+LEAST_RATIO = 1e-3
+# Bounds of what is followed, far beyond any machine: a broken clock must not drive predictions to zero or to infinity.
+LEAST_SLOWDOWN, MOST_SLOWDOWN = 1e-6, 1e6
+LEAST_SECONDS = 1e-9
 
 _Sums = tuple[float, float, float, float, float]
 _NOTHING: _Sums = (0.0, 0.0, 0.0, 0.0, 0.0)
@@ -48,7 +52,8 @@ class CostModel:
         Args:
             runs: `(rows, length, seconds)` of at least one run; without two of different work the proportion stays as it is.
         """
-        points = [_sums(rows * self._work(length), seconds, 1 / seconds**2) for rows, length, seconds in runs]
+        timed = [(rows * self._work(length), max(seconds, LEAST_SECONDS)) for rows, length, seconds in runs]
+        points = [_sums(work, seconds, 1 / seconds**2) for work, seconds in timed]
         self._runs = _NOTHING
         self._warm_up = _scaled(_total(*points), WARM_UP_WEIGHT / len(points))
         weight, work, seconds, *_ = self._warm_up
@@ -62,14 +67,18 @@ class CostModel:
         Args:
             rows: Rows of the run.
             length: Tokens that they were padded to.
-            seconds: What it took.
+            seconds: What it took; 0, by a clock too coarse to say, teaches nothing.
             busy_s: Its seconds of processor time, where they are all of its work: what others take of a core says nothing of its cost.
         """
+        if seconds <= 0:
+            return
         # lanes may do this at once; then one of them is lost, which does not matter
         predicted = self.seconds(rows, length)
-        most = MOST_RATIO * predicted
-        self.slowdown += self.slowdown * (min(seconds, most) / predicted - 1) / SLOWDOWN_RUNS
-        run = _sums(rows * self._work(length), min(seconds if busy_s is None else busy_s, most), 1 / predicted**2)
+        least, most = LEAST_RATIO * predicted, MOST_RATIO * predicted
+        slowdown = self.slowdown * (1 + (min(seconds, most) / predicted - 1) / SLOWDOWN_RUNS)
+        self.slowdown = min(max(slowdown, LEAST_SLOWDOWN), MOST_SLOWDOWN)
+        busy = max(least, min(seconds if busy_s is None else busy_s, most))
+        run = _sums(rows * self._work(length), busy, 1 / predicted**2)
         self._runs = _total(_scaled(self._runs, 1 - 1 / PROPORTION_RUNS), run)
         # the warm-up at the speed of these runs, so that a machine that is slower now does not look like a dearer start of a run
         fixed_s, rate = self._first

@@ -25,6 +25,10 @@ Row = dict[str, NDArray[np.float32]]
 _Feed = dict[str, NDArray[np.int32 | np.int64]]
 
 
+# How onnxruntime, the C++ library and CUDA say it; none has a type of its own for it.
+_OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "failed to allocate memory", "out of memory")
+
+
 class Engine(Protocol):
     """What a model needs of an engine; small, so that a fake is ten lines."""
 
@@ -93,7 +97,7 @@ class OnnxEngine:
         try:
             outputs = self._session.run(self._names, self._feed(encodings, rows, longest))
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-            raise EngineError(f"the graph failed with {type(error).__name__}.") from error
+            raise EngineError(_reason(error, rows, longest)) from error
         answers: list[Row] = [{} for _ in encodings]
         for spec, output in zip(self._outputs, outputs, strict=True):
             if not np.isfinite(output).all():
@@ -170,3 +174,10 @@ class OnnxEngine:
                     spec.fill
                 ]
         return feed
+
+
+def _reason(error: Exception, rows: int, longest: int) -> str:
+    """Returns why a run failed, without the words of the library, which may hold a caller's ids."""
+    if isinstance(error, MemoryError) or any(said in str(error).lower() for said in _OUT_OF_MEMORY):
+        return f"there is not enough memory to run {rows} x {longest} tokens; send shorter texts, or give the service more memory."
+    return f"the graph failed with {type(error).__name__}."

@@ -154,7 +154,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
 
 def _health(ready: bool) -> Response:
     if not ready:
-        raise UnavailableError("the service does not take requests: it is stopping, or a lane died.")
+        raise UnavailableError("the service does not take requests: it is stopping, a lane died, or all lanes hang.")
     return _json({"ready": True, "live": True})
 
 

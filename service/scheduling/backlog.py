@@ -241,6 +241,12 @@ class Backlog:
         return None
 
 
+def predicted_s(batch: Sequence[Entry]) -> float:
+    """Returns the predicted seconds of a run of a batch, or of a part of one."""
+    head, rows = batch[0], len(batch)
+    return head.cost(rows, _length(head.shape(1, max(entry.tokens for entry in batch))))
+
+
 def _length(shape: tuple[int, int] | None) -> int:
     """Returns the length of the shape of one row, which there always is."""
     assert shape is not None

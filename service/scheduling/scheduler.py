@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.errors import EngineError, ExpiredError, UnavailableError
-from service.scheduling.backlog import Backlog
+from service.scheduling.backlog import Backlog, predicted_s
 from service.scheduling.concurrency import PeakConcurrency
 from service.scheduling.job import Cost, Entry, Job, Shape, exact
+from service.scheduling.lane import Lane, Run
 from service.scheduling.mailbox import Mailbox
+from service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 
 logger = logging.getLogger("bertserve.scheduler")
+
+LEAST_TIMER_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +64,11 @@ class JobResult:
 
 @dataclass(slots=True)
 class _Ticket:
-    """What a submitted job waits with: the future to resolve and the stage it is in."""
+    """What a submitted job waits with: the future to resolve, the stage it is in and the timer of its deadline."""
 
     future: asyncio.Future[JobResult]
     stage: Stage
+    timer: asyncio.TimerHandle | None = None  # set before anything waits
 
 
 class Scheduler:
@@ -77,6 +82,8 @@ class Scheduler:
         solo_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
         observe: Callable[[int, int], None] = lambda entries, tokens: None,
+        on_hang: Callable[[], None] = lambda: None,
+        hung_floor_s: float = HUNG_FLOOR_S,
     ) -> None:
         """Creates a scheduler; `start` starts it.
 
@@ -87,9 +94,11 @@ class Scheduler:
                 threads on as many cores as there are lanes; a single run always may.
             clock: Monotonic seconds.
             observe: Called with the entries and tokens in the queue whenever they have changed.
+            on_hang: Called for each run that hangs.
+            hung_floor_s: Least seconds after which a run hangs.
         """
         self._backlog = backlog
-        self._lanes = lanes
+        self._lane_count = lanes
         self._clock = clock
         self._observe = observe
         self._condition = threading.Condition()
@@ -101,20 +110,26 @@ class Scheduler:
         self._stopped = False
         self._dead = False
         self._submitted: set[Job] = set()
-        self._threads: list[threading.Thread] = []
+        self._lanes: list[Lane] = []
+        self._watchdog = Watchdog(
+            self._lanes, clock=clock, pending=lambda: bool(self._submitted), fail=self._fail, on_hang=on_hang, floor_s=hung_floor_s
+        )
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts work: started, not stopping, and every lane alive."""
-        return bool(self._threads) and not self._stopping and not self._dead
+        """Whether it accepts work: started, not stopping, every lane alive, and one at least that does not hang."""
+        return bool(self._lanes) and not self._stopping and not self._dead and not self._watchdog.all_hung
 
     def start(self) -> None:
         """Starts the lanes, for submissions from the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
-        self._threads = [threading.Thread(target=self._lane, name=f"lane-{i}", daemon=True) for i in range(self._lanes)]
-        for thread in self._threads:
-            thread.start()
+        for i in range(self._lane_count):
+            lane = Lane()
+            lane.thread = threading.Thread(target=self._serve, args=(lane,), name=f"lane-{i}", daemon=True)
+            self._lanes.append(lane)
+        for lane in self._lanes:
+            lane.thread.start()
 
     def admit(self, *, tokens: int, seconds: float, timeout_s: float) -> Job:
         """Admits a request by its estimated cost; the caller must pass the job to `run`, or `close` it.
@@ -122,7 +137,7 @@ class Scheduler:
         Raises:
             TooLargeError: It is larger than the queue.
             RefusedError: It does not fit now, or would expire before it could start.
-            UnavailableError: The scheduler is stopping, or a lane died.
+            UnavailableError: The scheduler is stopping, a lane died, or all of them hang.
         """
         with self._condition:
             if not self.ready:
@@ -147,11 +162,12 @@ class Scheduler:
             ExpiredError: The deadline passed before its last entry started.
             UnavailableError: The scheduler stopped, or a lane died, before it was done.
             InvalidValueError: An entry is over the budget of a batch.
-            EngineError: The run function failed on an entry of this job. Whatever else it raises comes out as it is.
+            EngineError: The run function failed on an entry of this job, or hangs. Whatever else it raises comes out as it is.
         """
+        self._watchdog.wake(self._loop)
         future: asyncio.Future[JobResult] = self._loop.create_future()
-        job.owner = _Ticket(future, stage)
-        timer = self._loop.call_later(max(job.deadline - self._clock(), 0), self._expire)
+        job.owner = ticket = _Ticket(future, stage)
+        self._watch_deadline(job, ticket)
         try:
             if not isinstance(value := _skip_empty(stage), Stage):
                 self.close(job)
@@ -166,31 +182,46 @@ class Scheduler:
             self.close(job)
             raise
         finally:
-            timer.cancel()
+            if ticket.timer is not None:
+                ticket.timer.cancel()
 
     async def stop(self, grace_s: float) -> None:
-        """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes."""
+        """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.
+
+        Where all lanes hang nothing would finish, and the grace is left out.
+        """
         with self._condition:
             self._stopping = True
             pending = [job.owner.future for job in self._submitted]
         if pending:
-            await asyncio.wait(pending, timeout=grace_s)
+            await asyncio.wait(pending, timeout=0 if self._watchdog.all_hung else grace_s)
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
         self._fail_all(self._unavailable())
+        self._watchdog.sleep()
         # a run that outlasts the grace cannot be interrupted; its thread is a daemon
-        await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
+        await asyncio.gather(*(asyncio.to_thread(lane.thread.join, 1.0) for lane in self._lanes))
 
-    def _lane(self) -> None:
+    def _serve(self, lane: Lane) -> None:
+        """Runs batches until the scheduler stops: what a thread does."""
         try:
-            while (taken := self._next_batch()) is not None:
-                batch, solo = taken
-                self._execute(batch, solo=solo)
+            while self._serve_one(lane):
+                pass
         except BaseException as error:  # noqa: BLE001 - the boundary of a thread: whatever it was, nobody may wait for this lane for ever
+            # not the work's, which `_execute` and `_settle` answer: our own. The backlog may be half changed, and no lane can go on with it
             logger.critical("a lane died of %s; the service must be restarted", type(error).__name__)
             self._dead = True
             self._fail_all(self._unavailable())
+
+    def _serve_one(self, lane: Lane) -> bool:
+        """Runs one batch; false when the scheduler has stopped. A frame of its own, so that a lane that waits keeps nothing of its last one."""
+        if (taken := self._next_batch()) is None:
+            return False
+        batch, solo = taken
+        self._execute(lane, batch, held=batch, solo=solo)
+        lane.run = None
+        return True
 
     def _next_batch(self) -> tuple[list[Entry], bool] | None:
         """Blocks until there is a batch; None when the scheduler has stopped.
@@ -215,24 +246,32 @@ class Scheduler:
     def _may_run_solo(self, now: float) -> bool:
         self._concurrency.record(1 + self._running + self._backlog.queue_entries, now)
         peak = self._concurrency.peak(now)
-        return peak == 1 or peak * self._solo_threads <= self._lanes
+        return peak == 1 or peak * self._solo_threads <= self._lane_count
 
-    def _execute(self, batch: list[Entry], *, solo: bool = False) -> None:
+    def _execute(self, lane: Lane, batch: list[Entry], *, held: Sequence[Entry], solo: bool = False) -> None:
+        """Runs a batch, or a part of the one that is held, and delivers; what fails takes nobody with it."""
         start = self._clock()
+        lane.run = Run(held, predicted_s(batch), start)
         try:
             results = self._run(batch, solo)
-        except Exception as error:  # noqa: BLE001 - the batch boundary: a failing batch must not end the lane
+        except BaseException as error:  # noqa: BLE001 - the batch boundary: nothing that a run raises may end the lane, not a panic either
             if len(batch) == 1:
-                self._resolve(batch[0].job, None, error)
-                return
-            for entry in batch:  # one by one, so that only the guilty one fails
-                with self._condition:
-                    self._running += 1
-                self._execute([entry])
+                self._fail(batch[0].job, error)
+            else:
+                self._execute_in_halves(lane, batch, held)
             return
         run_s = self._clock() - start
         for entry, result in zip(batch, results, strict=True):
             self._settle(entry, result, run_s)
+
+    def _execute_in_halves(self, lane: Lane, batch: list[Entry], held: Sequence[Entry]) -> None:
+        """Runs what a failed batch still owes someone again, so that only the guilty entry fails, or what is too much for the memory."""
+        half = (len(batch) + 1) // 2
+        for part in (batch[:half], batch[half:]):
+            if wanted := [entry for entry in part if entry.job.open]:
+                with self._condition:
+                    self._running += 1
+                self._execute(lane, wanted, held=held)
 
     def _run(self, batch: list[Entry], solo: bool) -> Sequence[Any]:
         stage = batch[0].job.owner.stage  # all work of a key has the same run functions
@@ -259,8 +298,8 @@ class Scheduler:
                 with self._condition:
                     self._put(job, value, own=1)  # this lane takes one itself, sooner than another wakes up
                 return
-        except Exception as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
-            self._resolve(job, None, error)
+        except BaseException as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
+            self._fail(job, error)
             return
         self._resolve(job, JobResult(value, job.queued_s, job.run_s))
 
@@ -271,9 +310,17 @@ class Scheduler:
         if self._waiting_lanes:
             self._condition.notify(min(self._waiting_lanes, len(stage.work) - own))
 
-    def _expire(self) -> None:
+    def _watch_deadline(self, job: Job, ticket: _Ticket) -> None:
+        ticket.timer = self._loop.call_later(max(job.deadline - self._clock(), LEAST_TIMER_S), self._expire, job, ticket)
+
+    def _expire(self, job: Job, ticket: _Ticket) -> None:
+        """Ends what waits past its deadline; comes again until the job's own has passed by the scheduler's clock."""
+        now = self._clock()
+        if now < job.deadline:  # uvloop's timers count whole milliseconds and fire up to one early
+            self._watch_deadline(job, ticket)
+            return
         with self._condition:
-            self._close_expired(self._clock())
+            self._close_expired(now)
 
     def _close_expired(self, now: float) -> None:
         for job in self._backlog.expire(now):
@@ -289,6 +336,15 @@ class Scheduler:
         if self.close(job):
             self._mailbox.post(job.owner.future, value, error)
 
+    def _fail(self, job: Job, error: BaseException) -> None:
+        """Delivers what a job failed of, in words where the error has none."""
+        if isinstance(error, MemoryError):
+            error = EngineError("the service has not enough memory for the request; send less at once, or give the service more.")
+        elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
+            logger.error("work of a request ended with %s, which is no error of a request", type(error).__name__)
+            error = EngineError(f"the request's work ended with {type(error).__name__}. This is a bug.")
+        self._resolve(job, None, error)
+
     def _fail_all(self, error: UnavailableError) -> None:
         for job in list(self._submitted):
             self._resolve(job, None, error)
@@ -296,10 +352,15 @@ class Scheduler:
     def _unavailable(self) -> UnavailableError:
         if self._dead:
             return UnavailableError("a lane died and the service must be restarted. This is a bug.")
+        if self._watchdog.all_hung:
+            return UnavailableError("all lanes hang in runs that do not end; send the request to another instance, or try again later.")
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
 
     def _changed(self) -> None:
-        self._observe(self._backlog.queue_entries, self._backlog.queue_tokens)
+        try:
+            self._observe(self._backlog.queue_entries, self._backlog.queue_tokens)
+        except Exception as error:  # noqa: BLE001 - a number on a page is worth no request, and no lane
+            logger.error("the length of the queue could not be counted: %s", type(error).__name__)
 
 
 def _skip_empty(value: Any) -> Any:

@@ -85,7 +85,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
     lanes, max_queue_tokens = worker.share(lanes_total), worker.share(settings.max_queue_tokens)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
     solo_threads = settings.solo_threads or min(lanes, MAX_SOLO_THREADS)
-    scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue)
+    scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
     options = LoadOptions(
         provider=provider,
         provider_asked=asked,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 from service.backend.cost import CostModel
 from service.backend.engines import Engines
-from service.backend.onnx_engine import Row
+from service.backend.onnx_engine import Engine, Row
 from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
@@ -20,6 +21,8 @@ from service.scheduling.scheduler import Scheduler, Stage
 from service.tasks.catalog import TASKS, tasks_of
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Encoding, Tokenizer
+
+logger = logging.getLogger("bertserve.model")
 
 # Numbers in one answer: a million take 20 MB and a tenth of a second to write.
 MAX_VALUES = 2**20
@@ -222,7 +225,7 @@ class Model:
         )
 
     def _run(self, works: Sequence[_Work], *, solo: bool = False) -> list[Row]:
-        real, longest = sum(map(len, works)), max(map(len, works))
+        longest = max(map(len, works))
         height, width = self.graph.shape(len(works), longest) or (len(works), longest)
         engine = self.engines.for_solo_run(height * width) if solo else self.engines.lane
         start, start_busy = time.perf_counter(), time.thread_time()
@@ -232,18 +235,25 @@ class Model:
             if len(works) == 1:
                 error.input_index = works[0].input_index
             raise
-        seconds = time.perf_counter() - start
+        seconds, busy_s = time.perf_counter() - start, time.thread_time() - start_busy
+        try:
+            self._account(engine, (height, width), works, seconds, busy_s)
+        except Exception as error:  # noqa: BLE001 - what was computed is delivered, whether or not it can be counted
+            logger.error("a run of `%s` could not be counted: %s", self.name, type(error).__name__)
+        return rows
+
+    def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[_Work], seconds: float, busy_s: float) -> None:
+        """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""
         if engine is self.engines.lane:
             # one thread does all of a lane's run on the CPU; beside another device it waits
-            busy_s = time.thread_time() - start_busy if self.graph.provider == "cpu" else None
-            self._cost.observe(height, width, seconds, busy_s)
+            self._cost.observe(*shape, seconds, busy_s if self.graph.provider == "cpu" else None)
         else:
             self._metrics.solo_runs.inc()
+        real = sum(map(len, works))
         self._metrics.inference_seconds.observe(seconds)
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)
-        self._metrics.tokens_padded.inc(height * width - real)
-        return rows
+        self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
 
     def _decode(
         self, spec: TaskSpec, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from service.backend.cost import MOST_RATIO, CostModel
 from service.bundle.manifest import Flops
@@ -85,3 +89,32 @@ def test_a_warm_up_of_one_shape_is_predicted_as_long_as_it_was() -> None:
     cost.fit([(4, 128, 0.5)])
     assert pytest.approx(0.5) == cost.seconds(4, 128)
     assert pytest.approx(proportion) == cost.fixed_s * cost.rate
+
+
+def test_a_clock_that_stood_still_teaches_nothing() -> None:
+    """A run that took no time by its clock, as the first one or after others, leaves every prediction as it was."""
+    cost, fresh = model(), model()
+    cost.observe(1, 20, 0.0)
+    cost.observe(1, 20, 0.0, busy_s=0.0)
+    assert fresh.seconds(3, 50) == cost.seconds(3, 50)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 512), st.integers(1, 512), st.floats(min_value=0), st.none() | st.floats(min_value=0)), max_size=20),
+    st.integers(1, 1000),
+)
+def test_no_clock_breaks_a_prediction(runs: list[tuple[int, int, float, float | None]], times: int) -> None:
+    """Whatever runs seem to take, none or for ever, predictions stay positive and finite, and nothing raises."""
+    cost = model()
+    for i in range(min(times, 50 * len(runs))):
+        cost.observe(*runs[i % len(runs)])
+    assert all(isfinite(cost.seconds(*shape)) and cost.seconds(*shape) > 0 for shape in ((1, 1), (64, 512)))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9])
+def test_a_warm_up_that_took_no_time_can_be_fitted(seconds: float) -> None:
+    """A coarse clock at the start is no reason not to start."""
+    cost = model()
+    cost.fit([(1, 8, seconds), (1, 128, seconds)])
+    cost.observe(1, 8, 1e-3)
+    assert cost.seconds(1, 8) > 0

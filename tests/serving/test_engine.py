@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,27 @@ def test_a_failing_graph_is_an_engine_error_without_its_text(models: Path) -> No
     """What onnxruntime raises is translated; ids of a caller's text do not leak into the message."""
     with pytest.raises(EngineError, match=r"^the graph failed with \w+\.$"):
         engine(models / "tiny").run([encoding(2, 99999, 3)])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[E] Non-zero status code: std::bad_alloc"),
+        RuntimeError("BFCArena: Failed to allocate memory for 4096 bytes"),
+    ],
+)
+def test_a_lack_of_memory_is_named(models: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Whoever sent it hears that its size is the reason, whatever way the library said so."""
+
+    def run(*_: object) -> None:
+        raise error
+
+    made = engine(models / "tiny")
+    monkeypatch.setattr(made, "_session", SimpleNamespace(run=run))
+
+    with pytest.raises(EngineError, match="not enough memory to run 2 x 3 tokens; send shorter texts"):
+        made.run([encoding(2, 8, 3), encoding(2, 3)])
 
 
 def test_a_wrong_number_of_rows_is_an_error(models: Path) -> None:

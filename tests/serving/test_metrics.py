@@ -32,6 +32,7 @@ DOCUMENTED = {
     "expired_total": LABELED,
     "cancelled_total": LABELED,
     "idle_runs_total": LABELED,
+    "hung_runs_total": (),
     "truncated_total": LABELED,
     "key_requests_total": ("key", "status"),
     "broken_models": ("model",),

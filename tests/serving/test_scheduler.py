@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import uvloop
 
 from fakes import ManualClock
 from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
 from service.scheduling.backlog import Backlog
 from service.scheduling.job import Entry, Job
 from service.scheduling.scheduler import JobResult, Scheduler, Stage
+from service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S
 
 
 class Work:
@@ -31,11 +33,18 @@ class Work:
 
     def __call__(self, payloads: Sequence[Any]) -> list[Any]:
         self.started.release()
-        assert self.gate.wait(20), "the test never opened the gate"
+        gate = self.gate  # `let_one_pass` puts another one behind it
+        assert gate.wait(20), "the test never opened the gate"
         self.batches.append(list(payloads))
         if self.guilty & set(payloads):
             raise EngineError(f"guilty: {sorted(self.guilty & set(payloads))}")
         return list(payloads)[1 if self.short else 0 :]
+
+    async def let_one_pass(self) -> None:
+        """Lets the run at the gate end, and returns when the next one stands at a gate of its own."""
+        before, self.gate = self.gate, threading.Event()
+        before.set()
+        await asyncio.to_thread(self.started.acquire)
 
 
 def batched(rows: int, length: int) -> float:
@@ -47,12 +56,30 @@ class Bench:
     """A scheduler under test with its work."""
 
     def __init__(
-        self, *, lanes: int = 1, solo_threads: int = 1, manual: bool = False, backlog: type[Backlog] = Backlog, **options: Any
+        self,
+        *,
+        lanes: int = 1,
+        solo_threads: int = 1,
+        manual: bool = False,
+        backlog: type[Backlog] = Backlog,
+        hung_floor_s: float = HUNG_FLOOR_S,
+        **options: Any,
     ) -> None:
         self.work = Work()
         self.clock = ManualClock()
         self.backlog = backlog(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "lanes": lanes} | options)
-        self.scheduler = Scheduler(self.backlog, lanes=lanes, solo_threads=solo_threads, clock=self.clock if manual else time.monotonic)
+        self.hangs = 0
+        self.scheduler = Scheduler(
+            self.backlog,
+            lanes=lanes,
+            solo_threads=solo_threads,
+            clock=self.clock if manual else time.monotonic,
+            on_hang=self._count_hang,
+            hung_floor_s=hung_floor_s,
+        )
+
+    def _count_hang(self) -> None:
+        self.hangs += 1
 
     def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> Job:
         """Admits a job."""
@@ -77,23 +104,31 @@ class Bench:
         return task
 
 
-def scenario(check: Callable[[Bench], Awaitable[None]], **options: Any) -> None:
-    """Runs a check against a started scheduler within 20 seconds and stops it."""
-
-    async def play() -> None:
-        bench = Bench(**options)
-        bench.scheduler.start()
-        try:
-            await asyncio.wait_for(check(bench), 20)
-        finally:
-            bench.work.gate.set()
-            await bench.scheduler.stop(5)
-        assert (0, 0) == (bench.backlog.queue_entries, bench.backlog.queue_tokens)
-
-    asyncio.run(play())
+Scenario = Callable[..., None]
 
 
-def test_each_caller_gets_its_own_results_in_order() -> None:
+@pytest.fixture(name="scenario", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run_on_each_loop(request: pytest.FixtureRequest) -> Scenario:
+    """Returns what runs a check against a started scheduler within 20 seconds and stops it, on the loop of the service and on asyncio's."""
+
+    def scenario(check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, **options: Any) -> None:
+        async def play() -> None:
+            bench = kind(**options)
+            bench.scheduler.start()
+            try:
+                await asyncio.wait_for(check(bench), 20)
+            finally:
+                bench.work.gate.set()
+                await bench.scheduler.stop(5)
+            assert (0, 0) == (bench.backlog.queue_entries, bench.backlog.queue_tokens)
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(play())
+
+    return scenario
+
+
+def test_each_caller_gets_its_own_results_in_order(scenario: Scenario) -> None:
     """Hundreds of jobs over several lanes and shared batches: no result is swapped or lost."""
 
     async def check(bench: Bench) -> None:
@@ -105,7 +140,7 @@ def test_each_caller_gets_its_own_results_in_order() -> None:
     scenario(check, lanes=3, max_queue_tokens=100_000)
 
 
-def test_a_lone_request_is_not_delayed() -> None:
+def test_a_lone_request_is_not_delayed(scenario: Scenario) -> None:
     """A waiting lane starts at once: requests are answered while the clock stands still, so that no timer holds them back."""
 
     async def check(bench: Bench) -> None:
@@ -114,7 +149,7 @@ def test_a_lone_request_is_not_delayed() -> None:
     scenario(check, manual=True)
 
 
-def test_what_gathers_behind_a_run_shares_the_next_one() -> None:
+def test_what_gathers_behind_a_run_shares_the_next_one(scenario: Scenario) -> None:
     """While a lane is busy the next batch collects."""
 
     async def check(bench: Bench) -> None:
@@ -128,7 +163,7 @@ def test_what_gathers_behind_a_run_shares_the_next_one() -> None:
     scenario(check)
 
 
-def test_a_full_queue_refuses_at_once() -> None:
+def test_a_full_queue_refuses_at_once(scenario: Scenario) -> None:
     """What does not fit is refused without waiting, and what was admitted is answered."""
 
     async def check(bench: Bench) -> None:
@@ -144,7 +179,7 @@ def test_a_full_queue_refuses_at_once() -> None:
     scenario(check, max_queue_tokens=100)
 
 
-def test_an_entry_over_the_budget_fails_only_its_job() -> None:
+def test_an_entry_over_the_budget_fails_only_its_job(scenario: Scenario) -> None:
     """A text that no batch can hold is an error of its request, and frees its place."""
 
     async def check(bench: Bench) -> None:
@@ -155,7 +190,7 @@ def test_an_entry_over_the_budget_fails_only_its_job() -> None:
     scenario(check)
 
 
-def test_a_failing_batch_fails_only_the_guilty_entry() -> None:
+def test_a_failing_batch_fails_only_the_guilty_entry(scenario: Scenario) -> None:
     """A batch of several that failed runs again one by one; the lane lives on."""
 
     async def check(bench: Bench) -> None:
@@ -174,7 +209,46 @@ def test_a_failing_batch_fails_only_the_guilty_entry() -> None:
     scenario(check)
 
 
-def test_the_first_failure_ends_the_whole_job() -> None:
+def test_a_failing_batch_runs_again_in_halves(scenario: Scenario) -> None:
+    """One guilty entry of eight is found in the runs of three halvings, and its neighbors are answered."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        bench.work.guilty = {5}
+        tasks = [bench.submit(i) for i in range(8)]
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert ["guilty: [5]"] == [str(error) for error in ended if isinstance(error, Exception)]
+        assert [0, 1, 2, 3, 4, 6, 7] == [result.value[0] for result in ended if isinstance(result, JobResult)]
+        assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == bench.work.batches[1:]
+        await blocker
+
+    scenario(check)
+
+
+def test_what_has_ended_does_not_run_again(scenario: Scenario) -> None:
+    """Entries of a failed batch whose callers have left meanwhile are not tried once more."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        bench.work.guilty = {"bad"}
+        stayer, leaver, bad = [bench.submit(payload) for payload in ("stayer", "leaver", "bad")]
+        await asyncio.sleep(0)
+        await bench.work.let_one_pass()
+        leaver.cancel()
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        assert ["stayer"] == (await stayer).value
+        with pytest.raises(EngineError, match="guilty"):
+            await bad
+        await blocker
+        assert [["blocker"], ["stayer", "leaver", "bad"], ["stayer"], ["bad"]] == bench.work.batches
+
+    scenario(check)
+
+
+def test_the_first_failure_ends_the_whole_job(scenario: Scenario) -> None:
     """A job with a guilty entry fails once, and its other entries do not keep the queue busy."""
 
     async def check(bench: Bench) -> None:
@@ -186,7 +260,7 @@ def test_the_first_failure_ends_the_whole_job() -> None:
     scenario(check)
 
 
-def test_a_wrong_number_of_results_is_an_error() -> None:
+def test_a_wrong_number_of_results_is_an_error(scenario: Scenario) -> None:
     """Results are never paired with the wrong texts: too few of them fail their batch."""
 
     async def check(bench: Bench) -> None:
@@ -199,7 +273,7 @@ def test_a_wrong_number_of_results_is_an_error() -> None:
     scenario(check)
 
 
-def test_cancelled_while_queued_takes_no_slot() -> None:
+def test_cancelled_while_queued_takes_no_slot(scenario: Scenario) -> None:
     """A caller that leaves before its turn is never run."""
 
     async def check(bench: Bench) -> None:
@@ -217,7 +291,7 @@ def test_cancelled_while_queued_takes_no_slot() -> None:
     scenario(check)
 
 
-def test_cancelled_in_flight_does_not_kill_the_lane() -> None:
+def test_cancelled_in_flight_does_not_kill_the_lane(scenario: Scenario) -> None:
     """A caller that leaves during its run loses its result; the next one is served by the same lane."""
 
     async def check(bench: Bench) -> None:
@@ -231,7 +305,7 @@ def test_cancelled_in_flight_does_not_kill_the_lane() -> None:
     scenario(check)
 
 
-def test_a_deadline_ends_what_waits_while_every_lane_is_busy() -> None:
+def test_a_deadline_ends_what_waits_while_every_lane_is_busy(scenario: Scenario) -> None:
     """Expiry does not need a free lane: the caller hears of it on time."""
 
     async def check(bench: Bench) -> None:
@@ -245,7 +319,38 @@ def test_a_deadline_ends_what_waits_while_every_lane_is_busy() -> None:
     scenario(check)
 
 
-def test_a_job_that_has_started_outlives_its_deadline() -> None:
+def test_a_timer_that_fires_early_fires_again(scenario: Scenario) -> None:
+    """A timer may end before the scheduler's own clock has passed the deadline, as uvloop's do by a millisecond: the caller hears of it all the same."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        late = bench.submit("late", timeout_s=0.01)
+        await asyncio.sleep(0.05)  # the timer has fired; the scheduler's clock stands still
+        bench.clock.now += 1.0
+        with pytest.raises(ExpiredError, match="deadline passed"):
+            await late
+        bench.work.gate.set()
+        await blocker
+
+    scenario(check, manual=True)
+
+
+def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(scenario: Scenario) -> None:
+    """What took its time before it waits is told at once, though every lane is busy."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        job = bench.admit(timeout_s=1.0)
+        bench.clock.now += 2.0
+        with pytest.raises(ExpiredError, match="deadline passed"):
+            await bench.scheduler.run(job, bench.stage("late"))
+        bench.work.gate.set()
+        await blocker
+
+    scenario(check, manual=True)
+
+
+def test_a_job_that_has_started_outlives_its_deadline(scenario: Scenario) -> None:
     """The deadline applies until the last entry has started."""
 
     async def check(bench: Bench) -> None:
@@ -260,7 +365,7 @@ def test_a_job_that_has_started_outlives_its_deadline() -> None:
     scenario(check)
 
 
-def test_stop_answers_what_was_admitted_and_refuses_the_rest() -> None:
+def test_stop_answers_what_was_admitted_and_refuses_the_rest(scenario: Scenario) -> None:
     """Within the grace period queued jobs are drained; new ones are refused from the first moment."""
 
     async def check(bench: Bench) -> None:
@@ -279,7 +384,7 @@ def test_stop_answers_what_was_admitted_and_refuses_the_rest() -> None:
     scenario(check)
 
 
-def test_stop_leaves_nothing_pending_after_its_grace() -> None:
+def test_stop_leaves_nothing_pending_after_its_grace(scenario: Scenario) -> None:
     """What did not make it in time fails with a clear error, in flight or queued."""
 
     async def check(bench: Bench) -> None:
@@ -292,23 +397,216 @@ def test_stop_leaves_nothing_pending_after_its_grace() -> None:
     scenario(check)
 
 
-def test_a_dead_lane_turns_readiness_red_and_fails_what_waits() -> None:
-    """If a lane dies of something that is no error of a batch, nobody is left hanging."""
+class Broken(Backlog):
+    """A backlog whose own code fails once it is told to."""
+
+    broken = False
+
+    def take(self, now: float) -> list[Entry]:
+        """Takes the best batch there is, or fails."""
+        if self.broken:
+            raise RuntimeError("a bug of the backlog")
+        return super().take(now)
+
+
+def test_a_dead_lane_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
+    """If a lane dies in the scheduler's own code nobody is left hanging, in its run or beside it, and nothing new is admitted."""
 
     async def check(bench: Bench) -> None:
-        def die(payloads: Sequence[Any]) -> list[Any]:
-            raise SystemExit("not an Exception")
-
+        assert isinstance(bench.backlog, Broken)
+        blocker = await bench.blocked()
+        bench.backlog.broken = True
         with pytest.raises(UnavailableError, match="a lane died"):
-            await bench.submit("x", run=die)
+            await bench.submit("x")
+        with pytest.raises(UnavailableError, match="a lane died"):
+            await blocker
         assert not bench.scheduler.ready
         with pytest.raises(UnavailableError, match="a lane died"):
             bench.admit()
 
+    scenario(check, lanes=2, backlog=Broken)
+
+
+class NativePanicError(BaseException):
+    """What a native library raises that panicked: no Exception."""
+
+
+FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
+    "error": (ValueError("as it is"), ValueError, "as it is"),
+    "exit": (SystemExit(3), EngineError, r"ended with SystemExit\. This is a bug"),
+    "panic": (NativePanicError("of the tokenizer"), EngineError, r"ended with NativePanicError\. This is a bug"),
+    "memory": (MemoryError(), EngineError, "not enough memory for the request"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("place", ["run", "finish"])
+def test_no_fault_of_a_request_reaches_its_neighbors(scenario: Scenario, fault: str, place: str) -> None:
+    """Whatever a run or a decoder raises, in a batch of several, is the answer of the guilty request alone; the lanes live."""
+    raised, expected, message = FAULTS[fault]
+
+    async def check(bench: Bench) -> None:
+        def run(payloads: Sequence[Any]) -> list[Any]:
+            if place == "run" and "bad" in payloads:
+                raise raised
+            return list(payloads)
+
+        def finish(results: Sequence[Any]) -> list[Any]:
+            if place == "finish" and "bad" in results:
+                raise raised
+            return list(results)
+
+        blocker = await bench.blocked()
+        tasks = {payload: bench.submit(payload, run=run, finish=finish) for payload in ("good", "bad", "fine", "well")}
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        with pytest.raises(expected, match=message):
+            await tasks.pop("bad")
+        assert [["good"], ["fine"], ["well"]] == [(await task).value for task in tasks.values()]
+        assert bench.scheduler.ready
+        assert ["after"] == (await bench.submit("after")).value
+        await blocker
+
     scenario(check)
 
 
-def test_the_loop_keeps_ticking_while_the_engine_blocks() -> None:
+def test_what_is_too_much_for_the_memory_runs_in_parts(scenario: Scenario) -> None:
+    """A batch that does not fit runs in halves, of which each does: nobody hears of it."""
+
+    async def check(bench: Bench) -> None:
+        ran: list[int] = []
+
+        def run(payloads: Sequence[Any]) -> list[Any]:
+            ran.append(len(payloads))
+            if len(payloads) > 2:
+                raise MemoryError
+            return list(payloads)
+
+        blocker = await bench.blocked()
+        tasks = [bench.submit(i, run=run) for i in range(8)]
+        await asyncio.sleep(0)
+        bench.work.gate.set()
+        assert [[i] for i in range(8)] == [(await task).value for task in tasks]
+        assert [8, 4, 2, 2, 4, 2, 2] == ran
+        await blocker
+
+    scenario(check)
+
+
+class Hanging(Bench):
+    """A bench whose watchdog looks when it is told to: a tick is a second, and a run hangs after ten of them or 20 times its prediction."""
+
+    def look(self, ticks: int) -> None:
+        """Lets the watchdog tick."""
+        for _ in range(ticks):
+            self.scheduler._watchdog.look()
+
+
+def hang_scenario(scenario: Scenario, check: Callable[[Hanging], Awaitable[None]], **options: Any) -> None:
+    """Runs a check on a bench whose watchdog is told when to look."""
+    scenario(check, kind=Hanging, manual=True, hung_floor_s=10.0, **options)
+
+
+def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten seconds that were watched make it hang; it is logged and counted once, and readiness turns red only when no lane is left."""
+
+    async def check(bench: Hanging) -> None:
+        first = await bench.blocked()
+        bench.look(9)
+        assert (0, True) == (bench.hangs, bench.scheduler.ready)
+        bench.look(1)
+        assert (1, True) == (bench.hangs, bench.scheduler.ready)
+        second = bench.submit("second", key=None)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.look(10)
+        assert (2, False) == (bench.hangs, bench.scheduler.ready)
+        with pytest.raises(UnavailableError, match="all lanes hang"):
+            bench.admit()
+        bench.work.gate.set()
+        await asyncio.gather(first, second)
+        while any(lane.run is not None for lane in bench.scheduler._lanes):
+            await asyncio.sleep(0)
+        bench.look(1)
+        assert (2, True) == (bench.hangs, bench.scheduler.ready)
+        assert ["after"] == (await bench.submit("after")).value
+
+    hang_scenario(scenario, check, lanes=2)
+    assert [f"lane-{i} hangs: a run has taken 10 s and 0.001 s were predicted for it" for i in range(2)] == sorted(caplog.messages)
+
+
+def test_a_long_run_hangs_after_twenty_times_its_prediction(scenario: Scenario) -> None:
+    """What is predicted to take two seconds may take forty."""
+
+    async def check(bench: Hanging) -> None:
+        bench.work.gate.clear()
+        task = bench.submit("long", cost=lambda rows, length: 2.0)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.look(39)
+        assert 0 == bench.hangs
+        bench.look(1)
+        assert 1 == bench.hangs
+        bench.work.gate.set()
+        await task
+
+    hang_scenario(scenario, check)
+
+
+def test_requests_in_a_run_that_hangs_are_failed_after_their_deadlines(scenario: Scenario) -> None:
+    """Each hears why, once its own deadline and the grace have passed, also those that were to run after a failed part; what waits expires."""
+
+    async def check(bench: Hanging) -> None:
+        blocker = await bench.blocked()
+        bench.work.guilty = {"bad"}
+        soon, bad, late = bench.submit("soon", timeout_s=20.0), bench.submit("bad", timeout_s=20.0), bench.submit("late", timeout_s=60.0)
+        await asyncio.sleep(0)
+        await bench.work.let_one_pass()  # the three share a run
+        await bench.work.let_one_pass()  # it failed, and its first half hangs now
+        await blocker
+        bench.look(10)
+        bench.clock.now += 20.0 + OVERDUE_S
+        bench.look(1)
+        for task in (soon, bad):
+            with pytest.raises(EngineError, match="a run that holds the request hangs, 11 s after its start"):
+                await task
+        assert not late.done()
+        bench.clock.now += 40.0
+        bench.look(1)
+        with pytest.raises(EngineError, match="hangs"):
+            await late
+
+    hang_scenario(scenario, check)
+
+
+def test_the_watchdog_ticks_by_itself_while_there_is_work(scenario: Scenario) -> None:
+    """Nobody has to call it: a run that hangs turns readiness red, and fails its request, while the loop has nothing else to do."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.gate.clear()
+        task = bench.submit("x")
+        await asyncio.sleep(0)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.clock.now += 100.0
+        with pytest.raises(EngineError, match="hangs"):
+            await task
+        assert not bench.scheduler.ready
+
+    scenario(check, manual=True, hung_floor_s=0.05)
+
+
+def test_a_stop_does_not_wait_for_lanes_that_hang(scenario: Scenario) -> None:
+    """Where nothing would finish the grace is left out, so that another process takes over at once."""
+
+    async def check(bench: Hanging) -> None:
+        blocker = await bench.blocked()
+        bench.look(10)
+        await bench.scheduler.stop(1000.0)
+        with pytest.raises(UnavailableError, match="all lanes hang"):
+            await blocker
+
+    hang_scenario(scenario, check)
+
+
+def test_the_loop_keeps_ticking_while_the_engine_blocks(scenario: Scenario) -> None:
     """Runs happen on lanes: the event loop is free meanwhile."""
 
     async def check(bench: Bench) -> None:
@@ -325,7 +623,7 @@ def test_the_loop_keeps_ticking_while_the_engine_blocks() -> None:
     scenario(check)
 
 
-def test_stages_follow_each_other() -> None:
+def test_stages_follow_each_other(scenario: Scenario) -> None:
     """A stage whose finish returns another stage goes on with it, on the same job."""
 
     async def check(bench: Bench) -> None:
@@ -336,7 +634,7 @@ def test_stages_follow_each_other() -> None:
     scenario(check)
 
 
-def test_what_finish_raises_is_the_jobs_error() -> None:
+def test_what_finish_raises_is_the_jobs_error(scenario: Scenario) -> None:
     """An error in decoding fails its own job and nothing else."""
 
     async def check(bench: Bench) -> None:
@@ -350,7 +648,7 @@ def test_what_finish_raises_is_the_jobs_error() -> None:
     scenario(check)
 
 
-def test_a_result_is_never_set_twice() -> None:
+def test_a_result_is_never_set_twice(scenario: Scenario) -> None:
     """Cancellation, expiry, failure and completion race for the same jobs; each ends exactly once and the lanes live."""
 
     async def check(bench: Bench) -> None:
@@ -372,6 +670,26 @@ def test_a_result_is_never_set_twice() -> None:
     scenario(check, lanes=2, max_queue_tokens=100_000)
 
 
+def test_a_count_that_fails_fails_nothing() -> None:
+    """Whatever watches the queue may raise: requests are admitted, answered, and their places freed all the same."""
+
+    def fail(entries: int, tokens: int) -> None:
+        raise OSError("no space left for metrics")
+
+    async def play() -> None:
+        backlog = Backlog(max_batch_tokens=64, max_queue_tokens=100)
+        scheduler = Scheduler(backlog, lanes=1, observe=fail)
+        scheduler.start()
+        job = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
+        answer = await asyncio.wait_for(scheduler.run(job, Stage(work=[(9, "x")], run=Work(), finish=list, key=None, cost=batched)), 20)
+        assert ["x"] == answer.value
+        assert scheduler.ready
+        assert 0 == backlog.queue_tokens
+        await scheduler.stop(1)
+
+    asyncio.run(play())
+
+
 def test_the_queue_is_observed() -> None:
     """Whoever watches the queue sees it fill and empty."""
     seen: list[tuple[int, int]] = []
@@ -391,7 +709,7 @@ def test_the_queue_is_observed() -> None:
     assert [(0, 10), (1, 9), (0, 0)] == seen[:3]
 
 
-def test_a_coroutine_that_never_ran_leaves_nothing() -> None:
+def test_a_coroutine_that_never_ran_leaves_nothing(scenario: Scenario) -> None:
     """Closing an admitted job gives its tokens back."""
 
     async def check(bench: Bench) -> None:
@@ -414,7 +732,7 @@ class Solo:
         return list(payloads)
 
 
-def test_a_lone_run_may_have_several_threads() -> None:
+def test_a_lone_run_may_have_several_threads(scenario: Scenario) -> None:
     """With nothing else running or waiting, now and of late, the stage's other function runs; beside a run, or with work left, not."""
 
     async def check(bench: Bench) -> None:
@@ -438,7 +756,7 @@ def test_a_lone_run_may_have_several_threads() -> None:
 
 
 @pytest.mark.parametrize(("lanes", "expected"), [(4, []), (5, []), (6, ["beside"])])
-def test_with_many_lanes_a_few_runs_may_have_several_threads(lanes: int, expected: list[str]) -> None:
+def test_with_many_lanes_a_few_runs_may_have_several_threads(scenario: Scenario, lanes: int, expected: list[str]) -> None:
     """Two runs of three threads fit on six cores."""
 
     async def check(bench: Bench) -> None:
@@ -458,7 +776,7 @@ def test_with_many_lanes_a_few_runs_may_have_several_threads(lanes: int, expecte
     scenario(check, lanes=lanes, solo_threads=3)
 
 
-def test_a_failing_solo_run_is_tried_one_by_one() -> None:
+def test_a_failing_solo_run_is_tried_one_by_one(scenario: Scenario) -> None:
     """The guilty entry of a shared run is found also where all cores were given to it."""
 
     async def check(bench: Bench) -> None:
@@ -486,7 +804,7 @@ class Watched(Backlog):
         return batch
 
 
-def test_the_next_stage_of_a_lone_job_is_alone_too() -> None:
+def test_the_next_stage_of_a_lone_job_is_alone_too(scenario: Scenario) -> None:
     """The lane that made the next stage is not running then, so that it does not count; it takes the work itself and wakes no other."""
 
     async def check(bench: Bench) -> None:

@@ -1,0 +1,41 @@
+"""Lane: a thread that runs batches, as others see it: what it holds, and what it runs now. Records, without rules of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from service.scheduling.job import Entry
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run of a batch, or of a part of one that has failed.
+
+    Attributes:
+        held: All entries of the batch, also those that run after this part or have run before it.
+        predicted_s: Predicted seconds.
+        started: Time at which it started.
+        watched_s: Seconds that the watchdog has seen it run; the watchdog's own.
+        hung: Whether the watchdog takes it for hung.
+    """
+
+    held: Sequence[Entry]
+    predicted_s: float
+    started: float
+    watched_s: float = 0.0
+    hung: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A thread and its run.
+
+    Attributes:
+        thread: Started by the scheduler.
+        run: What it runs now; None while it waits. Another object for each run, so that who watches one never meets the next.
+    """
+
+    thread: threading.Thread = field(init=False)
+    run: Run | None = None

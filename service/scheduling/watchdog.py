@@ -1,0 +1,113 @@
+"""Watchdog: notices runs that hang. Ticks on the event loop while there is work; knows lanes and runs, nothing of what they compute.
+
+A run cannot be interrupted. So a run that hangs is logged and counted, its requests are failed once nobody can want them any more,
+and `hung` says how many lanes are left, from which readiness follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from service.errors import EngineError
+from service.scheduling.job import Job
+from service.scheduling.lane import Lane, Run
+
+logger = logging.getLogger("bertserve.watchdog")
+
+# Times its prediction that a run may take. Predictions follow the machine, so that a slow one is no reason.
+HUNG_RATIO = 20.0
+# A run is never taken for hung before: a page of weights from a disk, or a throttled core, takes its time.
+HUNG_FLOOR_S = 10.0
+TICKS_OF_FLOOR = 10
+# After its deadline a request waits so long for a run that hangs; then it is failed.
+OVERDUE_S = 5.0
+
+
+class Watchdog:
+    """Looks at all lanes once a tick.
+
+    Time is counted in ticks, not read from a clock: a process that was stopped, or a machine that stood still, has not watched a run
+    meanwhile, and finds nothing hung when it goes on.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[Lane],
+        *,
+        clock: Callable[[], float],
+        pending: Callable[[], bool],
+        fail: Callable[[Job, Exception], None],
+        on_hang: Callable[[], None],
+        floor_s: float = HUNG_FLOOR_S,
+    ) -> None:
+        """Creates a watchdog that sleeps.
+
+        Args:
+            lanes: What to watch.
+            clock: The scheduler's, for deadlines.
+            pending: Whether there are jobs that a lane may take at any time.
+            fail: Ends a job with an error, unless it has ended already.
+            on_hang: Called once for each run that hangs.
+            floor_s: Least seconds after which a run hangs.
+        """
+        self.hung = 0
+        self._lanes = lanes
+        self._clock = clock
+        self._pending = pending
+        self._fail = fail
+        self._on_hang = on_hang
+        self._floor_s = floor_s
+        self._tick_s = floor_s / TICKS_OF_FLOOR
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def all_hung(self) -> bool:
+        """Whether no lane is left that would end what it runs."""
+        return self.hung > 0 and self.hung == len(self._lanes)
+
+    def wake(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ticks from now on, until a tick finds no job and no run."""
+        if self._timer is None:
+            self._timer = loop.call_later(self._tick_s, self._tick, loop)
+
+    def sleep(self) -> None:
+        """Ticks no more until it is woken."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if self._pending() or any(lane.run is not None for lane in self._lanes):
+            self.wake(loop)
+        self.look()
+
+    def look(self) -> None:
+        """Judges every lane's run, one tick after the last time."""
+        hung = 0
+        for lane in self._lanes:
+            if (run := lane.run) is None:
+                continue
+            run.watched_s += self._tick_s
+            if not run.hung and run.watched_s >= max(self._floor_s, HUNG_RATIO * run.predicted_s):
+                run.hung = True
+                logger.error(
+                    "%s hangs: a run has taken %.0f s and %.3f s were predicted for it", lane.thread.name, run.watched_s, run.predicted_s
+                )
+                self._on_hang()
+            if run.hung:
+                hung += 1
+                self._end_overdue(run)
+        self.hung = hung
+
+    def _end_overdue(self, run: Run) -> None:
+        now = self._clock()
+        for entry in run.held:
+            if entry.job.open and now >= entry.job.deadline + OVERDUE_S:
+                error = EngineError(
+                    f"a run that holds the request hangs, {run.watched_s:.0f} s after its start, and the request's deadline has passed; try "
+                    "again with other texts, and tell the operator if it happens again."
+                )
+                self._fail(entry.job, error)
