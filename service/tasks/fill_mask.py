@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
@@ -24,6 +25,10 @@ from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
 MAX_MASKS = 64
+MAX_TARGETS = 1000
+# Of one target, which no vocabulary entry is longer than, and of all together.
+MAX_TARGET_CHARS = 256
+MAX_TARGETS_CHARS = 2**14
 # A candidate in the answer is as long, and takes as long, as so many numbers, and one more for each 20 characters of its `sequence`.
 CANDIDATE_VALUES = 32
 # How other models, and hasty fingers, spell a mask.
@@ -35,13 +40,24 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _check_targets(targets: list[str] | None) -> list[str] | None:
+    chars = sum(map(len, targets or ()))
+    if chars > MAX_TARGETS_CHARS:
+        raise PydanticCustomError(
+            "targets", "must have {most} characters together at most, not {chars}", {"most": MAX_TARGETS_CHARS, "chars": chars}
+        )
+    return targets
+
+
 class FillMaskParameters(TaskParameters):
     """Parameters of fill-mask."""
 
     top_k: Annotated[int, Field(ge=1, description="How many tokens to return for each mask.")] = 5
     targets: Annotated[
-        Annotated[list[str], Field(min_length=1, max_length=1000)] | None,
+        Annotated[list[Annotated[str, Field(max_length=MAX_TARGET_CHARS)]], Field(fail_fast=True, min_length=1, max_length=MAX_TARGETS)]
+        | None,
         BeforeValidator(_listed),
+        AfterValidator(_check_targets),
         Field(description="The only words to consider."),
     ] = None
 

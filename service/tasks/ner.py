@@ -26,6 +26,8 @@ from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import default_stride, windows
 
 TASK = "token-classification"
+MAX_IGNORED = 1000
+MAX_LABEL_CHARS = 1000
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -37,7 +39,10 @@ class NerParameters(TaskParameters):
         BeforeValidator(lower),
         Field(description="How tokens become entities; `none` returns the tokens."),
     ] = "simple"
-    ignore_labels: Annotated[list[str], Field(description="Labels and entity groups that are left out.")] = ["O"]  # noqa: RUF012 - pydantic copies it
+    ignore_labels: Annotated[
+        list[Annotated[str, Field(max_length=MAX_LABEL_CHARS)]],
+        Field(fail_fast=True, max_length=MAX_IGNORED, description="Labels and entity groups that are left out."),
+    ] = ["O"]  # noqa: RUF012 - pydantic copies it
     stride: Stride = None
     offset_unit: OffsetUnit = "code_points"
 
