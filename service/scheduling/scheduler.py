@@ -108,6 +108,11 @@ class Scheduler:
         """Whether it accepts work: started, not stopping, and every lane alive."""
         return bool(self._threads) and not self._stopping and not self._dead
 
+    @property
+    def max_queue_tokens(self) -> int:
+        """Most tokens that admitted jobs may hold together."""
+        return self._backlog.max_queue_tokens
+
     def start(self) -> None:
         """Starts the lanes, for submissions from the running event loop."""
         self._loop = asyncio.get_running_loop()

@@ -21,7 +21,7 @@ from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.spec import TaskSpec
+from service.tasks.spec import TaskSpec, copied
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import default_stride, windows
 
@@ -256,6 +256,11 @@ def _entity(group: Sequence[_Token], text: str, scheme: Scheme) -> dict[str, Any
     }
 
 
+def held(request: Request, encoded: EncodedText, config: ModelConfig) -> int:
+    """Returns how many logits a text holds until it is decoded: of each token in each window."""
+    return sum(map(len, encoded.encodings)) * len(config.labels)
+
+
 class NerBody(TaskBody):
     """Body of a token classification request."""
 
@@ -291,5 +296,7 @@ SPEC = TaskSpec(
     estimate=estimate,
     encode=encode,
     decode=decode,
+    reduce=copied,
+    held=held,
     missing=require_labels,
 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 import tiny
+from embedded import ROOT
 from service.bundle import files
 from service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
 from service.tasks import answer, classify, fill_mask, zero_shot
@@ -178,7 +179,7 @@ def test_the_place_of_a_spelled_token_is_kept(made: Callable[..., Tokenizer]) ->
 
 def test_the_embedded_tokenizers_read_specials_as_text(models: Path) -> None:
     """So do the tokenizers of the bundles that come with the service."""
-    for path in [tiny.bundle(models, "other", task="question-answering"), *sorted(Path("models").glob("*/"))]:
+    for path in [tiny.bundle(models, "other", task="question-answering"), *sorted((ROOT / "models").glob("*/"))]:
         if not (path / "manifest.json").is_file():
             continue
         bundle = files.load_bundle(path)
