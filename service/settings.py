@@ -111,7 +111,7 @@ class Settings(BaseSettings):
     )
     max_batch_tokens: int = Field(8192, ge=16, description="Budget of a batch: rows times padded length.")
     max_queue_tokens: int = Field(524288, ge=16, description="Tokens that may be admitted and unfinished; more are refused with 429.")
-    max_inputs: int = Field(512, ge=1, description="Inputs in one request.")
+    max_inputs: int = Field(512, ge=1, le=16384, description="Inputs in one request.")
     max_body_bytes: int = Field(8388608, ge=1024, description="Bytes of a request body.")
     max_chars: int = Field(200000, ge=1, description="Characters of one text.")
     timeout_ms: int = Field(30000, ge=1, description="Deadline of a request that names none, until its last text has started.")

@@ -110,10 +110,15 @@ def _response(model: Model, content: bytes, prediction: Prediction) -> Response:
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
             f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
         )
-    response = Response(content, headers=headers, media_type="application/json")
+    response = Response(content, headers={name: _escaped(value) for name, value in headers.items()}, media_type="application/json")
     for warning in dict.fromkeys(warnings):
-        response.headers.append("x-hf-warning", warning)  # a line each, as the official client reads them
+        response.headers.append("x-hf-warning", _escaped(warning))  # a line each, as the official client reads them
     return response
+
+
+def _escaped(value: str) -> str:
+    """Returns a header's value in printable ASCII, anything else as Python spells it: a vocabulary may have entries with newlines."""
+    return value if value.isascii() and value.isprintable() else value.encode("unicode_escape").decode("ascii")
 
 
 async def _read(request: Request, limit: int) -> bytes:

@@ -21,6 +21,9 @@ from typing import Any
 from service.errors import InvalidValueError, RefusedError, TooLargeError
 from service.scheduling.job import Cost, Entry, Job, Shape, exact
 
+# A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
+UNDERESTIMATED = 4
+
 
 class Backlog:
     """Jobs and entries that wait, in fair order, within a token budget."""
@@ -99,6 +102,7 @@ class Backlog:
 
         Raises:
             InvalidValueError: An entry is over the budget of a batch.
+            RefusedError: They are many times what was admitted, and do not fit now.
         """
         longest = max(tokens for tokens, _ in work)
         if _area(shape(1, longest)) > self.max_batch_tokens:
@@ -107,6 +111,7 @@ class Backlog:
             )
         if not job.open:
             return
+        self._check_underestimated(job, sum(tokens for tokens, _ in work))
         self._hold(-job.tokens, -job.seconds)
         if not keep_estimate:
             job.tokens, job.seconds = 0, 0.0
@@ -123,6 +128,17 @@ class Backlog:
         self._hold(job.tokens, job.seconds)
         self.queue_entries += len(work)
         self._watch(job)
+
+    def _check_underestimated(self, job: Job, tokens: int) -> None:
+        """Refuses what was let in by an estimate far too low and would overfill the queue; what is nearer to it is only charged."""
+        held = self.queue_tokens - job.tokens
+        if tokens > UNDERESTIMATED * job.tokens and held + tokens > self.max_queue_tokens:
+            raise RefusedError(
+                f"the request has {tokens} tokens where about {job.tokens} were expected, and the queue holds {held} of "
+                f"{self.max_queue_tokens}; try again later, or split it.",
+                reason="queue_full",
+                retry_after_s=self.queue_seconds / self._lanes,
+            )
 
     def take(self, now: float) -> list[Entry]:
         """Takes the best batch there is: the first entry in rank and its best companions; empty if nothing waits.

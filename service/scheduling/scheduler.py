@@ -120,6 +120,11 @@ class Scheduler:
         """Whether it accepts work: started, not stopping, every lane alive, and one at least that does not hang."""
         return bool(self._lanes) and not self._stopping and not self._dead and not self._watchdog.all_hung
 
+    @property
+    def max_queue_tokens(self) -> int:
+        """Most tokens that admitted jobs may hold together."""
+        return self._backlog.max_queue_tokens
+
     def start(self) -> None:
         """Starts the lanes, for submissions from the running event loop."""
         self._loop = asyncio.get_running_loop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -51,12 +51,19 @@ class Prediction:
     decode_s: float = 0.0
 
 
+# Numbers of four bytes that a request may hold until its last encoding has run: 64 MiB.
+MAX_HELD = 2**24
+# What tokenizing takes of a lane (docs/explanation/scheduling.md).
+SECONDS_PER_CHAR = 3e-7
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The payload of a scheduler entry: one encoding of one input."""
+    """The payload of a scheduler entry: one encoding of one input, and what keeps of its outputs what decoding needs."""
 
     encoding: Encoding
     input_index: int
+    reduce: Callable[[Row], Any] | None
 
     def __len__(self) -> int:
         return len(self.encoding)
@@ -138,7 +145,7 @@ class Model:
             task: One of `tasks`; the model's own when None.
 
         Raises:
-            TooLargeError: Larger than the queue, or the answer would have too many numbers.
+            TooLargeError: Larger than the queue, or it would hold or answer too many numbers.
             RefusedError: No room now.
             ExpiredError: The deadline passed.
             InvalidValueError: An input cannot be encoded; `input_index` says which.
@@ -149,11 +156,12 @@ class Model:
             return Prediction([], [], [])
         metrics = self._metrics if task is None else self._metrics.of(task)
         spec = TASKS[task or self.task]
-        tokens, seconds = self._estimate(requests, spec)
+        chars = sum(request.chars for request in requests)
+        tokens, seconds = self._estimate(requests, spec, chars)
         try:
             job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s)
             try:
-                stage = self._first_stage(requests, spec)
+                stage = self._first_stage(requests, spec, chars)
             except BaseException:
                 self._scheduler.close(job)
                 raise
@@ -175,10 +183,10 @@ class Model:
         metrics.truncated.inc(len(prediction.truncated))
         return prediction
 
-    def _first_stage(self, requests: Sequence[Any], spec: TaskSpec) -> Stage:
+    def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> Stage:
         """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on a lane."""
         # a hop to a lane and back costs more than tokenizing a short text
-        if sum(request.chars for request in requests) <= SHORT_CHARS:
+        if chars <= SHORT_CHARS:
             return self._encode(requests, spec)
         return Stage(
             work=[(0, requests)],
@@ -189,23 +197,28 @@ class Model:
             keep_estimate=True,
         )
 
-    def _estimate(self, requests: Sequence[Any], spec: TaskSpec) -> tuple[int, float]:
+    def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float]:
         """Returns a cheap guess of the tokens and seconds that the requests cost; what is over one text comes in windows."""
         longest = self._tokenizer.max_length
         tokens = [spec.estimate(request, longest) for request in requests]
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
-        return sum(tokens), seconds
+        return sum(tokens), seconds + chars * SECONDS_PER_CHAR
 
     def _encode(self, requests: Sequence[Any], spec: TaskSpec) -> Stage:
         """Tokenizes all inputs; returns the stage that runs them."""
         start = time.perf_counter()
-        encoded = []
+        encoded, tokens, held = [], 0, 0
         for index, request in enumerate(requests):
             try:
-                encoded.append(spec.encode(request, self._tokenizer))
+                item = spec.encode(request, self._tokenizer)
             except BertServeError as error:
                 error.input_index = index
                 raise
+            encoded.append(item)
+            tokens += sum(encoding.cost_tokens for encoding in item.encodings)
+            held += spec.held(request, item, self.bundle.manifest)
+            # here, and not after the last: the windows of one text may be a thousand times as long as it
+            self._check_size(tokens, held)
         tokenize_s = time.perf_counter() - start
         values = sum(item.values for item in encoded)
         if values > MAX_VALUES:
@@ -213,7 +226,11 @@ class Model:
                 f"the answer would be as long as {values} numbers and {MAX_VALUES} are allowed; send fewer texts at once, or ask for less of "
                 "each: a smaller `top_k`, pooled tokens."
             )
-        work = [_Work(encoding, index) for index, item in enumerate(encoded) for encoding in item.encodings]
+        work = [
+            _Work(encoding, index, None if spec.reduce is None else partial(spec.reduce, request, item))
+            for index, (request, item) in enumerate(zip(requests, encoded, strict=True))
+            for encoding in item.encodings
+        ]
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
@@ -223,6 +240,19 @@ class Model:
             shape=self.graph.shape,
             run_solo=partial(self._run, solo=True),
         )
+
+    def _check_size(self, tokens: int, held: int) -> None:
+        most = self._scheduler.max_queue_tokens
+        if tokens > most:
+            raise TooLargeError(
+                f"the request has {tokens} tokens or more, all windows counted, and the queue holds {most}; send fewer or shorter texts at "
+                "once, make `stride` smaller, or raise --max-queue-tokens."
+            )
+        if held > MAX_HELD:
+            raise TooLargeError(
+                f"the request would hold {held} numbers or more in memory until it is answered and {MAX_HELD} are allowed; send fewer or "
+                "shorter texts at once, or ask for less of each."
+            )
 
     def _run(self, works: Sequence[_Work], *, solo: bool = False) -> list[Row]:
         longest = max(map(len, works))
@@ -240,7 +270,9 @@ class Model:
             self._account(engine, (height, width), works, seconds, busy_s)
         except Exception as error:  # noqa: BLE001 - what was computed is delivered, whether or not it can be counted
             logger.error("a run of `%s` could not be counted: %s", self.name, type(error).__name__)
-        return rows
+        if len(rows) != len(works):
+            return rows  # the scheduler refuses them
+        return [row if work.reduce is None else work.reduce(row) for work, row in zip(works, rows, strict=True)]
 
     def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[_Work], seconds: float, busy_s: float) -> None:
         """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""

@@ -58,7 +58,7 @@ class Registry:
             NotFoundError: No such model; the message names the nearest.
         """
         if name not in self.models:
-            near = difflib.get_close_matches(name, self.models, n=1)
+            near = difflib.get_close_matches(name[:64], self.models, n=1)  # of a name of megabytes it would take seconds
             raise NotFoundError(
                 f"no model `{name[:64]}` is loaded; "
                 + (f"did you mean `{near[0]}`?" if near else f"there is {', '.join(self.models) or 'none'}.")

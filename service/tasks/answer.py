@@ -22,13 +22,14 @@ from service.tasks.body import LIST, PAIR, STOP, OffsetUnit, TaskBody, TaskParam
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.spec import TaskSpec
+from service.tasks.spec import TaskSpec, copied
 from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 from service.text.windows import windows
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
+ANSWER_VALUES = 128  # An answer takes the memory of so many numbers.
 
 
 class AnswerParameters(TaskParameters):
@@ -38,7 +39,7 @@ class AnswerParameters(TaskParameters):
     doc_stride: Annotated[
         int | None, Field(ge=0, description="Tokens that neighboring windows share; half of max_seq_len, at most 128.")
     ] = None
-    max_answer_len: Annotated[int, Field(ge=1, description="Most tokens of an answer.")] = 15
+    max_answer_len: Annotated[int, Field(ge=1, le=512, description="Most tokens of an answer.")] = 15
     max_question_len: Annotated[int | None, Field(ge=1, description="Without effect, as in transformers.")] = None
     max_seq_len: Annotated[int | None, Field(ge=1, description="Tokens of a window, question included; 384, at most the model's.")] = None
     handle_impossible_answer: Annotated[bool, Field(description='Whether "no answer" may be the answer.')] = False
@@ -147,14 +148,16 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], confi
     Returns:
         `{answer, score, start, end}` each; offsets are of the passage, in the request's unit, end exclusive.
     """
-    spans, nulls = [], []
+    texts = _Texts(request, encoded.passage)
+    found = _Summed(request, texts) if request.parameters.duplicates == "sum" else _Best(request, texts, encoded.cuts[-1].stop)
+    nulls = []
     for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
         place = np.array([encoded.cls_index, *range(encoding.start, encoding.start + len(cut))])
         start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
         nulls.append(float(start[0] * end[0]))
-        spans.append(_spans(start[1:], end[1:], cut, request.parameters.max_answer_len))
-    texts = _Texts(request, encoded.passage)
-    answers = _summed(request, spans, texts) if request.parameters.duplicates == "sum" else _best(request, spans, texts)
+        # a window's spans, which are thousands, are let go of before the next one's
+        found.add(_spans(start[1:], end[1:], cut, request.parameters.max_answer_len))
+    answers = found.answers()
     if request.parameters.handle_impossible_answer:
         answers.append({"answer": "", "score": min(nulls), "start": 0, "end": 0})
     answers = sorted(answers, key=lambda answer: -answer["score"])[: request.parameters.top_k]
@@ -205,17 +208,43 @@ def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
     return firsts, lasts
 
 
-def _best(request: Request, spans: Sequence[_Spans], texts: _Texts) -> list[dict[str, Any]]:
-    """Returns the `top_k` best answers over all windows and spans; equal texts, case aside, keep their best score."""
-    starts, ends, scores = (np.concatenate([getattr(s, name) for s in spans]) for name in ("starts", "ends", "scores"))
-    found: dict[str, dict[str, Any]] = {}
-    whole = range(spans[-1].cut.stop)
-    for i in _best_first(starts, ends, scores, at_least=request.parameters.top_k):
-        answer = texts.answer(int(starts[i]), int(ends[i]), float(scores[i]), whole)
-        found.setdefault(answer["answer"].lower(), answer)
-        if len(found) == request.parameters.top_k:
-            break
-    return sorted(found.values(), key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
+class _Best:
+    """The `top_k` best answers over all windows and spans; equal texts, case aside, keep their best score.
+
+    Holds no more of them than are asked for: an answer that so many others are better than in one window, or after some windows,
+    cannot be among the best of all by that span.
+    """
+
+    def __init__(self, request: Request, texts: _Texts, count: int) -> None:
+        """Starts with none; `count` is the tokens of the passage."""
+        self._wanted = request.parameters.top_k
+        self._texts = texts
+        self._whole = range(count)
+        # lower-cased text -> (-score, first token, last token), the order of answers, and the answer
+        self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any]]] = {}
+        self._floor = -1.0
+
+    def add(self, window: _Spans) -> None:
+        """Takes the best spans of a window."""
+        here = set()
+        for i in _best_first(window.starts, window.ends, window.scores, at_least=self._wanted):
+            start, end, score = int(window.starts[i]), int(window.ends[i]), float(window.scores[i])
+            if score < self._floor:
+                break
+            answer = self._texts.answer(start, end, score, self._whole)
+            text, rank = answer["answer"].lower(), (-score, start, end)
+            if text not in self._found or rank < self._found[text][0]:
+                self._found[text] = (rank, answer)
+            here.add(text)
+            if len(here) == self._wanted:
+                break
+        if len(self._found) >= self._wanted:
+            best = sorted(self._found.items(), key=lambda item: item[1][0])[: self._wanted]
+            self._found, self._floor = dict(best), best[-1][1][1]["score"]
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Returns the answers, best first."""
+        return sorted((answer for _, answer in self._found.values()), key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
 
 
 def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats, at_least: int) -> Iterator[int]:
@@ -231,18 +260,38 @@ def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floa
         done, wanted = len(order), 8 * wanted
 
 
-def _summed(request: Request, spans: Sequence[_Spans], texts: _Texts) -> list[dict[str, Any]]:
-    """Returns the answers of transformers 5.2.0: a few best spans of each window, the scores of equal texts added up."""
-    limit = 2 * request.parameters.top_k + 10 if request.parameters.align_to_words else request.parameters.top_k
-    found: dict[str, dict[str, Any]] = {}
-    for window in spans:
-        order = np.lexsort((window.ends, window.starts, -window.scores))[:limit]
+class _Summed:
+    """The answers of transformers 5.2.0: a few best spans of each window, the scores of equal texts added up."""
+
+    def __init__(self, request: Request, texts: _Texts) -> None:
+        """Starts with none."""
+        self._limit = _limit(request)
+        self._texts = texts
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def add(self, window: _Spans) -> None:
+        """Takes the best spans of a window."""
+        order = np.lexsort((window.ends, window.starts, -window.scores))[: self._limit]
         for i in order.tolist():
-            answer = texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
-            earlier = found.setdefault(answer["answer"].lower(), answer)
+            answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
+            earlier = self._found.setdefault(answer["answer"].lower(), answer)
             if earlier is not answer:
                 earlier["score"] += answer["score"]
-    return list(found.values())
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Returns the answers, in no order."""
+        return list(self._found.values())
+
+
+def _limit(request: Request) -> int:
+    """Returns how many spans of a window transformers 5.2.0 looks at."""
+    return 2 * request.parameters.top_k + 10 if request.parameters.align_to_words else request.parameters.top_k
+
+
+def held(request: Request, encoded: EncodedPassage, config: ModelConfig) -> int:
+    """Returns how many numbers a passage holds until it is answered: two logits a token, and the answers whose scores add up."""
+    answers = len(encoded.cuts) * _limit(request) if request.parameters.duplicates == "sum" else request.parameters.top_k
+    return 2 * sum(map(len, encoded.encodings)) + ANSWER_VALUES * answers
 
 
 class Question(BaseModel):
@@ -294,6 +343,8 @@ SPEC = TaskSpec(
     estimate=estimate,
     encode=encode,
     decode=decode,
+    reduce=copied,
+    held=held,
     missing=_missing,
     load_mix="qa",
 )

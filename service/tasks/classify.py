@@ -75,8 +75,14 @@ class Request:
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, for admission."""
-    tokens = estimate_tokens(request.text) + estimate_tokens(request.text_pair or "")
-    return tokens if request.parameters.window else min(tokens, max_length)
+    first, last = (request.text, request.text_pair) if request.text_pair else ("", request.text)
+    beside, tokens = estimate_tokens(first) if first else 0, estimate_tokens(last)
+    if request.parameters.window is None:
+        return min(beside + tokens, max_length)
+    room = max_length - 2 - beside
+    stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
+    # without room encode says so, and that is the better error
+    return min(beside + tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> Encoded:

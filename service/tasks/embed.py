@@ -145,7 +145,7 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
     Args:
         request: The request.
         encoded: Not needed.
-        rows: One row with the output of the layers, float32 [length, values], without padding.
+        rows: One row with the output of the layers, float32 [length, values], without padding, or what `reduce` kept of it.
         config: Not needed.
     """
     found = vectors(request, rows[0])
@@ -159,11 +159,21 @@ def packed(vector: Floats) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
 
 
+def reduce(request: Request, encoded: Encoded | None, row: Row) -> Row:
+    """Returns a row's pooled `vector`, float32 [values], or with the pooling `none` the tokens', float32 [length, values], as a copy."""
+    pooled = pool(row[OUTPUTS[request.parameters.layers or "last"]], request.parameters.pooling)
+    return {"vector": np.array(pooled[..., : request.parameters.dimensions])}
+
+
 def vectors(request: Request, row: Row) -> Floats:
-    """Returns the vector of a text, float32 [values], or with the pooling `none` float32 [length, values]."""
-    parameters = request.parameters
-    pooled = pool(row[OUTPUTS[parameters.layers or "last"]], parameters.pooling)[..., : parameters.dimensions]
-    return normalized(pooled) if parameters.normalize else pooled
+    """Returns the vector of a text, float32 [values], or with the pooling `none` float32 [length, values].
+
+    Args:
+        request: How.
+        row: The outputs of the layers, float32 [length, values], or what `reduce` kept of them.
+    """
+    pooled = (row if "vector" in row else reduce(request, None, row))["vector"]
+    return normalized(pooled) if request.parameters.normalize else pooled
 
 
 def pool(tokens: Floats, pooling: Pooling | None) -> Floats:
@@ -233,5 +243,6 @@ SPEC = TaskSpec(
     estimate=estimate,
     encode=encode,
     decode=decode,
+    reduce=reduce,
     missing=_missing,
 )

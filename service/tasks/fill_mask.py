@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
@@ -24,6 +26,10 @@ from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
 MAX_MASKS = 64
+MAX_TARGETS = 1000
+# Of one target, which no vocabulary entry is longer than, and of all together.
+MAX_TARGET_CHARS = 256
+MAX_TARGETS_CHARS = 2**14
 # A candidate in the answer is as long, and takes as long, as so many numbers, and one more for each 20 characters of its `sequence`.
 CANDIDATE_VALUES = 32
 # How other models, and hasty fingers, spell a mask.
@@ -35,18 +41,49 @@ def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _check_targets(targets: list[str] | None) -> list[str] | None:
+    chars = sum(map(len, targets or ()))
+    if chars > MAX_TARGETS_CHARS:
+        raise PydanticCustomError(
+            "targets", "must have {most} characters together at most, not {chars}", {"most": MAX_TARGETS_CHARS, "chars": chars}
+        )
+    return targets
+
+
 class FillMaskParameters(TaskParameters):
     """Parameters of fill-mask."""
 
     top_k: Annotated[int, Field(ge=1, description="How many tokens to return for each mask.")] = 5
     targets: Annotated[
-        Annotated[list[str], Field(min_length=1, max_length=1000)] | None,
+        Annotated[list[Annotated[str, Field(max_length=MAX_TARGET_CHARS)]], Field(fail_fast=True, min_length=1, max_length=MAX_TARGETS)]
+        | None,
         BeforeValidator(_listed),
+        AfterValidator(_check_targets),
         Field(description="The only words to consider."),
     ] = None
 
 
 DEFAULTS = FillMaskParameters()
+
+
+class Targets:
+    """The targets of a request body, tokenized once for all of its texts."""
+
+    def __init__(self, words: Sequence[str], *, texts: int = 1) -> None:
+        """Keeps the words; `texts` is how many share them."""
+        self._words = words
+        self._tokenized: tuple[list[int], tuple[str, ...]] | None = None
+        self.chars_each = sum(len(word) + 1 for word in words) // texts
+
+    def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
+        """Returns their distinct token ids, and a warning for those that stand for their first piece only.
+
+        Args:
+            tokenizer: The model's, the same at each call.
+        """
+        if self._tokenized is None:
+            self._tokenized = _token_ids(self._words, tokenizer)
+        return self._tokenized
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +93,22 @@ class Request:
     Attributes:
         text: The text.
         parameters: How.
+        shared: The targets, where other texts have the same.
     """
 
     text: str
     parameters: FillMaskParameters = DEFAULTS
+    shared: Targets | None = None
+
+    @property
+    def targets(self) -> Targets | None:
+        """The only words to consider."""
+        return self.shared or (None if self.parameters.targets is None else Targets(self.parameters.targets))
 
     @property
     def chars(self) -> int:
-        """Characters that have to be tokenized."""
-        return len(self.text) + sum(len(target) + 1 for target in self.parameters.targets or ())
+        """Characters that have to be tokenized, with this text's share of the targets."""
+        return len(self.text) + (0 if self.targets is None else self.targets.chars_each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +144,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     assert mask is not None, "a manifest for fill-mask has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(request.text, len(masks), mask.token)
-    targets, warnings = _targets(request.parameters.targets, tokenizer)
+    targets, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
     room = tokenizer.room(pair=False)
     if len(ids) <= room:
         encodings = [tokenizer.assemble(ids, masks=masks)]
@@ -118,20 +162,27 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: 
     Args:
         request: The request.
         encoded: What `encode` returned.
-        rows: One row per window with the output `logits`, float32 [masks, vocabulary].
+        rows: One row per window with the output `logits`, float32 [masks, vocabulary], or what `reduce` kept of it.
         config: Not needed.
 
     Returns:
         `{score, token, token_str, sequence}` each; `sequence` is the whole text with the token in the mask's place.
     """
-    logits = np.concatenate([row["logits"] for row in rows])
+    kept = [row if "tokens" in row else reduce(request, encoded, row) for row in rows]
+    best = [pair for row in kept for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     several = len(encoded.masks) > 1
-    filled = [_fill(request, encoded, mask, scores, several) for mask, scores in zip(encoded.masks, logits, strict=True)]
+    filled = [_filled(encoded, mask, tokens, scores, several) for mask, (tokens, scores) in zip(encoded.masks, best, strict=True)]
     return filled if several else filled[0]
 
 
-def _fill(request: Request, encoded: EncodedText, mask: int, logits: Floats, several: bool) -> list[dict[str, Any]]:
-    """Returns the best tokens of one mask, by falling score, equal ones by token id."""
+def reduce(request: Request, encoded: EncodedText, row: Row) -> Row:
+    """Returns of a row's logits the best `tokens` of each mask, int64 [masks, wanted], and their `scores`, float32 [masks, wanted]."""
+    best = [_best(request, encoded, logits) for logits in row["logits"]]
+    return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
+
+
+def _best(request: Request, encoded: EncodedText, logits: Floats) -> tuple[NDArray[np.int64], Floats]:
+    """Returns the best tokens of one mask with their scores, by falling score, equal ones by token id."""
     scores = activate(logits, "softmax")
     candidates = np.arange(len(scores)) if encoded.targets is None else np.array(sorted(encoded.targets))
     # every token as good as the last one wanted, so that ties are not cut
@@ -139,14 +190,18 @@ def _fill(request: Request, encoded: EncodedText, mask: int, logits: Floats, sev
     floor = np.partition(scores[candidates], len(candidates) - wanted)[len(candidates) - wanted]
     best = candidates[scores[candidates] >= floor]
     order = best[np.argsort(-scores[best], kind="stable")][:wanted]
+    return order, scores[order]
+
+
+def _filled(encoded: EncodedText, mask: int, tokens: Sequence[int], scores: Sequence[float], several: bool) -> list[dict[str, Any]]:
     return [
         {
-            "score": float(scores[token]),
+            "score": score,
             "token": token,
             "token_str": encoded.tokenizer.decode([token], skip_special=False),
             "sequence": _sequence(encoded, mask, token, several),
         }
-        for token in order.tolist()
+        for token, score in zip(tokens, scores, strict=True)
     ]
 
 
@@ -168,10 +223,7 @@ def _check_masks(text: str, count: int, mask: str) -> None:
         raise InvalidValueError(f"{hint}; write `{mask}` for each word to be filled in.")
 
 
-def _targets(targets: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[list[int] | None, tuple[str, ...]]:
-    """Returns the distinct token ids of the targets, and a warning for those that stand for their first piece only."""
-    if targets is None:
-        return None, ()
+def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
     exact = [tokenizer.token_id(target) for target in targets]
     others = iter(tokenizer.tokenize([target for target, id_ in zip(targets, exact, strict=True) if id_ is None]))
     # the first piece of what is no entry; nothing of what has none
@@ -180,7 +232,7 @@ def _targets(targets: Sequence[str] | None, tokenizer: Tokenizer) -> tuple[list[
     cut = [tokenizer.decode(pieces, skip_special=False) for pieces, id_ in zip(first, exact, strict=True) if id_ is None and pieces]
     if not ids:
         raise InvalidValueError("`targets` has no word that the vocabulary knows; give at least one.")
-    some = ", ".join(piece.encode("ascii", "replace").decode() for piece in cut[:5])
+    some = ", ".join(piece[:32] for piece in cut[:5])
     warnings = (f"targets; {len(cut)} of {len(targets)} are no vocabulary entries, their first pieces were used: {some}",) if cut else ()
     return list(dict.fromkeys(ids)), warnings
 
@@ -194,9 +246,11 @@ class FillMaskBody(TaskBody):
     inputs: Annotated[TextOrTexts, Field(description="A text with one or more masks, or a list of such texts.")]
     parameters: FillMaskParameters | None = None
 
-    def request(self, item: Any, parameters: FillMaskParameters) -> Request:
-        """Returns the request of a text."""
-        return Request(item, parameters)
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text, all with the same targets."""
+        parameters = self.parameters or DEFAULTS
+        shared = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
+        return [Request(text, parameters, shared) for text in self.items]
 
 
 class Filled(BaseModel):
@@ -221,6 +275,7 @@ SPEC = TaskSpec(
     estimate=estimate,
     encode=encode,
     decode=decode,
+    reduce=reduce,
     missing=_missing,
     load_mix="mask",
 )

@@ -21,11 +21,13 @@ from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
 from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.spec import TaskSpec
+from service.tasks.spec import TaskSpec, copied
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import default_stride, windows
 
 TASK = "token-classification"
+MAX_IGNORED = 1000
+MAX_LABEL_CHARS = 1000
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -37,7 +39,10 @@ class NerParameters(TaskParameters):
         BeforeValidator(lower),
         Field(description="How tokens become entities; `none` returns the tokens."),
     ] = "simple"
-    ignore_labels: Annotated[list[str], Field(description="Labels and entity groups that are left out.")] = ["O"]  # noqa: RUF012 - pydantic copies it
+    ignore_labels: Annotated[
+        list[Annotated[str, Field(max_length=MAX_LABEL_CHARS)]],
+        Field(fail_fast=True, max_length=MAX_IGNORED, description="Labels and entity groups that are left out."),
+    ] = ["O"]  # noqa: RUF012 - pydantic copies it
     stride: Stride = None
     offset_unit: OffsetUnit = "code_points"
 
@@ -251,6 +256,11 @@ def _entity(group: Sequence[_Token], text: str, scheme: Scheme) -> dict[str, Any
     }
 
 
+def held(request: Request, encoded: EncodedText, config: ModelConfig) -> int:
+    """Returns how many logits a text holds until it is decoded: of each token in each window."""
+    return sum(map(len, encoded.encodings)) * len(config.labels)
+
+
 class NerBody(TaskBody):
     """Body of a token classification request."""
 
@@ -286,5 +296,7 @@ SPEC = TaskSpec(
     estimate=estimate,
     encode=encode,
     decode=decode,
+    reduce=copied,
+    held=held,
     missing=require_labels,
 )

@@ -64,6 +64,11 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=[item.encodings[0] for item in encoded], truncated=any(item.truncated for item in encoded))
 
 
+def reduce(request: Request, encoded: Encoded, row: Row) -> Row:
+    """Returns a sentence's pooled `vector`, float32 [values]."""
+    return embed.reduce(request.like, encoded, row)
+
+
 def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[float]:
     """Returns the cosine of each sentence with the source, from -1 to 1.
 
@@ -146,6 +151,7 @@ SPEC = TaskSpec(
     estimate=estimate,
     encode=encode,
     decode=decode,
+    reduce=reduce,
     derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
     load_body=_load_body,
 )

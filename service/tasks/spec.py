@@ -37,6 +37,14 @@ class Decode(Protocol):
         ...
 
 
+class Reduce(Protocol):
+    """Keeps of one encoding's outputs what decoding needs, as arrays of its own. Outputs are views of the padded batch."""
+
+    def __call__(self, request: Any, encoded: Any, row: Row) -> Row:
+        """Returns a row that `decode` takes like the outputs themselves."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Derivation:
     """Which bundles answer a task that is not their own, and by what a body asks them for it.
@@ -59,6 +67,15 @@ def _nothing(manifest: Manifest) -> str | None:
     return None
 
 
+def _nothing_held(request: Any, encoded: Encoded, config: ModelConfig) -> int:
+    return 0
+
+
+def copied(request: Any, encoded: Encoded, row: Row) -> Row:
+    """Returns a row's outputs without the padding of their batch."""
+    return {name: values.copy() for name, values in row.items()}
+
+
 def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
     """Returns a body with nothing but inputs; one alone is sent as itself."""
     return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
@@ -77,6 +94,9 @@ class TaskSpec:
         estimate: Guesses a request's tokens.
         encode: Turns a request into encodings.
         decode: Turns outputs into a result.
+        reduce: Keeps of one encoding's outputs what decoding needs: they are held until the request's last encoding has run. None
+            where they are a few numbers.
+        held: Numbers of four bytes that a request holds until it is answered, where they grow with the length of its texts.
         derivation: Set for a task that bundles of another task answer.
         missing: Returns what a manifest of this task lacks, in words, or None.
         load_body: Returns the body of a load test around its inputs, which are at least one.
@@ -91,6 +111,8 @@ class TaskSpec:
     estimate: Estimate
     encode: Encode
     decode: Decode
+    reduce: Reduce | None = None
+    held: Callable[[Any, Any, ModelConfig], int] = _nothing_held
     derivation: Derivation | None = None
     missing: Callable[[Manifest], str | None] = _nothing
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body

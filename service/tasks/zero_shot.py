@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidValueError
 from service.tasks import classify
-from service.tasks.body import STOP, TaskBody, TaskParameters, TextOrTexts, body_config
+from service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from service.tasks.classify import LabelScore
 from service.tasks.decoding.scores import Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
@@ -28,6 +28,7 @@ from service.text.tokenizer import Tokenizer, estimate_tokens
 TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."
 PLACE = "{}"
+MAX_LABELS = 1000
 MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every other
 # The first huggingface_hub that takes results as a list of objects; those before it take one object of lists.
 LISTS_SINCE = (1, 2)
@@ -36,16 +37,21 @@ NEEDS = "two or more labels of which one begins with `entail`"
 
 
 def _split(value: Any) -> Any:
-    """Returns the labels of a text with commas between them, as the Hugging Face pipeline reads it."""
-    return [label.strip() for label in value.split(",") if label.strip()] if isinstance(value, str) else value
+    """Returns the labels of a text with commas between them, as the Hugging Face pipeline reads it; of too many no more than show it."""
+    if not isinstance(value, str):
+        return value
+    labels = value.split(",", MAX_LABELS)
+    return labels if len(labels) > MAX_LABELS else [label.strip() for label in labels if label.strip()]
 
 
 def _check_labels(labels: list[str]) -> list[str]:
     if not labels or not all(label.strip() for label in labels):
         raise PydanticCustomError("labels", "must be one label or more, none of them empty")
-    twice = next((label for i, label in enumerate(labels) if label in labels[:i]), None) if len(set(labels)) < len(labels) else None
-    if twice is not None:
-        raise PydanticCustomError("labels", "must be distinct, and `{label}` stands there twice", {"label": twice[:64]})
+    seen: set[str] = set()
+    for label in labels:
+        if label in seen:
+            raise PydanticCustomError("labels", "must be distinct, and `{label}` stands there twice", {"label": label[:64]})
+        seen.add(label)
     return labels
 
 
@@ -60,7 +66,7 @@ class ZeroShotParameters(TaskParameters):
 
     candidate_labels: Annotated[
         list[Annotated[str, Field(max_length=MAX_HYPOTHESIS_CHARS)]],
-        STOP,
+        Field(fail_fast=True, max_length=MAX_LABELS),
         BeforeValidator(_split),
         AfterValidator(_check_labels),
         Field(description="The labels: a list, or a text with commas between them."),

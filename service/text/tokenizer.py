@@ -7,6 +7,7 @@ engine pads.
 
 from __future__ import annotations
 
+import json
 import os
 import unicodedata
 from collections.abc import Sequence
@@ -31,10 +32,10 @@ SHORT_CHARS = 600  # tokenized in about 0.2 ms (0.3 us a character, docs/explana
 class Tokens:
     """The tokens of one whole text, without special tokens. Offsets and pieces are read only by who asks for them."""
 
-    def __init__(self, encoding: Any) -> None:
-        """Wraps an encoding of `tokenizers`."""
+    def __init__(self, encoding: Any, ids: list[int]) -> None:
+        """Wraps an encoding of `tokenizers`, with ids of its tokens."""
         self._encoding = encoding
-        self.ids: list[int] = encoding.ids
+        self.ids = ids
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -122,9 +123,21 @@ class Tokenizer:
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
         self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
+        # The flag above is no help where the vocabulary itself has the spelling: pieces of SentencePiece, and whole words.
+        unknown = self._unknown_id(path)
+        self._stand_in = self._tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown is None else unknown
+        self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}
+
+    def _unknown_id(self, path: Path) -> int | None:
+        """Returns the id of what stands for text that the vocabulary does not have, or None."""
+        if self.unknown is not None:
+            return self.token_id(self.unknown)
+        # of SentencePiece the library does not tell it
+        id_: int | None = json.loads(path.read_bytes())["model"].get("unk_id")
+        return id_
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
-        """Returns the tokens of each text, without special tokens.
+        """Returns the tokens of each text, without special tokens. Of these only the mask, where there is one, can be spelled in a text.
 
         Raises:
             EngineError: The tokenizer panicked.
@@ -140,7 +153,12 @@ class Tokenizer:
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise EngineError(f"the tokenizer failed with {type(error).__name__}. This is a bug.") from error
             raise
-        return [Tokens(encoding) for encoding in encodings]
+        return [Tokens(encoding, self._ids(encoding)) for encoding in encodings]
+
+    def _ids(self, encoding: Any) -> list[int]:
+        """Returns the ids of an encoding; a special token that is spelled in the text is unknown text."""
+        ids: list[int] = encoding.ids
+        return ids if self._reserved.isdisjoint(ids) else [self._stand_in if id_ in self._reserved else id_ for id_ in ids]
 
     def token_id(self, token: str) -> int | None:
         """Returns the id of exactly this vocabulary entry, or None."""
@@ -165,6 +183,13 @@ class Tokenizer:
             masks: Indices into the last text of the mask tokens to be filled.
         """
         return self._templates[b is not None].fill(a, () if b is None else b, masks)
+
+
+def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:
+    """Returns the ids that mean something to the model which no text may say: all special tokens but the mask to be filled in."""
+    ids = {id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    ids |= {piece.id for piece in (*spec.single, *spec.pair) if isinstance(piece, SpecialPiece)} | {spec.pad_id}
+    return ids - (set() if spec.mask is None else {spec.mask.id})
 
 
 class _Template:

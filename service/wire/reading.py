@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from service.errors import InvalidValueError, MalformedRequestError, TooLargeError
 from service.tasks.body import TAGS, TaskBody
@@ -37,7 +38,12 @@ def read_body(task: str, raw: bytes, limits: Limits) -> TaskBody:
         TooLargeError: A list or a text is over its limit.
     """
     try:
-        body = TASKS[task].body.model_validate_json(raw)
+        # not `model_validate_json`: it makes Python objects for each validator in Python, and again for the error
+        value = from_json(raw)
+    except ValueError as error:
+        raise MalformedRequestError(f"the body is not valid JSON: {error}.") from error
+    try:
+        body = TASKS[task].body.model_validate(value)
     except ValidationError as error:
         raise _translate(error, TASKS[task].body) from error
     _check(body, limits)
@@ -60,21 +66,22 @@ def _check(body: TaskBody, limits: Limits) -> None:
                 raise error
 
 
-def _translate(error: ValidationError, body: type[TaskBody]) -> MalformedRequestError | InvalidValueError:
+def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:
     """Turns pydantic's first error into one sentence."""
     first = error.errors(include_url=False)[0]
     where = _path([part for part in first["loc"] if part not in TAGS])
-    if first["type"] == "json_invalid":
-        reason = str(first.get("ctx", {}).get("error", "invalid"))
-        return MalformedRequestError(f"the body is not valid JSON: {reason}.")
-    if first["type"] == "extra_forbidden":
+    if first["type"] == "too_long" and not where.startswith("parameters"):
+        limit = first["ctx"]["max_length"]
+        return TooLargeError(f"`{where}` has {len(first['input'])} items and no more than {limit} are ever allowed; split the request.")
+    if first["type"] == "unknown_parameter":
         known = list(body.parameters_type.model_fields)
-        name = str(first["loc"][-1])[:64]
+        name = str(first["ctx"]["name"])[:64]
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean `{near[0]}`? " if near else ""
         return InvalidValueError(f"`parameters` has no `{name}`; {hint}Known are {', '.join(f'`{field}`' for field in known)}.")
     given = "" if first["type"] == "missing" else f"; it is {_show(first['input'])}"
-    message = first["msg"][0].lower() + first["msg"][1:]
+    # what pydantic calls a dictionary or an instance of a class is to the caller an object
+    message = "input should be an object" if first["type"] == "model_type" else first["msg"][0].lower() + first["msg"][1:]
     return InvalidValueError(f"`{where or 'the body'}` is wrong: {message}{given}.")
 
 
@@ -86,5 +93,5 @@ def _show(value: Any) -> str:
     """Returns a value for a message: short ones as they are, others by their kind."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"
-    shown = json.dumps(value, ensure_ascii=False)
+    shown = json.dumps(value[:41] if isinstance(value, str) else value, ensure_ascii=False)
     return shown if len(shown) <= 40 else f"{shown[:40]}…"

@@ -7,13 +7,10 @@ import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
-import tiny
 from application import assert_same
 from conftest import ROOT
 
@@ -98,20 +95,3 @@ def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., An
             page = client.get("/metrics").text
         assert (0, 0) == (gauge(page, "queue_entries"), gauge(page, "queue_tokens"))
         assert "ERROR" not in served.log.read_text()
-
-
-@pytest.mark.parametrize("target", ["", "zq"])
-def test_many_targets_do_not_keep_others_waiting(serve: Callable[..., Any], tmp_path: Path, target: str) -> None:
-    """As many targets as may be, of as many inputs, are looked up beside the event loop: probes are answered all the while, be they empty or not."""
-    tiny.bundle(tmp_path / "models", task="fill-mask")
-    body = {"inputs": ["a [MASK] film"] * 128, "parameters": {"targets": ["good", *[target] * 999]}}
-    with serve(tmp_path / "models") as served, httpx.Client(base_url=served.url, timeout=60, trust_env=False) as client:
-        with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(httpx.post, f"{served.url}/fill-mask", json=body, timeout=60, trust_env=False)
-            answered = 0
-            while not busy.done():
-                assert 200 == client.get("/health/live").status_code
-                answered += 1
-        assert 200 == busy.result().status_code, busy.result().text
-        assert [True] * 128 == ["good" in [item["token_str"] for item in result] for result in busy.result().json()]
-        assert answered > 20  # a loop that looks the targets up itself answers a few before that and none until it is done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from service.bundle.manifest import Activation
 
 Floats = NDArray[np.float32]
-Row = Mapping[str, Floats]  # one text's graph outputs by name
+Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or what its task keeps of them
 
 
 def activate(logits: Floats, activation: Activation) -> Floats:

@@ -1,0 +1,165 @@
+"""Reading a body is no way to hold the event loop: the largest bodies that --max-body-bytes admits, made to be slow to read.
+
+Work is counted, not timed: calls into Python, errors made, and comparisons.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from service.errors import CallerError
+from service.serving.registry import Registry
+from service.settings import Settings
+from service.tasks import answer, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from service.tasks.body import MAX_ITEMS
+from service.tasks.zero_shot import MAX_LABELS
+from service.wire.reading import Limits, read_body
+
+BYTES = Settings().max_body_bytes
+LIMITS = Limits(max_inputs=Settings().max_inputs, max_chars=Settings().max_chars)
+# A few for each item that a list may have; a body of 8 MiB may have three million.
+MOST_CALLS = 6 * MAX_ITEMS
+
+
+def full(head: str, item: str, tail: str, last: str = "") -> bytes:
+    """Returns a body of as many equal items as it may have, with another one at the end."""
+    count = (BYTES - len(head) - len(last) - len(tail)) // (len(item) + 1)
+    return f"{head}{','.join([item] * count + [last] * bool(last))}{tail}".encode()
+
+
+def distinct(head: str, item: str, tail: str) -> bytes:
+    """Returns a body of as many items as it may have, each with a number of its own."""
+    count = (BYTES - len(head) - len(tail)) // (len(item) + 5)
+    return f"{head}{','.join(item % i for i in range(count))}{tail}".encode()
+
+
+def long(head: str, text: str, tail: str) -> bytes:
+    """Returns a body with one huge text."""
+    return f"{head}{text * ((BYTES - len(head) - len(tail)) // len(text))}{tail}".encode()
+
+
+PARAMETERS = '{"inputs": "a", "parameters": {'
+LABELS, IGNORED, TARGETS = (f'{PARAMETERS}"{name}": ' for name in ("candidate_labels", "ignore_labels", "targets"))
+QUESTION = '{"question": "", "context": ""}'
+SENTENCES = '{"inputs": {"source_sentence": "a", "sentences": ['
+BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "texts": (classify.TASK, lambda: full('{"inputs": [', '""', "]}")),
+    "texts, the last wrong": (classify.TASK, lambda: full('{"inputs": [', '""', "]}", "1")),
+    "pairs": (classify.TASK, lambda: full('{"inputs": [', '{"text": ""}', "]}")),
+    "pairs, the last wrong": (classify.TASK, lambda: full('{"inputs": [', '{"text": ""}', "]}", "{}")),
+    "lists within lists": (classify.TASK, lambda: full('{"inputs": [', "[]", "]}")),
+    "a deep list": (classify.TASK, lambda: long('{"inputs": ', "[", "")),
+    "a deep object": (classify.TASK, lambda: long('{"inputs": ', '{"a": ', "")),
+    "a pair with many keys": (classify.TASK, lambda: distinct('{"inputs": {', '"%d": 1', "}}")),
+    "unknown keys": (classify.TASK, lambda: distinct('{"inputs": [1], ', '"%d": 1', "}")),
+    "unknown parameters": (classify.TASK, lambda: distinct(PARAMETERS, '"%d": 1', "}}")),
+    "one unknown parameter often": (classify.TASK, lambda: full(PARAMETERS, '"a": 1', "}}")),
+    "a huge number": (classify.TASK, lambda: long(f'{PARAMETERS}"top_k": ', "1", "}}")),
+    "a huge fraction": (classify.TASK, lambda: long(f'{PARAMETERS}"top_k": 0.', "1", "}}")),
+    "a huge choice": (classify.TASK, lambda: long(f'{PARAMETERS}"window": "', "A", '"}}')),
+    "a huge text of escapes": (classify.TASK, lambda: long('{"inputs": "', "\\u0041", '"}')),
+    "questions": (answer.TASK, lambda: full('{"inputs": [', QUESTION, "]}")),
+    "questions, the last wrong": (answer.TASK, lambda: full('{"inputs": [', QUESTION, "]}", "{}")),
+    "ignored labels": (ner.TASK, lambda: full(f"{IGNORED}[", '""', "]}}")),
+    "wrong ignored labels": (ner.TASK, lambda: full(f"{IGNORED}[", "1", "]}}")),
+    "a huge ignored label": (ner.TASK, lambda: long(f'{IGNORED}["', "a", '"]}}')),
+    "targets": (fill_mask.TASK, lambda: full(f"{TARGETS}[", '""', "]}}")),
+    "wrong targets": (fill_mask.TASK, lambda: full(f"{TARGETS}[", "1", "]}}")),
+    "a huge target": (fill_mask.TASK, lambda: long(f'{TARGETS}"', "a", '"}}')),
+    "labels": (zero_shot.TASK, lambda: distinct(f"{LABELS}[", '"%d"', "]}}")),
+    "labels, the last two equal": (zero_shot.TASK, lambda: distinct(f"{LABELS}[", '"%d"', ', "0"]}}')),
+    "labels with commas": (zero_shot.TASK, lambda: long(f'{LABELS}"', "a,", '"}}')),
+    "commas": (zero_shot.TASK, lambda: long(f'{LABELS}"', ",", '"}}')),
+    "wrong texts": (embed.TASK, lambda: full('{"inputs": [', "1", "]}")),
+    "a huge prompt beside wrong inputs": (embed.TASK, lambda: long('{"inputs": 1, "prompt_name": "', "a", '"}')),
+    "texts to rank": (rerank.TASK, lambda: full('{"query": "a", "texts": [', '""', "]}")),
+    "a huge query": (rerank.TASK, lambda: long('{"texts": ["a"], "query": "', "a", '"}')),
+    "sentences": (similarity.TASK, lambda: full(SENTENCES, '""', "]}}")),
+    "a huge sentence": (similarity.TASK, lambda: long(f'{SENTENCES}"', "a", '"]}}')),
+}
+
+
+def calls_of(action: Callable[[], Any]) -> int:
+    """Returns how many functions are called, Python's and its own, while an action runs."""
+    count = 0
+
+    def profile(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_the_largest_bodies_are_refused_with_little_work(name: str) -> None:
+    """A list of millions, or an error in each of its items, costs a few calls for each item that a list may have, and one error."""
+    task, make = BODIES[name]
+    body = make()
+    assert BYTES // 2 < len(body) <= BYTES
+    caught: list[CallerError] = []
+
+    def read() -> None:
+        try:
+            read_body(task, body, LIMITS)
+        except CallerError as error:
+            caught.append(error)
+
+    assert calls_of(read) <= MOST_CALLS
+    assert len(caught[0].message) < 600
+    assert not isinstance(caught[0].__cause__, ValidationError) or caught[0].__cause__.error_count() <= 2
+
+
+def test_labels_are_compared_in_one_pass() -> None:
+    """To see that the last of the labels stands there twice each of them is looked up once."""
+    compared = 0
+
+    class Label(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, str(other))
+
+        __hash__ = str.__hash__
+
+    labels = [Label(i) for i in range(MAX_LABELS - 1)]
+    with pytest.raises(ValidationError, match="`0` stands there twice"):
+        zero_shot.ZeroShotParameters(candidate_labels=[*labels, Label("0")])
+
+    assert compared <= MAX_LABELS // 10  # equal ones, and the few whose hashes meet
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([str(i) for i in range(MAX_LABELS + 1)], f"should have at most {MAX_LABELS} items"),
+        (",".join(map(str, range(MAX_LABELS + 1))), f"should have at most {MAX_LABELS} items"),
+        ("a" + "," * MAX_LABELS, f"should have at most {MAX_LABELS} items"),
+    ],
+)
+def test_there_are_a_thousand_labels_at_most(labels: Any, message: str) -> None:
+    """A list and a text of labels have the same limit."""
+    with pytest.raises(ValidationError, match=message):
+        zero_shot.ZeroShotParameters(candidate_labels=labels)
+
+
+def test_a_huge_model_name_is_not_compared_whole() -> None:
+    """To find the nearest name, the beginning of the one given is enough."""
+
+    def get(name: str) -> None:
+        with pytest.raises(CallerError):
+            Registry([], {}).get(name)
+
+    assert calls_of(lambda: get("a" * 64)) == calls_of(lambda: get("a" * 10**6))

@@ -1,0 +1,257 @@
+"""What a request may cost beyond its size: tokens that nobody counted, and memory that is held until it is answered."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from application import call_fresh, classify, faked, play, rejected
+from fakes import FakeEngine
+from service.errors import RefusedError
+from service.scheduling.backlog import UNDERESTIMATED, Backlog
+from service.serving import model as serving
+from service.serving.build import build
+from service.serving.model import Model
+from service.settings import Settings
+from service.tasks import answer, embed, fill_mask, ner
+from service.tasks import classify as classification
+from service.tasks.catalog import TASKS
+from service.text.tokenizer import SHORT_CHARS, Tokenizer
+from service.wire.reading import Limits, read_body
+
+LIMITS = Limits(max_inputs=512, max_chars=200_000)
+
+
+@pytest.fixture(scope="module", name="models_of_all")
+def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """A model of each task."""
+    folder = tmp_path_factory.mktemp("all")
+    own = [name for name, spec in TASKS.items() if spec.derivation is None]
+    for task in own:
+        tiny.bundle(folder, task, task=task)
+    return dict(build(Settings(models=folder)).registry.models)
+
+
+def rows_of(model: Model, task: str, requests: list[Any]) -> list[dict[str, Any]]:
+    """Returns what is held of the requests' encodings, all run in one batch."""
+    stage = model._encode(requests, TASKS[task])
+    return list(stage.run([payload for _, payload in stage.work]))
+
+
+# Targets
+
+
+def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many texts as may be have the targets looked up once."""
+    asked: list[int] = []
+    tokenize = Tokenizer.tokenize
+    monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: asked.append(len(texts)) or tokenize(self, texts))
+    body = b'{"inputs": [%s], "parameters": {"targets": ["good", "zq", "xq"]}}' % b", ".join([b'"a [MASK] film"'] * 64)
+    models_of_all["fill-mask"]._encode(read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"])
+
+    assert sorted([*[1] * 64, 2]) == sorted(asked)
+
+
+@pytest.mark.parametrize("texts", [1, 64])
+def test_targets_count_once_at_admission(texts: int) -> None:
+    """Their characters are shared among the texts, so that a request with many is tokenized on a lane, and none is counted twice."""
+    targets = ["x" * 15] * fill_mask.MAX_TARGETS
+    parameters = fill_mask.FillMaskParameters(targets=targets)
+    requests = fill_mask.FillMaskBody(inputs=["[MASK]"] * texts, parameters=parameters).requests()
+
+    assert texts * 6 + fill_mask.MAX_TARGETS * 16 == sum(request.chars for request in requests)
+    assert SHORT_CHARS < fill_mask.MAX_TARGETS * 16
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("x" * 257, "`parameters.targets[0]` is wrong: string should have at most 256 characters"),
+        (["x" * 256] * 65, "`parameters.targets` is wrong: must have 16384 characters together at most, not 16640"),
+        (["x"] * 1001, "`parameters.targets` is wrong: list should have at most 1000 items"),
+    ],
+)
+def test_targets_have_limits(tmp_path: Path, targets: Any, message: str) -> None:
+    """Of each, of all together and of their number."""
+    tiny.bundle(tmp_path, task="fill-mask")
+    body = {"inputs": "a [MASK]", "parameters": {"targets": targets}}
+    assert message in rejected(classify(tmp_path, body, path="/fill-mask"), 422, "invalid_value")
+
+
+# Tokens
+
+
+@pytest.mark.parametrize("stride", [None, 0, 20, 28])
+def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], stride: int | None) -> None:
+    """What the overlap of windows makes of a text is estimated to within two times, of one text and of the second of a pair."""
+    model = models_of_all["text-classification"]
+    parameters = classification.ClassifyParameters(window="mean", stride=stride and stride - 8)
+    for request in (
+        classification.Request("good " * 600, None, classification.ClassifyParameters(window="mean", stride=stride)),
+        classification.Request("good " * 4, "good " * 600, parameters),
+    ):
+        real = sum(tokens for tokens, _ in model._encode([request], TASKS[model.task]).work)
+        assert real / 2 <= classification.estimate(request, 32) <= 2 * real
+
+
+def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(models: Path) -> None:
+    """Where the estimate let it in, tokenizing finds it out, and no encoding runs."""
+    engine = FakeEngine()
+    service = faked(models, engine, max_queue_tokens=256)
+    message = rejected(
+        play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 64] * 12})),  # 17 tokens each by their characters
+        413,
+        "too_large",
+    )
+
+    assert "tokens or more, all windows counted, and the queue holds 256" in message
+    assert [] == engine.batches
+    assert 0 == service.scheduler._backlog.queue_tokens
+
+
+def test_windows_over_the_queue_are_not_all_made(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request is given up at the text that is too much, before the windows of the others take memory."""
+    encoded: list[int] = []
+    encode = classification.encode
+    spec = TASKS["text-classification"]
+    object.__setattr__(spec, "encode", lambda request, tokenizer: encoded.append(1) or encode(request, tokenizer))
+    try:
+        service = faked(models, FakeEngine(), max_queue_tokens=64)
+        rejected(play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 10] * 15})), 413, "too_large")
+    finally:
+        object.__setattr__(spec, "encode", encode)
+
+    assert 6 == len(encoded)  # of 12 tokens each
+
+
+def put(backlog: Backlog, estimate: int, real: int) -> None:
+    """Admits a request by an estimate and puts an entry of what it really has."""
+    job = backlog.admit(tokens=estimate, seconds=0.0, deadline=10.0, now=0.0)
+    backlog.put(job, None, [(real, None)], lambda rows, length: 0.0, 0.0)
+
+
+def test_what_is_many_times_its_estimate_must_fit_like_new() -> None:
+    """It is refused where the queue has no room for its real tokens; nearer to the estimate it is charged for them."""
+    backlog = Backlog(max_batch_tokens=100, max_queue_tokens=100)
+    put(backlog, 60, 60)
+    put(backlog, 10, 10 * UNDERESTIMATED)
+    assert 100 == backlog.queue_tokens
+    backlog = Backlog(max_batch_tokens=100, max_queue_tokens=100)
+    put(backlog, 60, 60)
+    with pytest.raises(RefusedError, match="has 41 tokens where about 10 were expected, and the queue holds 60 of 100") as caught:
+        put(backlog, 10, 10 * UNDERESTIMATED + 1)
+    assert "queue_full" == caught.value.reason
+
+
+def test_characters_count_for_the_predicted_wait(models_of_all: dict[str, Model]) -> None:
+    """A text that is cut costs what tokenizing the whole of it takes."""
+    model = models_of_all["text-classification"]
+    estimates = [model._estimate([classification.Request("a" * 1000)], TASKS[model.task], chars) for chars in (0, 10**6)]
+
+    assert [estimates[0][0], 0.3] == [estimates[1][0], pytest.approx(estimates[1][1] - estimates[0][1])]
+
+
+# Memory
+
+
+def embedding(**parameters: Any) -> embed.Request:
+    """Returns a request for the vector of a text of three tokens, five with special ones."""
+    return embed.Request("a good film", embed.EmbedParameters(**parameters), width=tiny.HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (embedding(pooling="cls"), (8,)),
+        (embedding(pooling="mean"), (8,)),
+        (embedding(pooling="max"), (8,)),
+        (embedding(pooling="mean", layers="last_four"), (32,)),
+        (embedding(pooling="mean", dimensions=3), (3,)),
+        (embedding(pooling="none"), (5, 8)),
+        (embedding(pooling="none", layers="last_four"), (5, 32)),
+    ],
+)
+def test_vectors_are_pooled_as_soon_as_they_are_there(
+    models_of_all: dict[str, Model], request_: embed.Request, expected: tuple[int, ...]
+) -> None:
+    """Of a text beside a long one nothing but its own vector, or those of its own tokens, is held."""
+    long = embed.Request("good " * 30, request_.parameters, width=tiny.HIDDEN)
+    row, _ = rows_of(models_of_all["feature-extraction"], embed.TASK, [request_, long])
+
+    assert [("vector", expected, None)] == [(name, values.shape, values.base) for name, values in row.items()]
+
+
+@pytest.mark.parametrize(
+    ("task", "request_", "longer"),
+    [
+        (ner.TASK, ner.Request("a good film"), ner.Request("good " * 30)),
+        (answer.TASK, answer.Request("who", "a good film"), answer.Request("who", "good " * 20)),
+        (fill_mask.TASK, fill_mask.Request("a [MASK] film"), fill_mask.Request("good " * 20 + "[MASK]" * 9)),
+    ],
+)
+def test_no_row_holds_the_padded_batch(models_of_all: dict[str, Model], task: str, request_: Any, longer: Any) -> None:
+    """What is kept of a text is an array of its own, not a view of all texts' padded outputs."""
+    rows = rows_of(models_of_all[task], task, [request_, longer])
+
+    assert all(values.base is None for row in rows for values in row.values())
+
+
+def test_of_a_vocabulary_only_the_best_tokens_are_held(models_of_all: dict[str, Model]) -> None:
+    """Of each mask as many as are asked for, with their scores."""
+    (row,) = rows_of(models_of_all["fill-mask"], "fill-mask", [fill_mask.Request("[MASK] [MASK]", fill_mask.FillMaskParameters(top_k=3))])
+
+    assert {"tokens": (2, 3), "scores": (2, 3)} == {name: values.shape for name, values in row.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "task", "body"),
+    [
+        ("/ner", ner.TASK, {"inputs": ["good bad"] * 9}),
+        ("/answer", answer.TASK, {"inputs": {"question": "a", "context": "good " * 90}, "parameters": {"top_k": 9, "duplicates": "sum"}}),
+    ],
+)
+def test_a_request_that_would_hold_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, task: str, body: dict[str, Any]
+) -> None:
+    """Before it runs, with the numbers that it would hold and those allowed."""
+    monkeypatch.setattr(serving, "MAX_HELD", 100)
+    tiny.bundle(tmp_path, task=task)
+
+    assert "numbers or more in memory until it is answered and 100 are allowed" in rejected(
+        call_fresh(tmp_path, "POST", path, json=body), 413, "too_large"
+    )
+
+
+@pytest.mark.parametrize("duplicates", ["best", "sum"])
+def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model], duplicates: str) -> None:
+    """A passage of ten times as many windows takes little more memory to decode, though it has ten times as many spans."""
+    model = models_of_all["question-answering"]
+    peaks = []
+    for words in (60, 600):
+        request = answer.Request("who", "good bad " * words, answer.AnswerParameters(duplicates=duplicates, max_answer_len=512))
+        encoded = answer.encode(request, model._tokenizer)
+        rows = [{name: np.zeros(len(item), dtype=np.float32) for name in ("start_logits", "end_logits")} for item in encoded.encodings]
+        tracemalloc.start()
+        texts = answer._Texts(request, encoded.passage)
+        before = tracemalloc.get_traced_memory()[0]
+        del texts
+        tracemalloc.reset_peak()
+        answer.decode(request, encoded, rows, model.bundle.manifest)
+        peaks.append((tracemalloc.get_traced_memory()[1] - before, sum(len(cut) for cut in encoded.cuts) * 30 * 20))
+        tracemalloc.stop()
+
+    assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # spans of 20 bytes, of which a window of 30 tokens has 465
+
+
+def test_an_answer_has_a_longest_length(tmp_path: Path) -> None:
+    """Of 512 tokens."""
+    tiny.bundle(tmp_path, task="question-answering")
+    body = {"inputs": {"question": "good?", "context": "a good film"}, "parameters": {"max_answer_len": 513}}
+    assert "`parameters.max_answer_len` is wrong: input should be less than or equal to 512; it is 513" in rejected(
+        classify(tmp_path, body, path="/answer"), 422, "invalid_value"
+    )
