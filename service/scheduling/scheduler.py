@@ -97,6 +97,7 @@ class Scheduler:
         self._waiting_lanes = 0
         self._running = 0
         self._concurrency = PeakConcurrency()
+        self._withdrawn = False
         self._stopping = False
         self._stopped = False
         self._dead = False
@@ -105,8 +106,16 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts work: started, not stopping, and every lane alive."""
+        """Whether work should be sent to it: started, not about to stop, and every lane alive."""
+        return self._accepts and not self._withdrawn
+
+    @property
+    def _accepts(self) -> bool:
         return bool(self._threads) and not self._stopping and not self._dead
+
+    def withdraw(self) -> None:
+        """Says that it is not ready any more, and goes on accepting work until `stop`."""
+        self._withdrawn = True
 
     def start(self) -> None:
         """Starts the lanes, for submissions from the running event loop."""
@@ -125,7 +134,7 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, or a lane died.
         """
         with self._condition:
-            if not self.ready:
+            if not self._accepts:
                 raise self._unavailable()
             now = self._clock()
             job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now)
@@ -168,8 +177,12 @@ class Scheduler:
         finally:
             timer.cancel()
 
-    async def stop(self, grace_s: float) -> None:
-        """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes."""
+    async def stop(self, grace_s: float) -> int:
+        """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.
+
+        Returns:
+            The number of jobs that were left.
+        """
         with self._condition:
             self._stopping = True
             pending = [job.owner.future for job in self._submitted]
@@ -177,10 +190,12 @@ class Scheduler:
             await asyncio.wait(pending, timeout=grace_s)
         with self._condition:
             self._stopped = True
+            left = len(self._submitted)
             self._condition.notify_all()
         self._fail_all(self._unavailable())
         # a run that outlasts the grace cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in self._threads))
+        return left
 
     def _lane(self) -> None:
         try:
