@@ -12,12 +12,14 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag, SettingsConfigDict
@@ -27,6 +29,9 @@ from service.api_keys import ApiKeys, new_key
 from service.errors import SettingsError, StartError
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import PREFIX, Settings, parse
+
+if TYPE_CHECKING:
+    from service.process.tls import Certificate
 
 logger = logging.getLogger("bertserve")
 
@@ -97,18 +102,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, SettingsError) else 1
 
 
+@dataclass(frozen=True)
+class Secrets:
+    """What is read from files at the start, and again on SIGHUP.
+
+    Attributes:
+        keys: Of callers; None lets everyone in.
+        admin_keys: Of those who may change models; None lets nobody.
+        certificate: For TLS; None speaks HTTP.
+    """
+
+    keys: ApiKeys | None
+    admin_keys: ApiKeys | None
+    certificate: Certificate | None
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections are made with."""
+        return None if self.certificate is None else self.certificate.context
+
+    def reload(self) -> None:
+        """Reads all files again; what is wrong stays as it was, and the log says so."""
+        for each in (self.keys, self.admin_keys, self.certificate):
+            if each is not None:
+                each.reload()
+
+
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
     from service.process.descriptors import raise_limit
     from service.process.logs import configure_logging
     from service.process.server import bind
+    from service.process.tls import Certificate
 
     configure_logging(settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
     raise_limit()
     keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
     admin_keys = None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file")
+    certificate = None if settings.tls_cert is None or settings.tls_key is None else Certificate(settings.tls_cert, settings.tls_key)
+    secrets = Secrets(keys, admin_keys, certificate)
     if keys is None and not _is_loopback(settings.host):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
@@ -129,17 +163,16 @@ def _serve(settings: Settings) -> int:
     # bound before the models are loaded, so that a port in use is said at once
     with bind(settings.host, settings.port) as listener:
         if settings.workers == 1:
-            _work(settings, listener, keys, admin_keys, announce)
+            _work(settings, listener, secrets, announce)
         else:
-            _supervise(settings, listener, keys, admin_keys, announce)
+            _supervise(settings, listener, secrets, announce)
     return 0
 
 
 def _work(
     settings: Settings,
     listener: socket.socket,
-    keys: ApiKeys | None,
-    admin_keys: ApiKeys | None,
+    secrets: Secrets,
     on_ready: Callable[[tuple[str, list[str]]], None],
     *,
     context: WorkerContext = SINGLE_WORKER,
@@ -165,16 +198,27 @@ def _work(
     state = build(settings, context)
     models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in state.registry.models.values()]
     access = Access(
-        keys,
-        admin_keys=admin_keys,
+        secrets.keys,
+        admin_keys=secrets.admin_keys,
         open_health=settings.open_health,
         open_metrics=settings.open_metrics,
         max_concurrent_per_key=settings.max_concurrent_per_key,
     )
-    config = configure(create_app(state, access=access, log_access=settings.access_log), keep_alive_s=settings.keep_alive_s)
+    config = configure(
+        create_app(state, access=access, log_access=settings.access_log), keep_alive_s=settings.keep_alive_s, tls=secrets.tls
+    )
 
     def on_listen(address: str) -> None:
         on_ready((address, models))
+
+    refreshing: set[asyncio.Task[None]] = set()
+
+    def on_hangup() -> None:
+        secrets.reload()
+        if state.reloader is not None:
+            task = asyncio.get_running_loop().create_task(state.reloader.refresh())
+            refreshing.add(task)  # the loop itself keeps no task alive
+            task.add_done_callback(refreshing.discard)
 
     arguments: dict[str, Any] = {
         "scheduler": state.scheduler,
@@ -182,6 +226,7 @@ def _work(
         "grace_s": settings.grace_s,
         "drain_s": settings.drain_s,
         "on_listen": on_listen,
+        "on_hangup": on_hangup,
     }
     if shutdown_pipe is None:
         server = Server(config, **arguments)
@@ -201,8 +246,7 @@ def _work(
 def _supervise(
     settings: Settings,
     listener: socket.socket,
-    keys: ApiKeys | None,
-    admin_keys: ApiKeys | None,
+    secrets: Secrets,
     on_ready: Callable[[tuple[str, list[str]]], None],
 ) -> None:
     """Has several workers serve from one socket."""
@@ -216,7 +260,7 @@ def _supervise(
 
         def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
             context = WorkerContext(index, settings.workers, folder, connections, heartbeats)
-            _work(settings, listener, keys, admin_keys, report, context=context, shutdown_pipe=shutdown_pipe)
+            _work(settings, listener, secrets, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -234,6 +278,7 @@ def _supervise(
             on_ready=on_ready,
             on_end=forget,
             on_stop=listener.close,
+            on_hangup=secrets.reload,  # for the workers that are started later
         )
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = name  # prometheus_client reads it when it is first imported: in the workers
         supervisor.run()

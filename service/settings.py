@@ -145,6 +145,10 @@ class Settings(BaseSettings):
     )
     open_health: bool = Field(True, description="Answer health paths without a key.")
     open_metrics: bool = Field(True, description="Answer /metrics without a key.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain as a PEM file; with `tls_key` the service speaks HTTPS, TLS 1.2 at least."
+    )
+    tls_key: Path | None = Field(None, description="Private key of the certificate as a PEM file, without a password.")
     access_log: bool = Field(False, description="Log a line for each request.")
     log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")
 
@@ -157,6 +161,8 @@ class Settings(BaseSettings):
                 )
         if self.lanes is not None and self.workers > self.lanes:
             raise ValueError(f"--workers is {self.workers}, over --lanes, which is {self.lanes}; each worker needs a lane of its own")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
         for name in ("max_concurrent_per_key", "open_health", "open_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{_flag(name)} does nothing without --api-key-file; give that too")

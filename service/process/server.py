@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -87,7 +88,8 @@ class Server(uvicorn.Server):
             assert sockets
             self._listen(sockets[0])
             host, port = sockets[0].getsockname()[:2]
-            self._on_listen(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            scheme = "http" if self.config.ssl is None else "https"
+            self._on_listen(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
             gc.collect()
             gc.freeze()  # what was loaded stays; later collections need not walk it
 
@@ -130,7 +132,8 @@ class Server(uvicorn.Server):
         room = self._open.room(len(self._arriving))
         if room is Room.NONE:
             with connection:
-                connection.send(rendered())  # no need to wait: it fits into any buffer
+                if self.config.ssl is None:
+                    connection.send(rendered())  # no need to wait: it fits into any buffer
             return
 
         def protocol() -> HttpProtocol:
@@ -162,8 +165,8 @@ class _Unsaid(logging.Filter):
         return getattr(record, "error_type", None) != "unavailable"
 
 
-def configure(app: ASGIApp, *, keep_alive_s: int) -> uvicorn.Config:
-    """Returns what uvicorn needs to know to serve an application."""
+def configure(app: ASGIApp, *, keep_alive_s: int, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
+    """Returns what uvicorn needs to know to serve an application, by TLS where there is a context."""
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -174,6 +177,7 @@ def configure(app: ASGIApp, *, keep_alive_s: int) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # nothing here depends on who the client is
         timeout_keep_alive=keep_alive_s,
+        ssl_context_factory=None if tls is None else lambda *_: tls,
     )
 
 

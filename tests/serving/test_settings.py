@@ -50,6 +50,8 @@ DEFAULTS = {
     "max_concurrent_per_key": None,
     "open_health": True,
     "open_metrics": True,
+    "tls_cert": None,
+    "tls_key": None,
     "access_log": False,
     "log_format": "text",
 }
@@ -161,6 +163,13 @@ def test_a_kubernetes_service_of_our_name_is_no_setting(monkeypatch: pytest.Monk
 def test_what_needs_a_key_is_refused_without_one(flag: str) -> None:
     """It would do nothing."""
     with pytest.raises(SettingsError, match="does nothing without --api-key-file"):
+        parse(Settings, [flag])
+
+
+@pytest.mark.parametrize("flag", ["--tls-cert=a.pem", "--tls-key=a.pem"])
+def test_a_certificate_needs_its_key(flag: str) -> None:
+    """And a key its certificate."""
+    with pytest.raises(SettingsError, match="belong together"):
         parse(Settings, [flag])
 
 

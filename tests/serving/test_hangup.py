@@ -1,0 +1,119 @@
+"""SIGHUP: keys, certificate and models are read again by all workers, while requests go on; and TLS itself."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+
+import tiny
+from service.errors import SettingsError
+from service.process.tls import Certificate
+
+pytestmark = pytest.mark.serial
+
+Serve = Callable[..., Any]
+AUTHORITY = trustme.CA()
+BODY = {"inputs": "good"}
+
+
+def certified(folder: Path, name: str = "localhost") -> tuple[Path, Path]:
+    """Writes a certificate for a name, and its key, and returns their paths."""
+    made = AUTHORITY.issue_cert(name, "127.0.0.1")
+    made.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    made.private_key_pem.write_to_path(str(folder / "key.pem"))
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def trusting() -> ssl.SSLContext:
+    """Returns what a client trusts: our authority alone."""
+    context = ssl.create_default_context()
+    AUTHORITY.configure_trust(context)
+    return context
+
+
+def until(check: Callable[[], bool]) -> None:
+    """Waits at most 20 seconds for something to become true."""
+    end = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
+    """Every worker has the new key and the new model, and no longer the old ones; a worker that comes later too. Nothing fails meanwhile."""
+    (tmp_path / "keys").write_text("one")
+    flags = ("--workers", str(workers), "--lanes", str(workers), "--api-key-file", str(tmp_path / "keys"))
+
+    def asked(key: str, path: str = "/models/tiny") -> list[int]:
+        """Returns the statuses of requests on connections of their own, so that all workers get some."""
+        headers = {"authorization": f"Bearer {key}", "connection": "close"}
+        return [httpx.post(served.url + path, json=BODY, headers=headers, trust_env=False).status_code for _ in range(6)]
+
+    with serve(models, *flags) as served:
+        assert {200} == set(asked("one"))
+        (tmp_path / "keys").write_text("two")
+        shutil.rmtree(models / "tiny")
+        tiny.bundle(models, "other")
+        served.process.send_signal(signal.SIGHUP)
+        until(lambda: set(asked("two", "/models/other")) == {200} and set(asked("two", "/models/tiny")) == {404})
+        assert {401} == set(asked("one"))
+        served.process.send_signal(signal.SIGHUP)
+        assert {200} == set(asked("two", "/models/other"))
+        assert served.process.poll() is None
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """Whoever trusts the certificate is answered, with workers too; plain HTTP is not, and old versions of TLS neither."""
+    chain, key = certified(tmp_path)
+    for flags in ((), ("--workers", "2", "--lanes", "2")):
+        with serve(models, "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
+            assert served.url.startswith("https://")
+            with httpx.Client(base_url=served.url, verify=trusting(), trust_env=False) as client:
+                assert client.post("/classify", json=BODY).status_code == 200
+                assert client.post("/classify", json={"inputs": ["good"] * 400}).status_code == 200
+            with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+                httpx.get(served.url, verify=ssl.create_default_context(), trust_env=False)
+            with pytest.raises(httpx.TransportError):
+                httpx.get(served.url.replace("https", "http"), trust_env=False)
+        assert "Traceback" not in served.log.read_text()
+
+
+def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """New connections get the new one; one that is wrong leaves the old one in its place."""
+    chain, key = certified(tmp_path)
+
+    def name() -> str:
+        port = int(served.url.rpartition(":")[2])
+        return ssl.get_server_certificate(("127.0.0.1", port))
+
+    with serve(models, "--tls-cert", str(chain), "--tls-key", str(key)) as served:
+        first = name()
+        key.write_text("no key")
+        served.process.send_signal(signal.SIGHUP)
+        until(lambda: "the certificate stays as it was" in served.log.read_text())
+        assert first == name()
+        certified(tmp_path, "example.org")
+        served.process.send_signal(signal.SIGHUP)
+        until(lambda: name() != first)
+
+
+def test_a_certificate_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    """A file that is missing, no certificate, or another one's key."""
+    chain, key = certified(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (tmp_path / "text").write_text("text")
+    for wrong in ((chain, tmp_path / "none"), (tmp_path / "text", key), (chain, certified(other)[1])):
+        with pytest.raises(SettingsError, match="cannot be used"):
+            Certificate(*wrong)
