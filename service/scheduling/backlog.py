@@ -19,7 +19,12 @@ from math import inf
 from typing import Any
 
 from service.errors import InvalidValueError, RefusedError, TooLargeError
+from service.scheduling.group import Group
 from service.scheduling.job import Cost, Entry, Job, Shape, exact
+from service.scheduling.later import Later
+
+# Jobs and entries that have ended and may be kept beside as many as are alive, so that one in so many lets go of them.
+KEPT_ENDED = 64
 
 # A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
 UNDERESTIMATED = 4
@@ -41,15 +46,23 @@ class Backlog:
         self.queue_tokens = 0
         self.queue_entries = 0
         self.queue_seconds = 0.0
-        self._lanes = lanes
+        self.lanes = lanes
+        self._later = Later()
         self._tie = count()
         self._ranked: list[tuple[float, int, Entry]] = []
-        self._groups: dict[Hashable, _Group] = {}
+        self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, Job]] = []
         self._open_jobs = 0
 
-    def admit(self, *, tokens: int, seconds: float, deadline: float, now: float) -> Job:
+    def admit(self, *, tokens: int, seconds: float, deadline: float, now: float, busy_s: float = 0.0) -> Job:
         """Admits a whole request by its estimated cost.
+
+        Args:
+            tokens: About how many it has.
+            seconds: About how many it takes of a lane.
+            deadline: Time by which its last entry must have started.
+            now: The time.
+            busy_s: Seconds that the lanes still need for what they run, together; 0 where one is free.
 
         Raises:
             TooLargeError: It is larger than the queue and would never fit.
@@ -59,13 +72,13 @@ class Backlog:
             raise TooLargeError(
                 f"the request has about {tokens} tokens and the queue holds {self.max_queue_tokens}; split it, or raise --max-queue-tokens."
             )
-        wait = self.queue_seconds / self._lanes
+        wait = self.wait_s(now, busy_s)
         if self.queue_tokens + tokens > self.max_queue_tokens:
             excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
             raise RefusedError(
                 f"the queue is full: it holds {self.queue_tokens} of {self.max_queue_tokens} tokens and the request has about {tokens}; try again later.",
                 reason="queue_full",
-                retry_after_s=wait * excess,
+                retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.lanes,  # room comes with starts, after the runs of now
             )
         if now + wait > deadline:
             raise RefusedError(
@@ -73,10 +86,14 @@ class Backlog:
                 reason="deadline",
                 retry_after_s=now + wait - deadline,
             )
-        job = Job(deadline=deadline, tokens=tokens, seconds=seconds)
+        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now)
         self._open_jobs += 1
         self._hold(tokens, seconds)
         return job
+
+    def wait_s(self, now: float, busy_s: float = 0.0) -> float:
+        """Returns the predicted seconds until an entry that arrives now starts: what ranks before it, over all lanes."""
+        return max(self.queue_seconds - self._later.seconds_after(now) + busy_s, 0.0) / self.lanes
 
     def put(
         self,
@@ -118,10 +135,12 @@ class Backlog:
         job.results = [None] * len(work)
         job.waiting = job.remaining = len(work)
         job.queued_at, job.run_s = now, 0.0
-        rank = now
+        rank = job.arrived
         for index, (tokens, payload) in enumerate(work):
             seconds = self._share(key, tokens, cost, shape)
-            self._enter(Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
+            self._enter(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
+            if rank > now:
+                self._later.add(entry)
             rank += seconds
             job.tokens += tokens
             job.seconds += seconds
@@ -177,10 +196,12 @@ class Backlog:
         if not job.open:
             return False
         job.open = False
+        self._later.drop_all(job)
         job.results = []  # the deadline heap may hold the job for a while longer
         self._open_jobs -= 1
         self._hold(-job.tokens, -job.seconds)
         self.queue_entries -= job.waiting
+        self._let_go()
         return True
 
     def expire(self, now: float) -> list[Job]:
@@ -193,10 +214,22 @@ class Backlog:
         return expired
 
     def _watch(self, job: Job) -> None:
-        if len(self._deadlines) > 2 * self._open_jobs + 64:
+        heapq.heappush(self._deadlines, (job.deadline, next(self._tie), job))
+
+    def _let_go(self) -> None:
+        """Forgets entries and jobs that have ended, before they are most of what is kept: all lanes may be busy, and nobody else comes by."""
+        slack = KEPT_ENDED if self._open_jobs else 0
+        if len(self._deadlines) > 2 * self._open_jobs + slack:
             self._deadlines = [item for item in self._deadlines if item[2].open]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (job.deadline, next(self._tie), job))
+        if len(self._ranked) > 2 * self.queue_entries + slack:
+            self._ranked = [item for item in self._ranked if item[2].alive]
+            heapq.heapify(self._ranked)
+            self._groups.clear()
+            for item in self._ranked:
+                self._group(item)
+        if len(self._later) > 2 * self.queue_entries + slack:
+            self._later.let_go()
 
     def _hold(self, tokens: int, seconds: float) -> None:
         self.queue_tokens += tokens
@@ -212,8 +245,12 @@ class Backlog:
     def _enter(self, entry: Entry) -> None:
         item = (entry.rank, next(self._tie), entry)
         heapq.heappush(self._ranked, item)
+        self._group(item)
+
+    def _group(self, item: tuple[float, int, Entry]) -> None:
+        entry = item[2]
         if entry.key is not None:
-            self._groups.setdefault(entry.key, _Group()).push(entry.tokens, item)
+            self._groups.setdefault(entry.key, Group()).push(entry.tokens, item)
 
     def _start(self, entry: Entry, now: float) -> None:
         job = entry.job
@@ -222,6 +259,7 @@ class Backlog:
         job.tokens -= entry.tokens
         job.seconds -= entry.seconds
         self.queue_entries -= 1
+        self._later.drop(entry)
         self._hold(-entry.tokens, -entry.seconds)
         if not job.waiting:
             job.queued_s += now - job.queued_at
@@ -242,7 +280,7 @@ class Backlog:
             if not group.lengths:
                 del self._groups[entry.key]
 
-    def _companion(self, group: _Group, rows: int, length: int, head: Entry) -> Entry | None:
+    def _companion(self, group: Group, rows: int, length: int, head: Entry) -> Entry | None:
         """Returns the best entry to add to a batch of `rows` padded to `length`, or None if none is worth it."""
         for entry in (group.longest_within(length), group.shortest_over(length)):
             if entry is None:
@@ -272,40 +310,3 @@ def _length(shape: tuple[int, int] | None) -> int:
 def _area(shape: tuple[int, int] | None) -> float:
     """Returns the padded tokens of a shape; endless where there is none."""
     return inf if shape is None else shape[0] * shape[1]
-
-
-class _Group:
-    """Entries of one key by length; finds the nearest length that has any in a few machine words."""
-
-    def __init__(self) -> None:
-        self.lengths = 0  # bit n is set when a live entry of n tokens may be there
-        self._heaps: dict[int, list[tuple[float, int, Entry]]] = {}
-
-    def push(self, tokens: int, item: tuple[float, int, Entry]) -> None:
-        heapq.heappush(self._heaps.setdefault(tokens, []), item)
-        self.lengths |= 1 << tokens
-
-    def first(self, tokens: int) -> Entry | None:
-        """Returns the live entry of that length with the first rank, dropping dead ones before it."""
-        heap = self._heaps.get(tokens, [])
-        while heap and not heap[0][2].alive:
-            heapq.heappop(heap)
-        if heap:
-            return heap[0][2]
-        self._heaps.pop(tokens, None)
-        self.lengths &= ~(1 << tokens)
-        return None
-
-    def longest_within(self, tokens: int) -> Entry | None:
-        """Returns the first live entry of the greatest length of at most `tokens`."""
-        while shorter := self.lengths & ((1 << (tokens + 1)) - 1):
-            if (entry := self.first(shorter.bit_length() - 1)) is not None:
-                return entry
-        return None
-
-    def shortest_over(self, tokens: int) -> Entry | None:
-        """Returns the first live entry of the least length over `tokens`."""
-        while longer := self.lengths >> (tokens + 1):
-            if (entry := self.first(tokens + (longer & -longer).bit_length())) is not None:
-                return entry
-        return None

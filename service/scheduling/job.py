@@ -24,6 +24,7 @@ class Job:
         deadline: Time by which its last entry must have started.
         tokens: Tokens that it holds of the queue: estimated at first, then those of its waiting entries.
         seconds: Predicted seconds of what it holds.
+        arrived: Time at which it was admitted.
         results: One per entry, in order, filled as they finish.
         waiting: Entries that have not started.
         remaining: Entries that have not finished.
@@ -31,12 +32,14 @@ class Job:
         queued_at: Time at which its entries were put.
         queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
         run_s: Longest run of its entries in the last stage.
+        later_s: Predicted seconds of its waiting entries whose rank is still to come.
         owner: What the scheduler attaches to it; opaque here.
     """
 
     deadline: float
     tokens: int
     seconds: float
+    arrived: float = 0.0
     results: list[Any] = field(default_factory=list)
     waiting: int = 0
     remaining: int = 0
@@ -44,6 +47,7 @@ class Job:
     queued_at: float = 0.0
     queued_s: float = 0.0
     run_s: float = 0.0
+    later_s: float = 0.0
     owner: Any = None
 
 
@@ -62,6 +66,7 @@ class Entry:
         seconds: Predicted seconds that it takes of a lane: its share of a full batch.
         rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries.
         waiting: Whether it has not started.
+        later: Whether it counts among those whose rank is still to come.
     """
 
     job: Job
@@ -74,6 +79,7 @@ class Entry:
     seconds: float
     rank: float
     waiting: bool = True
+    later: bool = False
 
     @property
     def alive(self) -> bool:

@@ -157,9 +157,17 @@ class Scheduler:
             if not self._accepts:
                 raise self._unavailable()
             now = self._clock()
-            job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now)
+            self._backlog.lanes = max(1, self._lane_count - self._watchdog.hung)
+            job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=self._busy_s(now))
             self._changed()
             return job
+
+    def _busy_s(self, now: float) -> float:
+        """Returns the predicted seconds until all runs of now have ended, summed; 0 where a lane is free."""
+        if self._running < self._lane_count:
+            return 0.0
+        runs = [run for lane in self._lanes if (run := lane.run) is not None and not run.hung]
+        return sum(max(run.started + run.predicted_s - now, 0.0) for run in runs)
 
     def close(self, job: Job) -> bool:
         """Ends an admitted job; true if it was open. What of it runs already runs on, and its result is dropped."""

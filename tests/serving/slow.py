@@ -1,8 +1,12 @@
-"""A tiny bundle that takes its time: each text runs alone and multiplies large matrices first. Its answers are the tiny one's."""
+"""Tiny bundles that take their time; their answers are the tiny one's.
+
+One runs each text alone and multiplies large matrices first, the other hangs, for hours, on a text with a certain word.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,15 +19,63 @@ from service.bundle.manifest import Manifest
 SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
 
 
+HOURS = 10**13  # turns of a loop
+
+
 def bundle(folder: Path, name: str = "slow") -> Path:
-    """Writes the bundle to `folder/name` and returns its path."""
-    path = tiny.bundle(folder, name, max_length=512, batch_invariant=False)
+    """Writes the bundle that is slow to `folder/name` and returns its path."""
+    return _with_graph(folder, name, _graph(), batch_invariant=False)
+
+
+def hanging_bundle(folder: Path, name: str = "hanging", word: str = "dull") -> Path:
+    """Writes a bundle whose runs do not end where a text has the word to `folder/name`, and returns its path."""
+    return _with_graph(folder, name, _hanging_graph(tiny.VOCABULARY.index(word)))
+
+
+def _with_graph(folder: Path, name: str, graph: onnx.ModelProto, **changes: Any) -> Path:
+    path = tiny.bundle(folder, name, max_length=512, **changes)
     manifest = Manifest.model_validate_json((path / MANIFEST_FILE).read_bytes())
     file = path / manifest.graphs[0].file
-    onnx.save(_graph(), str(file))
+    onnx.save(graph, str(file))
     graphs = (manifest.graphs[0].model_copy(update={"sha256": digest(file)}),)
     (path / MANIFEST_FILE).write_text(manifest.model_copy(update={"graphs": graphs}).model_dump_json())
     return path
+
+
+def _hanging_graph(token: int) -> onnx.ModelProto:
+    """Returns the tiny graph with a loop behind it that turns once, and with the token very often."""
+    made = tiny.graph()
+    made.graph.node[-1].output[0] = "quick"
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_on"], ["goes_on"]),
+            helper.make_node("Mul", ["carried", "one"], ["same"]),
+        ],
+        "turn",
+        [
+            helper.make_tensor_value_info("turn", onnx.TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("carried", onnx.TensorProto.FLOAT, ["rows", "labels"]),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", onnx.TensorProto.BOOL, []),
+            helper.make_tensor_value_info("same", onnx.TensorProto.FLOAT, ["rows", "labels"]),
+        ],
+    )
+    made.graph.node.extend(
+        [
+            helper.make_node("Equal", ["input_ids", "guilty"], ["found"]),
+            helper.make_node("Cast", ["found"], ["counted"], to=onnx.TensorProto.INT64),
+            helper.make_node("ReduceMax", ["counted"], ["any"], keepdims=0),
+            helper.make_node("Mul", ["any", "hours"], ["long"]),
+            helper.make_node("Add", ["long", "once"], ["turns"]),
+            helper.make_node("Loop", ["turns", "true", "quick"], ["logits"], body=body),
+        ]
+    )
+    values = {"guilty": np.array(token), "hours": np.array(HOURS), "once": np.array(1), "true": np.array(True), "one": np.float32(1)}
+    made.graph.initializer.extend([numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()])
+    onnx.checker.check_model(made)
+    return made
 
 
 def _graph() -> onnx.ModelProto:

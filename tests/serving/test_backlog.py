@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.errors import InvalidValueError, RefusedError, TooLargeError
-from service.scheduling.backlog import Backlog
+from service.scheduling.backlog import KEPT_ENDED, Backlog
 from service.scheduling.job import Entry, Job, Shape, exact
 
 KEY = "model"
@@ -224,6 +224,47 @@ def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
     assert queue.finish(entry, None, 0.1)
     queue.put(job, KEY, [(10, None)], expensive_start, 0.0)
     assert 10 == queue.queue_tokens
+
+
+def test_a_text_that_is_tokenized_on_a_lane_waits_once() -> None:
+    """The rank of all stages is that of the arrival: what was put again goes before what came meanwhile."""
+    queue = backlog()
+    long = queue.admit(tokens=30, seconds=1.0, deadline=100.0, now=0.0)
+    queue.put(long, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
+    (entry,) = queue.take(1.0)
+    others = [add(queue, 30, now=0.5 + i, key=None) for i in range(2)]
+    queue.finish(entry, None, 0.1)
+    queue.put(long, None, [(30, None)], expensive_start, 2.0)
+
+    assert [long, *others] == [batch[0].job for batch in drain(queue, 2.0)]
+
+
+def test_the_predicted_wait_counts_what_comes_before() -> None:
+    """What the lanes run counts, and what waits; later windows of a document do not, until their rank has come or the document has ended."""
+    queue = backlog(lanes=2)
+    document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
+
+    assert [0.5, 0.5 + 1.5, 1.5, 5.0] == [
+        queue.wait_s(0.0),
+        queue.wait_s(0.0, busy_s=3.0),
+        queue.wait_s(2.0),
+        queue.wait_s(9.0),
+    ]
+    queue.take(9.0)
+    assert 4.5 == queue.wait_s(9.0)
+    queue.close(document)
+    assert 0.0 == queue.wait_s(9.0)
+
+
+def test_nothing_of_a_closed_document_counts() -> None:
+    """Its windows whose rank is to come are forgotten with it."""
+    queue = backlog(lanes=1)
+    document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
+    add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
+    queue.take(0.0)
+    queue.close(document)
+
+    assert 1.0 == queue.wait_s(0.0)
 
 
 def test_short_texts_slip_between_the_windows_of_a_long_document() -> None:
@@ -442,6 +483,33 @@ def test_every_operation_is_logarithmic() -> None:
 
     assert dict.fromkeys(few, True) == {name: many[name] <= 2 * few[name] + 20 for name in few}
     assert [] == [name for name in few if name != "close" and few[name] == 0]  # what has no steps would show nothing
+
+
+def test_what_hung_up_is_let_go_while_nothing_is_taken() -> None:
+    """With every lane busy and a job that waits on, 10,000 others come and go, and what they brought does not gather."""
+
+    class Kept:
+        """Something whose life can be watched."""
+
+    queue = backlog(max_queue_tokens=10_000)
+    stayer = add(queue, 8)
+    payloads = weakref.WeakSet[Kept]()
+    most = 0
+    for i in range(10_000):
+        job = queue.admit(tokens=16, seconds=0.0, deadline=1e9, now=float(i))
+        work = [(1 + i % 64, Kept()), (1 + i % 64, Kept())]
+        payloads.update(payload for _, payload in work)
+        queue.put(job, KEY if i % 2 else None, work, expensive_start, float(i))
+        del work
+        queue.close(job)
+        most = max(most, len(payloads))
+    del job
+
+    assert most <= 2 * KEPT_ENDED + 4
+    assert [[stayer]] == [[entry.job for entry in batch] for batch in drain(queue, 1e4)]
+    queue.close(stayer)
+    gc.collect()
+    assert 0 == len(payloads)
 
 
 def test_nothing_is_kept_of_what_has_ended() -> None:

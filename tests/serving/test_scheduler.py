@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
@@ -291,6 +293,72 @@ def test_cancelled_while_queued_takes_no_slot(scenario: Scenario) -> None:
     scenario(check)
 
 
+def test_what_runs_counts_as_wait(scenario: Scenario) -> None:
+    """With every lane busy for longer than the deadline a request is refused though nothing waits, and told when to come."""
+
+    async def check(bench: Bench) -> None:
+        bench.work.gate.clear()
+        long = bench.submit("long", cost=lambda rows, length: 8.0)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.clock.now += 1.0
+        with pytest.raises(RefusedError) as refused:
+            bench.admit(timeout_s=5.0)
+        assert ("deadline", 2.0) == (refused.value.reason, refused.value.retry_after_s)
+        bench.clock.now += 2.0
+        assert bench.scheduler.close(bench.admit(timeout_s=5.0))
+        bench.work.gate.set()
+        await long
+
+    scenario(check, manual=True)
+
+
+class Text:
+    """A payload whose life can be watched."""
+
+
+def test_a_thousand_callers_that_hang_up_leave_nothing(scenario: Scenario) -> None:
+    """Of those that hang up while they wait nothing runs, of those in a run no result is delivered; both lanes live, and nothing is kept."""
+
+    async def check(bench: Bench) -> None:
+        kept = weakref.WeakSet[Text]()
+
+        def texts(count: int) -> list[Text]:
+            made = [Text() for _ in range(count)]
+            kept.update(made)
+            return made
+
+        bench.work.gate.clear()
+        running = [bench.submit(*texts(1), key=None) for _ in range(2)]
+        await asyncio.sleep(0)
+        for _ in range(2):
+            await asyncio.to_thread(bench.work.started.acquire)
+        queued = [bench.submit(*texts(1 + i % 3), key=[None, "model"][i % 2], tokens=1 + i % 60) for i in range(998)]
+        await asyncio.sleep(0)
+        assert 998 < bench.backlog.queue_entries
+        for task in (*running, *queued):
+            task.cancel()
+        ended = await asyncio.gather(*running, *queued, return_exceptions=True)
+        assert [asyncio.CancelledError] * 1000 == [type(error) for error in ended]
+        del running, queued, ended, task
+        await asyncio.sleep(0)  # this step of the loop was woken by the tasks, and keeps them
+        gc.collect()
+        assert (0, 0, 2) == (bench.backlog.queue_entries, bench.backlog.queue_tokens, len(kept))  # the two that run are their lanes'
+        bench.work.gate.set()
+        while len(bench.work.batches) < 2:
+            await asyncio.sleep(0)
+        assert [[Text], [Text]] == [[type(payload) for payload in batch] for batch in bench.work.batches]
+        bench.work.batches.clear()
+        assert [["a"], ["b"]] == [answer.value for answer in await asyncio.gather(bench.submit("a"), bench.submit("b"))]
+        assert ["a", "b"] == sorted(payload for batch in bench.work.batches for payload in batch)
+        assert bench.scheduler.ready
+        while kept:  # until both lanes have gone back to wait
+            gc.collect()
+            await asyncio.sleep(0)
+
+    scenario(check, lanes=2, max_queue_tokens=100_000)
+
+
 def test_cancelled_in_flight_does_not_kill_the_lane(scenario: Scenario) -> None:
     """A caller that leaves during its run loses its result; the next one is served by the same lane."""
 
@@ -517,6 +585,7 @@ def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.Log
         bench.look(1)
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
         second = bench.submit("second", key=None)
+        assert 1 == bench.backlog.lanes  # waits are predicted for those that are left
         await asyncio.to_thread(bench.work.started.acquire)
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
