@@ -7,20 +7,19 @@ that scores stay within [0, 1].
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
 
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
 from service.tasks.body import LIST, PAIR, STOP, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from service.tasks.decoding.offsets import rebase
-from service.tasks.decoding.scores import Floats, Row, activate
+from service.tasks.decoding.scores import Row, activate
+from service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, score_spans
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import TaskSpec, copied
 from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
@@ -90,16 +89,6 @@ class EncodedPassage(Encoded):
     cls_index: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Spans:
-    """Scored token spans of one window, end inclusive, counted in the whole passage; `cut` is what the window has of it."""
-
-    cut: range
-    starts: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    scores: Floats
-
-
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, over all windows."""
     question, passage = estimate_tokens(request.question), estimate_tokens(request.context)
@@ -148,139 +137,25 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], confi
     Returns:
         `{answer, score, start, end}` each; offsets are of the passage, in the request's unit, end exclusive.
     """
-    texts = _Texts(request, encoded.passage)
-    found = _Summed(request, texts) if request.parameters.duplicates == "sum" else _Best(request, texts, encoded.cuts[-1].stop)
+    parameters, passage = request.parameters, encoded.passage
+    summed = parameters.duplicates == "sum"
+    # the reference leaves out combining marks that the tokenizer strips
+    offsets = passage.offsets if summed else passage.spans(request.context)
+    texts = SpanTexts(request.context, offsets, passage.word_ids if parameters.align_to_words else None)
+    found = SummedAnswers(texts, limit=_limit(request)) if summed else BestAnswers(texts, top_k=parameters.top_k, count=len(passage))
     nulls = []
     for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
         place = np.array([encoded.cls_index, *range(encoding.start, encoding.start + len(cut))])
         start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
         nulls.append(float(start[0] * end[0]))
         # a window's spans, which are thousands, are let go of before the next one's
-        found.add(_spans(start[1:], end[1:], cut, request.parameters.max_answer_len))
+        found.add(score_spans(start[1:], end[1:], cut, parameters.max_answer_len))
     answers = found.answers()
-    if request.parameters.handle_impossible_answer:
+    if parameters.handle_impossible_answer:
         answers.append({"answer": "", "score": min(nulls), "start": 0, "end": 0})
-    answers = sorted(answers, key=lambda answer: -answer["score"])[: request.parameters.top_k]
-    rebase(answers, request.context, request.parameters.offset_unit)
-    return answers if request.parameters.top_k > 1 else answers[0]
-
-
-def _spans(start: Floats, end: Floats, cut: range, longest: int) -> _Spans:
-    """Scores every span of a window of at most `longest` tokens: p_start[i] * p_end[j].
-
-    Works on the band of i <= j < i + longest alone, as a view of float32 [tokens, longest] onto the padded ends.
-    """
-    longest = min(longest, len(start))
-    padded = np.concatenate([end, np.full(longest - 1, -1, dtype=np.float32)])
-    band = start[:, None] * sliding_window_view(padded, longest)
-    i, length = np.nonzero(np.arange(len(start))[:, None] + np.arange(longest) < len(start))
-    return _Spans(cut, cut.start + i, cut.start + i + length, band[i, length])
-
-
-class _Texts:
-    """Turns token spans into answers."""
-
-    def __init__(self, request: Request, passage: Tokens) -> None:
-        self._context = request.context
-        # the reference leaves out combining marks that the tokenizer strips
-        self._offsets = passage.offsets if request.parameters.duplicates == "sum" else passage.spans(request.context)
-        self._firsts = self._lasts = list(range(len(passage)))
-        if request.parameters.align_to_words:
-            self._firsts, self._lasts = _word_bounds(passage.word_ids)
-
-    def answer(self, start: int, end: int, score: float, cut: range) -> dict[str, Any]:
-        """Returns the answer of a span of tokens, end inclusive; words are widened within `cut` only."""
-        first = self._offsets[max(self._firsts[start], cut.start)][0]
-        last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
-        return {"answer": self._context[first:last], "score": score, "start": first, "end": last}
-
-
-def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Returns for each token the first and the last token of its word."""
-    firsts = list(range(len(word_ids)))
-    lasts = list(range(len(word_ids)))
-    for i in range(1, len(word_ids)):
-        if word_ids[i] == word_ids[i - 1]:
-            firsts[i] = firsts[i - 1]
-    for i in range(len(word_ids) - 2, -1, -1):
-        if word_ids[i] == word_ids[i + 1]:
-            lasts[i] = lasts[i + 1]
-    return firsts, lasts
-
-
-class _Best:
-    """The `top_k` best answers over all windows and spans; equal texts, case aside, keep their best score.
-
-    Holds no more of them than are asked for: an answer that so many others are better than in one window, or after some windows,
-    cannot be among the best of all by that span.
-    """
-
-    def __init__(self, request: Request, texts: _Texts, count: int) -> None:
-        """Starts with none; `count` is the tokens of the passage."""
-        self._wanted = request.parameters.top_k
-        self._texts = texts
-        self._whole = range(count)
-        # lower-cased text -> (-score, first token, last token), the order of answers, and the answer
-        self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any]]] = {}
-        self._floor = -1.0
-
-    def add(self, window: _Spans) -> None:
-        """Takes the best spans of a window."""
-        here = set()
-        for i in _best_first(window.starts, window.ends, window.scores, at_least=self._wanted):
-            start, end, score = int(window.starts[i]), int(window.ends[i]), float(window.scores[i])
-            if score < self._floor:
-                break
-            answer = self._texts.answer(start, end, score, self._whole)
-            text, rank = answer["answer"].lower(), (-score, start, end)
-            if text not in self._found or rank < self._found[text][0]:
-                self._found[text] = (rank, answer)
-            here.add(text)
-            if len(here) == self._wanted:
-                break
-        if len(self._found) >= self._wanted:
-            best = sorted(self._found.items(), key=lambda item: item[1][0])[: self._wanted]
-            self._found, self._floor = dict(best), best[-1][1][1]["score"]
-
-    def answers(self) -> list[dict[str, Any]]:
-        """Returns the answers, best first."""
-        return sorted((answer for _, answer in self._found.values()), key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
-
-
-def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats, at_least: int) -> Iterator[int]:
-    """Yields the indices of spans by falling score, then start, then end; sorts no more of them than are asked for."""
-    done, wanted = 0, 4 * at_least + 32
-    while done < len(scores):
-        wanted = min(wanted, len(scores))
-        # every span as good as the last one wanted, so that ties are not cut
-        floor = scores[np.argpartition(-scores, wanted - 1)[wanted - 1]]
-        best = np.flatnonzero(scores >= floor)
-        order = best[np.lexsort((ends[best], starts[best], -scores[best]))]
-        yield from order[done:].tolist()
-        done, wanted = len(order), 8 * wanted
-
-
-class _Summed:
-    """The answers of transformers 5.2.0: a few best spans of each window, the scores of equal texts added up."""
-
-    def __init__(self, request: Request, texts: _Texts) -> None:
-        """Starts with none."""
-        self._limit = _limit(request)
-        self._texts = texts
-        self._found: dict[str, dict[str, Any]] = {}
-
-    def add(self, window: _Spans) -> None:
-        """Takes the best spans of a window."""
-        order = np.lexsort((window.ends, window.starts, -window.scores))[: self._limit]
-        for i in order.tolist():
-            answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
-            earlier = self._found.setdefault(answer["answer"].lower(), answer)
-            if earlier is not answer:
-                earlier["score"] += answer["score"]
-
-    def answers(self) -> list[dict[str, Any]]:
-        """Returns the answers, in no order."""
-        return list(self._found.values())
+    answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
+    rebase(answers, request.context, parameters.offset_unit)
+    return answers if parameters.top_k > 1 else answers[0]
 
 
 def _limit(request: Request) -> int:

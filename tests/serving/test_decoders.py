@@ -19,6 +19,7 @@ from fakes import Head
 from service.bundle import files
 from service.errors import InvalidValueError
 from service.tasks import answer, fill_mask, ner
+from service.tasks.decoding import spans
 from service.tasks.decoding.scores import Floats, activate
 from service.text.tokenizer import Encoding, Tokenizer
 from service.text.windows import windows
@@ -494,6 +495,6 @@ def test_targets_without_a_token_are_an_error() -> None:
 def test_every_span_is_yielded_once_best_first(scores: list[int], at_least: int) -> None:
     """However many spans are asked for, none is skipped or repeated between the portions that they are sorted in."""
     starts, ends = np.arange(len(scores)), np.arange(len(scores))
-    found = list(answer._best_first(starts, ends, np.array(scores, dtype=np.float32), at_least))
+    found = list(spans._best_first(starts, ends, np.array(scores, dtype=np.float32), at_least))
 
     assert sorted(range(len(scores)), key=lambda i: (-scores[i], i)) == found

@@ -1,1 +1,1 @@
-"""What several tasks decode with: activations, offsets in other units, tag schemes. Pure numpy and Python."""
+"""What several tasks decode with: activations, offsets in other units, tag schemes, spans. Pure numpy and Python."""
