@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -99,10 +100,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
+    from service.process.descriptors import raise_limit
     from service.process.logs import configure_logging
     from service.process.server import bind
 
     configure_logging(settings.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
+    raise_limit()
     keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
     admin_keys = None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file")
     if keys is None and not _is_loopback(settings.host):
@@ -144,11 +148,20 @@ def _work(
     """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
     from service.http.access import Access
     from service.http.app import create_app
+    from service.process.connections import ConnectionLimits, Connections
+    from service.process.descriptors import max_connections
     from service.process.logs import background_logging
     from service.process.server import Server, configure
     from service.process.worker import Worker
     from service.serving.build import build
 
+    limits = ConnectionLimits(
+        max_connections=max_connections(settings.max_connections),
+        head_timeout_s=settings.head_timeout_s,
+        max_head_bytes=settings.max_head_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        min_body_rate=settings.min_body_rate,
+    )
     state = build(settings, context)
     models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in state.registry.models.values()]
     access = Access(
@@ -163,16 +176,21 @@ def _work(
     def on_listen(address: str) -> None:
         on_ready((address, models))
 
+    arguments: dict[str, Any] = {
+        "scheduler": state.scheduler,
+        "connections": Connections(limits, count=lambda reason: state.metrics.ends[reason].inc()),
+        "grace_s": settings.grace_s,
+        "drain_s": settings.drain_s,
+        "on_listen": on_listen,
+    }
     if shutdown_pipe is None:
-        server = Server(config, scheduler=state.scheduler, grace_s=settings.grace_s, on_listen=on_listen)
+        server = Server(config, **arguments)
     else:
         server = Worker(
             config,
-            scheduler=state.scheduler,
-            grace_s=settings.grace_s,
-            on_listen=on_listen,
+            **arguments,
             shutdown_pipe=shutdown_pipe,
-            connections=context.connections,
+            counts=context.connections,
             heartbeats=context.heartbeats,
             index=context.index,
         )
@@ -209,7 +227,13 @@ def _supervise(
             connections[index] = ABSENT
 
         supervisor = Supervisor(
-            work, workers=settings.workers, grace_s=settings.grace_s, heartbeats=heartbeats, on_ready=on_ready, on_end=forget
+            work,
+            workers=settings.workers,
+            grace_s=settings.drain_s + settings.grace_s,
+            heartbeats=heartbeats,
+            on_ready=on_ready,
+            on_end=forget,
+            on_stop=listener.close,
         )
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = name  # prometheus_client reads it when it is first imported: in the workers
         supervisor.run()

@@ -14,6 +14,8 @@
     │   ├── TooLargeError           body, list, text or token count over a limit
     │   ├── ContentEncodingError    a compressed body
     │   ├── InvalidValueError       well-formed, but a value is not allowed
+    │   ├── HeadTooLargeError       the head of the request is over its limit
+    │   ├── SlowRequestError        the request came too slowly
     │   └── ClientGoneError         the caller hung up; nobody reads the answer
     └── ServerError                 the request was fine
         ├── RefusedError            no room now: the queue is full or the deadline cannot be kept
@@ -105,6 +107,14 @@ class ContentEncodingError(CallerError):
 
 class InvalidValueError(CallerError):
     """The body is well-formed, but a value in it is not allowed."""
+
+
+class HeadTooLargeError(CallerError):
+    """The request's line and headers are over their limit."""
+
+
+class SlowRequestError(CallerError):
+    """The request's head or body was not complete in time."""
 
 
 class ClientGoneError(CallerError):

@@ -17,6 +17,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNKNOWN = "unknown"
+ENDS = ("head_timeout", "body_timeout", "send_timeout", "head_too_large", "malformed", "evicted", "refused", "stopping")
 
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each collector, which nobody reads
@@ -58,6 +59,11 @@ class Metrics:
         self.refused = counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
         self.key_requests = counter("key_requests_total", "Requests by the name of their API key and HTTP status.", ("key", "status"))
         self.hung_runs = counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 10 s at least.", ())
+        self.connections_closed = counter(
+            "connections_closed_total",
+            "Connections closed, or their request refused, before a request was complete, by reason.",
+            ("reason",),
+        )
         self.queue_entries = Gauge("bertserve_queue_entries", "Entries that wait.", registry=self._registry, multiprocess_mode="livesum")
         self.queue_tokens = Gauge(
             "bertserve_queue_tokens", "Tokens admitted that wait.", registry=self._registry, multiprocess_mode="livesum"
@@ -76,6 +82,7 @@ class Metrics:
             registry=self._registry,
             multiprocess_mode="livemax",
         )
+        self.ends = {reason: self.connections_closed.labels(reason) for reason in ENDS}
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))

@@ -117,7 +117,19 @@ class Settings(BaseSettings):
     timeout_ms: int = Field(30000, ge=1, description="Deadline of a request that names none, until its last text has started.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline that `x-request-timeout-ms` may ask for.")
     grace_s: float = Field(30, ge=0, description="Seconds that a stopping service goes on answering what it has admitted.")
+    drain_s: float = Field(
+        0, ge=0, description="Seconds before, in which readiness is red and all else goes on, for load balancers to notice."
+    )
     keep_alive_s: int = Field(75, ge=1, description="Seconds an idle connection stays open; more than the load balancer's.")
+    head_timeout_s: float = Field(10, gt=0, description="Seconds for the head of a request, from its first byte.")
+    max_head_bytes: int = Field(32768, ge=1024, description="Bytes of the request line and the headers.")
+    body_timeout_s: float = Field(
+        30, gt=0, description="Seconds for a request, from its first byte; a body may take longer at --min-body-rate."
+    )
+    min_body_rate: int = Field(65536, ge=1, description="Bytes a second at which a body may take longer than --body-timeout-s.")
+    max_connections: int | None = Field(
+        None, ge=1, description="Open connections of each worker; by default as many as descriptors allow, at most 4096."
+    )
     default: Pairs = Field(
         default_factory=dict, description="TASK=NAME: the model that a task's endpoint uses (comma list; default: the first by name)."
     )

@@ -20,7 +20,7 @@ FILES = {
 # Library -> modules that may import it. Who may import whom of ours is import-linter's: pyproject.toml, `make lint`.
 HOMES = {
     "fastapi": {"service.http"},
-    "starlette": {"service.http", "service.process.server"},
+    "starlette": {"service.http", "service.process.server", "service.process.connections"},
     "uvicorn": {"service.process"},
     "pydantic": {"service.bundle", "service.cli", "service.http", "service.settings", "service.tasks", "service.wire"},
     "pydantic_settings": {"service.cli", "service.settings"},
@@ -30,7 +30,7 @@ HOMES = {
     "onnxruntime": {"service.backend", "export", "bench.engine"},
     "prometheus_client": {"service.metrics", "bench.target.metrics"},
     "uvloop": {"bench.load"},
-    "httptools": {"bench.load.connection"},
+    "httptools": {"bench.load.connection", "service.process.protocol"},
     "matplotlib": {"bench.report.plots"},
     "asyncio": {
         "service.http",

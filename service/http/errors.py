@@ -16,9 +16,11 @@ TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {
     errors.ForbiddenError: (403, "forbidden"),
     errors.NotFoundError: (404, "not_found"),
     errors.MethodNotAllowedError: (405, "method_not_allowed"),
+    errors.SlowRequestError: (408, "too_slow"),
     errors.TooLargeError: (413, "too_large"),
     errors.ContentEncodingError: (415, "content_encoding"),
     errors.InvalidValueError: (422, "invalid_value"),
+    errors.HeadTooLargeError: (431, "head_too_large"),
     errors.ClientGoneError: (499, "client_gone"),
     errors.RefusedError: (429, "overloaded"),
     errors.ExpiredError: (504, "expired"),
@@ -48,6 +50,8 @@ def response(error: Exception, request_id: str) -> Response:
     headers = {}
     if isinstance(error, errors.RefusedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, errors.UnavailableError):
+        headers["Retry-After"] = "1"  # another instance may answer at once
     if isinstance(error, errors.MethodNotAllowedError):
         headers["Allow"] = error.allowed
     if isinstance(error, errors.UnauthorizedError):

@@ -62,10 +62,14 @@ class BalancedListener:
         self._watch()
 
     def close(self) -> None:
-        """Takes no more; others need not leave anything to this worker."""
+        """Takes what waits, for the last listener to close resets that, and then no more; others need not leave anything to this worker."""
         if self._timer is not None:
             self._timer.cancel()
         self._loop.remove_reader(self._listener)
+        for _ in range(BACKLOG):
+            if not self._accept():
+                break
+        self._listener.close()
         self.count(ABSENT)
         self._closed = True
 
@@ -92,17 +96,18 @@ class BalancedListener:
         self._watch()
         self._accept()
 
-    def _accept(self) -> None:
-        """Takes one connection, if nobody else has; the others of a burst are for whoever then has the fewest."""
+    def _accept(self) -> bool:
+        """Takes one connection, if nobody else has; the others of a burst are for whoever then has the fewest. False if there was none."""
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return
+            return False
         except OSError as error:
             if error.errno not in _EXHAUSTED:
                 raise
             logger.error("no connection can be taken (%s); trying again in %.0f s", error.strerror, PAUSE_S)
             self._pause(PAUSE_S)
-            return
+            return False
         connection.setblocking(False)
         self._on_connection(connection)
+        return True

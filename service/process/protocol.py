@@ -1,69 +1,251 @@
-"""HttpProtocol: uvicorn's HTTP protocol, with the head and the body of a response in one write."""
+"""HttpProtocol: uvicorn's HTTP protocol, with limits for the time and size of what is still coming in. Knows no routes but the probes.
+
+A connection is in one of five stages. Only what passes through `Connections` ends one from outside: its sweep, once a second, is what
+keeps the time, so that a request costs no timer.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import random
+from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
 
-_END_OF_HEAD = b"\r\n\r\n"
+from service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, SlowRequestError, UnavailableError
+from service.http import errors
+from service.process.connections import LINGER_S, Connections
+from service.process.transport import CoalescingTransport
+
+PROBES = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})  # answered when no other connection is taken
+
+WAITING, HEAD, BODY, COMPLETE, ENDING = range(5)
+"""Stages: no byte of a request, half a head, a head and half a body, a request to be answered, refused and about to close."""
+
+_FULL = "the service has as many connections as it may have; try again later, or raise --max-connections."
+_STOPPING = "the service is stopping; send the request to another instance, or try again later."
+_ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """uvicorn writes head and body apart: two system calls here, and two packets that wake the client twice."""
+    """One connection.
+
+    Attributes:
+        surplus: Whether it came when there was no room: it may ask the probes, once.
+    """
+
+    surplus = False
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
+        super().__init__(config, server_state, app_state, _loop)
+        self._open = cast("Connections", server_state.connections)
+        self._limits = self._open.limits
+        self._now = self.loop.time
+        self._stage = WAITING
+        self._since = self._now()  # of the wait for the request that comes in, or for the next one
+        self._received = 0  # bytes of the request that comes in
+        self._chunk = 0  # bytes of the read that is being parsed
+        self._served = False
+        self._unsent, self._unsent_since = 0, 0.0
+        self._refusal: tuple[BertServeError, str] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection."""
         super().connection_made(CoalescingTransport(transport, self.loop))
 
-
-class CoalescingTransport(asyncio.Transport):
-    """A transport that holds a head back for what is written next, until the loop's next turn at most."""
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Wraps a transport.
-
-        Args:
-            transport: Where everything ends up.
-            loop: The transport's.
-        """
-        super().__init__()
-        self._transport = transport
-        self._loop = loop
-        self._held = b""
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Returns what the transport knows of its connection."""
-        return self._transport.get_extra_info(name, default)
-
-    def is_closing(self) -> bool:
-        """Returns whether the connection is closed, or about to be."""
-        return self._transport.is_closing()
-
-    def pause_reading(self) -> None:
-        """Stops reading."""
-        self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Goes on reading."""
-        self._transport.resume_reading()
-
-    def write(self, data: Any) -> None:
-        """Writes bytes; a closed transport ignores them, as asyncio's own does and uvloop's does not."""
-        if not self._held and data.endswith(_END_OF_HEAD):
-            self._held = bytes(data)
-            self._loop.call_soon(self._flush)
+    def data_received(self, data: bytes) -> None:
+        """Takes bytes."""
+        if self._stage == ENDING:
             return
-        data, self._held = self._held + data, b""
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
+        self._chunk = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # to what we do not speak: the request is answered as it stands
+        except httptools.HttpParserError:
+            self._refuse(*(self._refusal or (MalformedRequestError("this is not HTTP/1.1 as RFC 9112 has it."), "malformed")))
+            return
+        self._received += self._chunk
+        if self._stage == HEAD and self._received > self._limits.max_head_bytes:
+            self._refuse(self._head_too_large(), "head_too_large")
 
-    def close(self) -> None:
-        """Closes the transport once all is written."""
-        self._flush()
-        self._transport.close()
+    def on_message_begin(self) -> None:
+        """The first byte of a request has come."""
+        super().on_message_begin()
+        self._stage = HEAD
+        self._since = self._now()
 
-    def _flush(self) -> None:
-        if self._held:
-            self.write(b"")
+    def on_headers_complete(self) -> None:
+        """The head is complete: the application starts."""
+        if self._received + self._chunk > self._limits.max_head_bytes and self._head_bytes() > self._limits.max_head_bytes:
+            self._reject(self._head_too_large(), "head_too_large")
+        if self.surplus and self.url.partition(b"?")[0] not in PROBES:
+            self._reject(UnavailableError(_FULL), "refused")
+        if self._open.stopping:
+            self.app = self._open.counting(self.config.loaded_app)
+        super().on_headers_complete()
+        self._stage = BODY
+        if self.surplus or self._open.closing:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        super().on_message_complete()
+        self._received = -self._chunk  # what else this read has is not counted, and of the next request nothing is there yet
+        if self.cycle.response_complete:
+            self._stage = WAITING
+            self._since = self._now()
+        else:
+            self._stage = COMPLETE
+
+    def on_response_complete(self) -> None:
+        """A request is answered: as uvicorn's, without its timer."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self._stage == ENDING:
+            self.transport.close()
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+            return
+        if self._stage == COMPLETE:
+            self._stage = WAITING
+        self._since = self._now()
+        self._served = True
+
+    def check(self, now: float) -> None:
+        """Ends the connection if it has taken more time than it may. Called about once a second."""
+        limits, waited = self._limits, now - self._since
+        if self._stalled(now):
+            self._open.note("send_timeout")
+            self.transport.abort()
+        elif self._answering or self.transport.is_closing():
+            if self._stage == HEAD:
+                self._since = now  # the next request; the one before it is what takes so long
+        elif self._stage == WAITING:
+            if waited > (self.timeout_keep_alive if self._served else limits.head_timeout_s):
+                if not self._served:
+                    self._open.note("head_timeout")
+                self.transport.close()
+        elif self._stage == HEAD:
+            if waited > limits.head_timeout_s:
+                self._refuse(
+                    SlowRequestError(f"the head of the request was not complete within {limits.head_timeout_s:g} s."), "head_timeout"
+                )
+        elif self._stage == BODY:
+            self._check_body(now, waited)
+        elif waited > LINGER_S:
+            self.transport.abort()
+
+    def wind_up(self, now: float) -> None:
+        """Ends the connection of a service that has drained, unless its request is being answered or about to come."""
+        if self._answering or self.transport.is_closing() or now - self._since < LINGER_S:
+            return
+        if self._stage == WAITING:
+            self.transport.close()
+        elif self._stage == ENDING:
+            self.transport.abort()
+        else:
+            self._refuse(UnavailableError(_STOPPING), "stopping")
+
+    def no_keep_alive(self) -> None:
+        """The answer that is being made is the connection's last."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        self.transport.abort()
+
+    @property
+    def expendable_since(self) -> tuple[bool, float] | None:
+        """Whether it is an idle one that was served, and since when it waits for a whole head; None if it does not."""
+        if self._stage == BODY or self._answering:
+            return None
+        return self._served and self._stage == WAITING, self._since
+
+    def evict(self) -> None:
+        """Ends the connection to make room for another one."""
+        self._open.note("evicted")
+        if self._stage == HEAD:
+            self.transport.write(self._rendered(UnavailableError(_FULL)))
+        self._stage = ENDING
+        self.transport.close()
+        self._open.discard(self)
+
+    @property
+    def _answering(self) -> bool:
+        """Whether a complete request has yet to be answered."""
+        cycle = self.cycle
+        return self._stage != BODY and cycle is not None and not (cycle.response_complete or cycle.disconnected)
+
+    def _check_body(self, now: float, waited: float) -> None:
+        limits = self._limits
+        if self.flow.read_paused:
+            self._since = now  # what takes so long is ours
+        elif waited > limits.body_timeout_s and (self.cycle.response_complete or self._received < waited * limits.min_body_rate):
+            message = f"the body was not complete within {limits.body_timeout_s:g} s, and came at less than {limits.min_body_rate} bytes a second."
+            self._refuse(SlowRequestError(message), "body_timeout")
+
+    def _stalled(self, now: float) -> bool:
+        """Returns whether the client takes nothing of its answer."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent == 0 or unsent != self._unsent:
+            self._unsent, self._unsent_since = unsent, now
+            return False
+        return now - self._unsent_since > self._limits.body_timeout_s
+
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _head_too_large(self) -> HeadTooLargeError:
+        most = self._limits.max_head_bytes
+        return HeadTooLargeError(f"the head of the request has more than {most} bytes; send fewer headers, or raise --max-head-bytes.")
+
+    def _reject(self, error: BertServeError, reason: str) -> None:
+        """Stops the parser, in one of its callbacks: it raises an error of its own for ours."""
+        self._refusal = error, reason
+        raise error
+
+    def _refuse(self, error: BertServeError, reason: str) -> None:
+        """Answers what will not become a request, and closes once the client has: a close with bytes unread would reset the answer."""
+        self._open.note(reason)
+        answering, stage = self._answering, self._stage
+        self._stage, self._since = ENDING, self._now()
+        if stage == BODY and self.pipeline:
+            self.pipeline.popleft()
+            answering = True
+        if answering:  # an earlier request; `on_response_complete` closes
+            return
+        started = False
+        if stage == BODY:
+            started = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if not started:
+            self.transport.write(self._rendered(error))
+        self.flow.resume_reading()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        else:
+            self.transport.close()
+
+    def _rendered(self, error: BertServeError) -> bytes:
+        return rendered(error, self.server_state.default_headers)
+
+
+def rendered(error: BertServeError | None = None, default_headers: list[tuple[bytes, bytes]] | None = None) -> bytes:
+    """Returns the bytes of a whole response that closes the connection; without an error it says that there is no room."""
+    request_id = f"{_ids.getrandbits(128):032x}"
+    response = errors.response(error or UnavailableError(_FULL), request_id)
+    headers = [*(default_headers or ()), *response.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
+    head = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)

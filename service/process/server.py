@@ -1,75 +1,165 @@
-"""The process around the application: uvicorn with an orderly end, and start-up lines."""
+"""The process around the application: uvicorn with connections of our own, an orderly end, and start-up lines."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from service.errors import StartError
-from service.process.protocol import HttpProtocol
+from service.process.connections import Connections, Room
+from service.process.listener import BalancedListener, shared_counts
+from service.process.protocol import HttpProtocol, rendered
 from service.scheduling.scheduler import Scheduler
 
-# After our own drain only bytes already produced remain to be sent.
+logger = logging.getLogger("bertserve.server")
+
+# After the drain only bytes already produced remain to be sent, and requests that were on their way to be refused.
 FLUSH_S = 5
+
+
+def log_hangup() -> None:
+    """Says that SIGHUP came, and that nothing is done about it."""
+    logger.info("SIGHUP: nothing to do")
 
 
 class Server(uvicorn.Server):
     """uvicorn, but what was admitted is answered, or refused by us, before connections are closed."""
 
-    def __init__(self, config: uvicorn.Config, *, scheduler: Scheduler, grace_s: float, on_listen: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        scheduler: Scheduler,
+        connections: Connections,
+        grace_s: float,
+        drain_s: float = 0,
+        on_listen: Callable[[str], None],
+        on_hangup: Callable[[], None] = log_hangup,
+    ) -> None:
         """Wraps uvicorn.
 
         Args:
             config: uvicorn's.
             scheduler: What to drain.
-            grace_s: Seconds for the drain.
+            connections: An empty set with the limits of connections.
+            grace_s: Seconds for what was admitted.
+            drain_s: Seconds before, in which readiness is red and everything else goes on.
             on_listen: Called with the address once connections are taken.
+            on_hangup: Called in the event loop on each SIGHUP.
         """
         super().__init__(config)
         self._scheduler = scheduler
+        self._open = self.server_state.connections = connections
         self._grace_s = grace_s
+        self._drain_s = drain_s
         self._on_listen = on_listen
+        self._on_hangup = on_hangup
+        self._counts, self._index = shared_counts(1), 0
+        self._arriving: set[asyncio.Task[Any]] = set()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until SIGINT or SIGTERM, and returns after an orderly end."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # uvicorn raises the signal again once it is done, for whoever handled it before: here nobody has to
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # uvicorn puts back what was there before once it is done: whoever signals then has nothing left to end
             signal.signal(number, lambda *_: None)
         super().run(sockets)
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stops; a second SIGINT ends the process at once, for somebody at the keyboard has lost patience. SIGTERM may come twice by accident."""
+        if self.should_exit and sig == signal.SIGINT:
+            os._exit(0)  # not even lines of the log are waited for
+        self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listens on the sockets and says so."""
-        await self.listen(sockets or [])
+        """Listens on the first socket and says so."""
+        await super().startup([])
         if self.started:
             assert sockets
+            self._listen(sockets[0])
             host, port = sockets[0].getsockname()[:2]
             self._on_listen(f"http://{f'[{host}]' if ':' in host else host}:{port}")
             gc.collect()
             gc.freeze()  # what was loaded stays; later collections need not walk it
 
-    async def listen(self, sockets: list[socket.socket]) -> None:
-        """Starts the application, and takes connections from the sockets."""
-        await super().startup(sockets)
-
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Drains, then closes listeners and connections.
+        """Says that it is not ready, drains, then closes listener and connections.
 
-        uvicorn would close the listeners first and answer cancelled handlers in plain text; this way probes see
-        `/health/ready` turn red, and late requests get our 503, while the drain goes on.
+        uvicorn would close the listeners first and cancel handlers; this way probes see `/health/ready` turn red, late requests get
+        our 503, and a connection ends with an answer.
         """
-        await self.drain()
-        await super().shutdown(sockets)
+        said = _Unsaid()
+        errors_log = logging.getLogger("bertserve.errors")
+        errors_log.addFilter(said)
+        self._open.stopping = True
+        self._scheduler.withdraw()
+        await asyncio.sleep(self._drain_s)
+        self._open.last_answers()
+        for _ in range(3):  # turns of the loop, in which what was read before the signal is admitted
+            await asyncio.sleep(0)
+        left = await self._scheduler.stop(self._grace_s)
+        self._listener.close()
+        await self._open.end(lambda: len(self._arriving), FLUSH_S)
+        self._open.stop()
+        if self.server_state.tasks:  # their clients are gone, or were answered
+            await asyncio.wait(self.server_state.tasks, timeout=1)
+        errors_log.removeFilter(said)
+        if (refused := self._open.refusals) or left:
+            logger.warning("%d requests were refused with 503 while the service stopped, and %d cut off as the grace ended", refused, left)
+        await self.lifespan.shutdown()
 
-    async def drain(self) -> None:
-        """Answers what was admitted, and refuses what comes meanwhile."""
-        await self._scheduler.stop(self._grace_s)
-        await asyncio.sleep(0)  # let the handlers that were just answered write their responses
+    def _listen(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        self._listener = BalancedListener(listener, self._counts, self._index)
+        self._open.changed = self._count
+        self._listener.start(self._accept)
+        self._open.start()
+
+    def _accept(self, connection: socket.socket) -> None:
+        """Makes a protocol for a connection, as uvicorn does for those of its own sockets."""
+        room = self._open.room(len(self._arriving))
+        if room is Room.NONE:
+            with connection:
+                connection.send(rendered())  # no need to wait: it fits into any buffer
+            return
+
+        def protocol() -> HttpProtocol:
+            made = HttpProtocol(self.config, self.server_state, self.lifespan.state, self._loop)
+            made.surplus = room is Room.PROBE
+            return made
+
+        tls = self.config.ssl
+        timeout_s = None if tls is None else self._open.limits.head_timeout_s
+        task = self._loop.create_task(self._loop.connect_accepted_socket(protocol, connection, ssl=tls, ssl_handshake_timeout=timeout_s))
+        self._arriving.add(task)
+        task.add_done_callback(lambda task: self._arrived(task, connection))
+        self._count()
+
+    def _arrived(self, task: asyncio.Task[Any], connection: socket.socket) -> None:
+        self._arriving.discard(task)
+        self._count()
+        if task.cancelled() or task.exception() is not None:  # the client left before it was let in
+            connection.close()
+
+    def _count(self) -> None:
+        self._listener.count(len(self._open) + len(self._arriving))
+
+
+class _Unsaid(logging.Filter):
+    """Keeps refusals out of the log: while the service stops there is one for each request, and a count of them at the end."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return getattr(record, "error_type", None) != "unavailable"
 
 
 def configure(app: ASGIApp, *, keep_alive_s: int) -> uvicorn.Config:
@@ -84,7 +174,6 @@ def configure(app: ASGIApp, *, keep_alive_s: int) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # nothing here depends on who the client is
         timeout_keep_alive=keep_alive_s,
-        timeout_graceful_shutdown=FLUSH_S,
     )
 
 

@@ -15,6 +15,7 @@ one by one without saying when all are ready, and cut off what a stopping worker
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -32,7 +33,7 @@ from service.errors import SettingsError, StartError
 
 logger = logging.getLogger("bertserve.supervisor")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_FAILED_STARTS = 3
 # After the grace a worker joins its lanes (1 s) and sends what was produced (5 s); one that still runs then hangs.
 MARGIN_S = 8
@@ -41,8 +42,17 @@ MARGIN_S = 8
 HUNG_S = 4.0
 CHECK_S = 0.5
 
+# Loading may take minutes, where engines are built; once one worker has loaded, the others need not take much longer than it did.
+START_S = 60.0
+START_FACTOR = 10.0
+
 # What a worker does: its index, the shutdown pipe to watch, and what to call with a report once it is ready.
 Work = Callable[[int, int, Callable[[Any], None]], None]
+
+
+def log_hangup() -> None:
+    """Says that SIGHUP came, and that the workers are told."""
+    logger.info("SIGHUP: passed on to the workers")
 
 
 @dataclass(slots=True)
@@ -53,14 +63,18 @@ class _Worker:
         index: Its place; another process takes it when this one dies.
         process: The process.
         report: Where its one report comes from.
+        started: `time.monotonic()` at its start.
         ready: Whether it has reported that it is ready.
+        hung_up: Whether SIGHUP came while it was not.
         error: Why its start failed, if it said so.
     """
 
     index: int
     process: ForkProcess
     report: Connection
+    started: float
     ready: bool = False
+    hung_up: bool = False
     error: StartError | None = None
 
 
@@ -76,6 +90,8 @@ class Supervisor:
         heartbeats: MutableSequence[int],
         on_ready: Callable[[Any], None],
         on_end: Callable[[int, int], None],
+        on_stop: Callable[[], None] = lambda: None,
+        on_hangup: Callable[[], None] = log_hangup,
     ) -> None:
         """Creates a supervisor; `run` it.
 
@@ -86,6 +102,8 @@ class Supervisor:
             heartbeats: By index the `time.monotonic_ns()` at which a worker's event loop last turned, in memory that all share.
             on_ready: Called once, with the report of a worker, when all of them are ready.
             on_end: Called with index and process id of each worker that has ended.
+            on_stop: Called once, when the workers are told to stop: what they inherited need not stay open here.
+            on_hangup: Called on each SIGHUP, which is then passed on to all workers; one that is not ready gets it once it is.
 
         Raises:
             SettingsError: This system cannot fork.
@@ -100,6 +118,9 @@ class Supervisor:
         self._heartbeats = heartbeats
         self._on_ready = on_ready
         self._on_end = on_end
+        self._on_stop = on_stop
+        self._on_hangup = on_hangup
+        self._longest_start_s: float | None = None
         self._workers: list[_Worker] = []
         self._announced = False
         self._failed_starts = 0
@@ -144,12 +165,13 @@ class Supervisor:
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         answer.close()  # so that the next worker does not inherit it, and this one's end is the pipe's
-        self._workers.append(_Worker(index, process, report))
+        self._workers.append(_Worker(index, process, report, time.monotonic()))
 
     def _enter(self, index: int, report: Connection) -> None:
         """Runs in the worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; while models load, the supervisor says what to do
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.close(self._shutdown_pipe_end)
@@ -166,12 +188,10 @@ class Supervisor:
 
     def _react(self) -> None:
         """Waits until something happens, and does what it asks for."""
-        timeout_s = CHECK_S if self._deadline is None else max(self._deadline - time.monotonic(), 0)
         reports = [worker.report for worker in self._workers if not worker.report.closed]
-        happened = wait([self._signals, *reports, *(worker.process.sentinel for worker in self._workers)], timeout_s)
-        if not self._stopping:
-            self._kill_hung()
-        elif not happened and self._deadline is not None:
+        happened = wait([self._signals, *reports, *(worker.process.sentinel for worker in self._workers)], CHECK_S)
+        self._kill_hung()
+        if self._deadline is not None and time.monotonic() > self._deadline:
             logger.error("%d workers outlasted the grace by %d s and are killed", len(self._workers), MARGIN_S)
             self._kill()
             self._deadline = None
@@ -185,10 +205,21 @@ class Supervisor:
             self._reap(worker)
 
     def _on_signal(self, number: int) -> None:
-        if not self._stopping:
+        if number == signal.SIGHUP:
+            self._hang_up()
+        elif not self._stopping:
             self._stop()
         elif number == signal.SIGINT:  # as uvicorn: someone at the keyboard has lost patience; SIGTERM may come twice by accident
             self._kill()
+
+    def _hang_up(self) -> None:
+        if self._stopping:
+            return
+        self._on_hangup()
+        for worker in self._workers:
+            worker.hung_up = not worker.ready
+            if worker.ready and worker.process.is_alive():
+                os.kill(worker.process.pid or 0, signal.SIGHUP)
 
     def _on_report(self, worker: _Worker) -> None:
         with worker.report as report, suppress(EOFError):
@@ -198,6 +229,9 @@ class Supervisor:
                 return
             worker.ready = True
             self._heartbeats[worker.index] = time.monotonic_ns()
+            self._longest_start_s = max(self._longest_start_s or 0, time.monotonic() - worker.started)
+            if worker.hung_up:
+                os.kill(worker.process.pid or 0, signal.SIGHUP)
             self._failed_starts = 0
             if self._announced:
                 logger.info("worker %d is process %d now", worker.index, worker.process.pid)
@@ -228,13 +262,18 @@ class Supervisor:
                 self._fail(error)
 
     def _kill_hung(self) -> None:
-        """Kills workers whose event loop stands still; `_reap` puts others in their place."""
-        now = time.monotonic_ns()
+        """Kills workers whose event loop stands still, or whose start does; `_reap` puts others in their place."""
         for worker in self._workers:
-            silent_s = (now - self._heartbeats[worker.index]) / 1e9
-            if worker.ready and worker.process.is_alive() and silent_s > HUNG_S:
-                logger.error("worker %d, process %d, has hung for %.1f s and is killed", worker.index, worker.process.pid, silent_s)
+            silent_s = time.monotonic() - (self._heartbeats[worker.index] / 1e9 if worker.ready else worker.started)
+            if silent_s > self._patience_s(worker) and worker.process.is_alive():
+                what = "has hung" if worker.ready else "has been starting"
+                logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, what, silent_s)
                 worker.process.kill()
+
+    def _patience_s(self, worker: _Worker) -> float:
+        if worker.ready:
+            return HUNG_S
+        return math.inf if self._longest_start_s is None else max(START_S, START_FACTOR * self._longest_start_s)
 
     def _fail(self, error: StartError) -> None:
         self._failure = error
@@ -244,6 +283,7 @@ class Supervisor:
         """Tells all workers to finish what they have."""
         self._stopping = True
         self._deadline = time.monotonic() + self._grace_s + MARGIN_S
+        self._on_stop()
         os.close(self._shutdown_pipe_end)
         for worker in self._workers:
             if not worker.ready:  # it has nothing to finish, and sees the shutdown pipe only when its models are loaded

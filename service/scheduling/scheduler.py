@@ -106,6 +106,7 @@ class Scheduler:
         self._waiting_lanes = 0
         self._running = 0
         self._concurrency = PeakConcurrency()
+        self._withdrawn = False
         self._stopping = False
         self._stopped = False
         self._dead = False
@@ -117,13 +118,21 @@ class Scheduler:
 
     @property
     def ready(self) -> bool:
-        """Whether it accepts work: started, not stopping, every lane alive, and one at least that does not hang."""
+        """Whether work should be sent to it: started, not about to stop, every lane alive, and one at least that does not hang."""
+        return self._accepts and not self._withdrawn
+
+    @property
+    def _accepts(self) -> bool:
         return bool(self._lanes) and not self._stopping and not self._dead and not self._watchdog.all_hung
 
     @property
     def max_queue_tokens(self) -> int:
         """Most tokens that admitted jobs may hold together."""
         return self._backlog.max_queue_tokens
+
+    def withdraw(self) -> None:
+        """Says that it is not ready any more, and goes on accepting work until `stop`."""
+        self._withdrawn = True
 
     def start(self) -> None:
         """Starts the lanes, for submissions from the running event loop."""
@@ -145,7 +154,7 @@ class Scheduler:
             UnavailableError: The scheduler is stopping, a lane died, or all of them hang.
         """
         with self._condition:
-            if not self.ready:
+            if not self._accepts:
                 raise self._unavailable()
             now = self._clock()
             job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now)
@@ -190,10 +199,13 @@ class Scheduler:
             if ticket.timer is not None:
                 ticket.timer.cancel()
 
-    async def stop(self, grace_s: float) -> None:
+    async def stop(self, grace_s: float) -> int:
         """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.
 
         Where all lanes hang nothing would finish, and the grace is left out.
+
+        Returns:
+            The number of jobs that were left.
         """
         with self._condition:
             self._stopping = True
@@ -202,11 +214,13 @@ class Scheduler:
             await asyncio.wait(pending, timeout=0 if self._watchdog.all_hung else grace_s)
         with self._condition:
             self._stopped = True
+            left = len(self._submitted)
             self._condition.notify_all()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
         # a run that outlasts the grace cannot be interrupted; its thread is a daemon
         await asyncio.gather(*(asyncio.to_thread(lane.thread.join, 1.0) for lane in self._lanes))
+        return left
 
     def _serve(self, lane: Lane) -> None:
         """Runs batches until the scheduler stops: what a thread does."""

@@ -25,6 +25,7 @@ from fastapi import FastAPI
 import slow
 from application import play
 from service.errors import SettingsError
+from service.process.connections import ConnectionLimits, Connections
 from service.process.listener import ABSENT, BalancedListener, shared_counts
 from service.process.server import configure
 from service.process.supervisor import Supervisor
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
 TWO = ("--workers", "2", "--lanes", "2")
+LIMITS = ConnectionLimits(max_connections=8, head_timeout_s=1, max_head_bytes=1024, body_timeout_s=1, min_body_rate=1)
 
 
 @contextmanager
@@ -201,11 +203,12 @@ def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
         worker = Worker(
             configure(FastAPI(), keep_alive_s=1),
             scheduler=scheduler,
+            connections=Connections(LIMITS),
             grace_s=0,
             on_listen=print,
             shutdown_pipe=0,
             heartbeats=[0],
-            connections=shared_counts(1),
+            counts=shared_counts(1),
             index=0,
         )
         scheduler.start()

@@ -1,0 +1,186 @@
+"""Connections: all that are open in a process, what they may take of time and room, and their end. Knows no bytes.
+
+Once a second all of them are looked at; nothing is armed or measured for a single request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from service.process.protocol import HttpProtocol
+
+logger = logging.getLogger("bertserve.connections")
+
+SWEEP_S = 1.0
+LINGER_S = 0.5  # that a client whose answer was the last has to notice, and one that was just answered to ask again
+EXPENDABLE_AFTER_S = 1.0  # a client that came in a burst of others may not have got to its first byte sooner
+PROBE_RESERVE = 16
+_UNAVAILABLE = 503
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a connection may take.
+
+    Attributes:
+        max_connections: Connections that are open at once.
+        head_timeout_s: Seconds for the head of a request.
+        max_head_bytes: And its bytes.
+        body_timeout_s: Seconds for a body, or as long as it comes at `min_body_rate`; also those without one byte of an answer taken.
+        min_body_rate: Bytes a second.
+    """
+
+    max_connections: int
+    head_timeout_s: float
+    max_head_bytes: int
+    body_timeout_s: float
+    min_body_rate: int
+
+
+class Room(Enum):
+    """What there is for one more connection: a place, one that can only ask probes, or none."""
+
+    PLACE = 1
+    PROBE = 2
+    NONE = 3
+
+
+class Connections(set[Any]):
+    """The open connections, in place of uvicorn's own set of them.
+
+    Attributes:
+        limits: What each may take.
+        stopping: Whether the service stops, and refusals are counted.
+        closing: Whether the next answer of each is its last.
+        refusals: Answers of 503 while the service stopped.
+        changed: Called whenever there are more or fewer.
+    """
+
+    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
+        """Creates an empty set.
+
+        Args:
+            limits: What each may take.
+            count: Called with the reason whenever a connection is closed, or its request refused, before it was complete.
+        """
+        super().__init__()
+        self.limits = limits
+        self.stopping = False
+        self.closing = False
+        self.refusals = 0
+        self.changed: Callable[[], None] = lambda: None
+        self._count = count
+        self._ended: Counter[str] = Counter()
+        self._surplus: dict[HttpProtocol, None] = {}
+        self._expendable: deque[tuple[tuple[bool, float], HttpProtocol]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, connection: HttpProtocol) -> None:
+        """Adds a connection."""
+        super().add(connection)
+        if connection.surplus:
+            self._surplus[connection] = None
+        self.changed()
+
+    def discard(self, connection: Any) -> None:
+        """Removes a connection."""
+        super().discard(connection)
+        self._surplus.pop(connection, None)
+        self.changed()
+
+    def start(self) -> None:
+        """Looks after the connections from now on."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self):
+            connection.check(now)
+        self._log()
+        expendable = [(since, connection) for connection in self if (since := connection.expendable_since) is not None]
+        waiting = [each for each in expendable if each[0][1] <= now - EXPENDABLE_AFTER_S]
+        self._expendable = deque(sorted(waiting, key=lambda each: each[0]))
+        self._timer = loop.call_later(SWEEP_S, self.start)
+
+    def stop(self) -> None:
+        """Looks no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._log()
+
+    def note(self, reason: str) -> None:
+        """Counts an end before a request was complete; the log gets one line for all of a second."""
+        self._count(reason)
+        self._ended[reason] += 1
+
+    def room(self, arriving: int) -> Room:
+        """Returns what there is for one more connection, after making room if none was left.
+
+        Args:
+            arriving: Connections that are taken and not yet here.
+        """
+        if len(self) - len(self._surplus) + arriving < self.limits.max_connections or self._evict():
+            return Room.PLACE
+        if len(self) + arriving >= self.limits.max_connections + PROBE_RESERVE:
+            oldest = next((connection for connection in self._surplus if connection.expendable_since is not None), None)
+            if oldest is None:
+                self.note("refused")
+                return Room.NONE
+            oldest.evict()
+        return Room.PROBE
+
+    def last_answers(self) -> None:
+        """Has each connection end with its next answer."""
+        self.closing = True
+        for connection in self:
+            connection.no_keep_alive()
+
+    def counting(self, app: ASGIApp) -> ASGIApp:
+        """Returns an application that counts its refusals here."""
+
+        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+            async def look(message: Message) -> None:
+                self.refusals += message.get("status") == _UNAVAILABLE
+                await send(message)
+
+            await app(scope, receive, look)
+
+        return counted
+
+    async def end(self, arriving: Callable[[], int], timeout_s: float) -> None:
+        """Waits until all are gone: what is being answered goes on, and what is idle, or half a request, is closed.
+
+        Args:
+            arriving: Returns the number of connections that are taken and not yet here.
+            timeout_s: Then the rest, which take their answers too slowly, are cut off.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (self or arriving()) and (now := loop.time()) < deadline:
+            for connection in list(self):
+                connection.wind_up(now)
+            await asyncio.sleep(0.01)
+        for connection in list(self):
+            connection.abort()
+
+    def _evict(self) -> bool:
+        """Closes the connection that waits longest for a whole head, idle ones last; false if there is none."""
+        while self._expendable:
+            since, connection = self._expendable.popleft()
+            if connection in self and connection.expendable_since == since:
+                connection.evict()
+                return True
+        return False
+
+    def _log(self) -> None:
+        if self._ended:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in self._ended.most_common())
+            logger.warning("%d connections closed before a request was complete: %s", self._ended.total(), reasons)
+            self._ended.clear()

@@ -1,0 +1,81 @@
+"""CoalescingTransport: the head and the body of a response in one write. Knows bytes, no HTTP but how a head ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+_END_OF_HEAD = b"\r\n\r\n"
+
+
+class CoalescingTransport(asyncio.Transport):
+    """A transport that holds a head back for what is written next, until the loop's next turn at most.
+
+    uvicorn writes head and body apart: two system calls, and two packets that wake the client twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        """Wraps a transport.
+
+        Args:
+            transport: Where everything ends up.
+            loop: The transport's.
+        """
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Returns what the transport knows of its connection."""
+        return self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        """Returns whether the connection is closed, or about to be."""
+        return self._transport.is_closing()
+
+    def pause_reading(self) -> None:
+        """Stops reading."""
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Goes on reading."""
+        self._transport.resume_reading()
+
+    def write(self, data: Any) -> None:
+        """Writes bytes; a closed transport ignores them, as asyncio's own does and uvloop's does not."""
+        if not self._held and data.endswith(_END_OF_HEAD):
+            self._held = bytes(data)
+            self._loop.call_soon(self._flush)
+            return
+        data, self._held = self._held + data, b""
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Closes the transport once all is written."""
+        self._flush()
+        self._transport.close()
+
+    def can_write_eof(self) -> bool:
+        """Returns whether the sending half alone can be closed; with TLS it cannot."""
+        return self._transport.can_write_eof()
+
+    def write_eof(self) -> None:
+        """Closes the sending half once all is written."""
+        self._flush()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        """Closes the transport at once; what is not yet written is lost."""
+        self._held = b""
+        self._transport.abort()
+
+    def get_write_buffer_size(self) -> int:
+        """Returns the bytes that the client has yet to take."""
+        return self._transport.get_write_buffer_size()
+
+    def _flush(self) -> None:
+        if self._held:
+            self.write(b"")

@@ -1,0 +1,213 @@
+"""What connections may take: time and bytes of heads and bodies, slow readers, and room that probes find when there is none."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny
+from conftest import Served, running
+from service.errors import SettingsError
+from service.process.descriptors import RESERVE, max_connections
+
+pytestmark = pytest.mark.serial
+
+HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
+HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
+BODY = b'{"inputs":"good"}'
+WHOLE = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+SHORT = ("--head-timeout-s", "0.3", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-head-bytes", "2048")
+
+
+@pytest.fixture(name="service", scope="module")
+def service_in_a_hurry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service with short times and small heads."""
+    models = tiny.bundle(tmp_path_factory.mktemp("models")).parent
+    with running(models, tmp_path_factory.mktemp("log") / "log", *SHORT) as served:
+        yield served
+
+
+@contextmanager
+def connected(served: Any, sent: bytes = b"") -> Iterator[socket.socket]:
+    """Opens a connection and sends bytes."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(sent)
+        yield connection
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """Returns all that still comes over a connection; fails if it is not closed within its timeout, or is reset."""
+    return connection.makefile("rb").read()
+
+
+def refused(answer: bytes, status: int, error_type: str) -> None:
+    """Checks the status and the exact shape of an answer that ended a connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:])
+    said = json.loads(body)
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert ("close", "application/json", str(len(body))) == tuple(
+        headers[name] for name in ("connection", "content-type", "content-length")
+    )
+    assert (error_type, headers["x-request-id"]) == (said["error_type"], said["request_id"])
+    assert ["error", "error_type", "request_id"] == sorted(said)
+
+
+def closed(served: Any, reason: str) -> float:
+    """Returns how many connections the metrics say were closed for a reason."""
+    page = httpx.get(f"{served.url}/metrics", trust_env=False).text
+    return sum(float(value) for value in re.findall(rf'bertserve_connections_closed_total\{{reason="{reason}"\}} (\S+)', page))
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "error_type", "reason"),
+    [
+        (HALF_HEAD, 408, "too_slow", "head_timeout"),
+        (WHOLE + HALF_HEAD, 408, "too_slow", "head_timeout"),
+        (HALF_BODY, 408, "too_slow", "body_timeout"),
+        (b"GET / HTTP/1.1\r\nhost: test\r\nx: " + b"x" * 2048, 431, "head_too_large", "head_too_large"),
+        (b"GET / HTTP/1.1\r\nhost: test\r\nx: " + b"x" * 300_000, 431, "head_too_large", "head_too_large"),
+        (b"GET / HTTP/1.1\r\nhost: test\r\nx: " + b"x" * 2048 + b"\r\n\r\n", 431, "head_too_large", "head_too_large"),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * 2048 + b"\r\n", 431, "head_too_large", "head_too_large"),
+        (b"GET /" + b"x" * 2048 + b" HTTP/1.1\r\n\r\n", 431, "head_too_large", "head_too_large"),
+        (b"NONSENSE\r\n\r\n", 400, "malformed", "malformed"),
+        (b"POST /classify HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n", 400, "malformed", "malformed"),
+        (b"POST /classify HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}", 400, "malformed", "malformed"),
+        (WHOLE + b"NONSENSE\r\n\r\n", 200, "", "malformed"),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_in_time_is_refused(service: Served, sent: bytes, status: int, error_type: str, reason: str) -> None:
+    """It gets an answer in the one shape, over a connection that ends in order, behind the answers to what came before; and is counted."""
+    before = closed(service, reason)
+    with connected(service, sent) as connection:
+        answer = until_closed(connection)
+    if answer.startswith(b"HTTP/1.1 200 "):
+        head, _, rest = answer.partition(b"\r\n\r\n")
+        [length] = re.findall(rb"content-length: (\d+)", head)
+        answer = rest[int(length) :]
+    if error_type:
+        refused(answer, status, error_type)
+    else:
+        assert b"" == answer
+    assert before + 1 == closed(service, reason)
+
+
+def test_a_connection_without_a_byte_is_closed_without_one(service: Served) -> None:
+    """Nobody asked, so nobody is answered."""
+    with connected(service) as connection:
+        assert b"" == until_closed(connection)
+
+
+def test_an_idle_connection_is_closed_in_time(service: Served) -> None:
+    """After `--keep-alive-s` a connection that was answered ends without another byte."""
+    with connected(service, WHOLE) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b"" == until_closed(connection)
+
+
+def test_a_body_behind_its_answer_is_not_waited_for(service: Served) -> None:
+    """A client that goes on with a body that was refused is cut off, too, and gets no second answer."""
+    with connected(service, b"POST /nowhere HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{") as connection:
+        answer = until_closed(connection)
+    assert answer.startswith(b"HTTP/1.1 404 "), answer
+    assert 1 == answer.count(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize(("rate", "status"), [("100", 200), ("1000000", 408)])
+def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., Any], rate: str, status: int) -> None:
+    """One that comes in steps is read to its end where the rate is kept, and refused where it is not."""
+    body = json.dumps({"inputs": "good " * 200}).encode()
+    with (
+        serve(models, *SHORT, "--min-body-rate", rate) as served,
+        connected(
+            served, b"POST /classify HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        ) as connection,
+    ):
+        for step in range(12):
+            try:
+                connection.sendall(body[step * 80 : step * 80 + 80])
+            except OSError:
+                break
+            time.sleep(0.2)
+        else:
+            connection.sendall(body[960:])
+        assert until_closed(connection).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_a_client_that_takes_no_answer_is_cut_off(service: Served) -> None:
+    """Answers that nobody reads do not keep a connection open."""
+    before = closed(service, "send_timeout")
+    with connected(service) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(0.2)
+        try:
+            while True:
+                connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: test\r\n\r\n" * 20)
+        except OSError:
+            pass
+        end = time.monotonic() + 30
+        while closed(service, "send_timeout") == before:
+            assert time.monotonic() < end, "it was not cut off"
+            time.sleep(0.1)
+
+
+def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) -> None:
+    """With 256 descriptors and 300 half-sent heads probes are answered at once, and soon everybody is; the log has a line a second."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", "0"]
+    command = ["/bin/sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command]
+    log = tmp_path / "log"
+    with ExitStack() as stack:
+        errors = stack.enter_context(log.open("w"))
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True))
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if " listens on " in line)
+        served = Served(process, line.split(" listens on ")[1].split(",")[0], log)  # type: ignore[arg-type]
+        for _ in range(300):
+            stack.enter_context(connected(served, HALF_HEAD))
+        assert 200 == httpx.get(f"{served.url}/health/live", trust_env=False).status_code
+        assert 200 == httpx.get(f"{served.url}/health/ready", trust_env=False).status_code
+        answers = [httpx.post(f"{served.url}/classify", content=BODY, trust_env=False)]
+        while answers[-1].status_code != 200:
+            assert len(answers) < 100, "there never was room"
+            time.sleep(0.1)
+            answers.append(httpx.post(f"{served.url}/classify", content=BODY, trust_env=False))
+        assert {(503, "1")} >= {(answer.status_code, answer.headers.get("retry-after")) for answer in answers[:-1]}
+        assert closed(served, "evicted") > 0
+    lines = log.read_text().splitlines()
+    assert 0 < len(lines) < 20
+    assert [] == [line for line in lines if "connections closed before a request was complete" not in line]
+    assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def test_a_full_service_refuses_what_cannot_wait(models: Path, serve: Callable[..., Any]) -> None:
+    """When every connection has a request, a new one gets 503 and when to come back; connections in place go on."""
+    with serve(models, "--max-connections", "2") as served, connected(served, HALF_BODY), connected(served, HALF_BODY):
+        with connected(served, WHOLE) as connection:
+            answer = until_closed(connection)
+        refused(answer, 503, "unavailable")
+        assert b"retry-after: 1\r\n" in answer
+        assert 1 == closed(served, "refused")
+
+
+def test_connections_follow_from_descriptors() -> None:
+    """By default there are as many as descriptors allow, and more than these allow is an error that names both."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert (min(soft - RESERVE, 4096), 7) == (max_connections(None), max_connections(7))
+    with pytest.raises(SettingsError) as error:
+        max_connections(soft)
+    assert (f"--max-connections is {soft}" in error.value.message, f"{soft} descriptors" in error.value.message) == (True, True)

@@ -1,0 +1,207 @@
+"""The end of the service: nothing lost under load, readiness first, half-sent requests, impatience, and workers that hang meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import slow
+from application import rejected
+from closed_loop import Outcome, ask_until_refused
+
+pytestmark = pytest.mark.serial
+
+Serve = Callable[..., Any]
+TWO = ("--workers", "2", "--lanes", "2")
+
+
+def address_of(served: Any) -> tuple[str, int]:
+    """Returns host and port of a service."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    return host, int(port)
+
+
+def get(served: Any, path: str) -> httpx.Response:
+    """Returns an answer over a connection of its own."""
+    return httpx.get(served.url + path, trust_env=False, timeout=30)
+
+
+def waits(served: Any) -> float:
+    """Returns the entries that wait."""
+    [value] = re.findall(r"^bertserve_queue_entries (\S+)", get(served, "/metrics").text, re.MULTILINE)
+    return float(value)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("workers", [(), TWO], ids=["one", "two"])
+def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: tuple[str, ...]) -> None:
+    """Of many clients that never pause all get answers until nobody listens, the last ones a 503 that says when to come back."""
+    outcome = Outcome()
+    with serve(models, *workers) as served:
+
+        async def load() -> None:
+            asking = asyncio.create_task(ask_until_refused(address_of(served), 48, outcome=outcome, limit_s=30))
+            await asyncio.sleep(1)
+            served.process.send_signal(signal.SIGTERM)
+            await asking
+
+        asyncio.run(load())
+        assert 0 == served.process.wait(20)
+        log = served.log.read_text()
+    print(outcome)  # pytest -s shows the figures
+    assert outcome.lost <= 2, outcome
+    assert {200, 503} >= set(outcome.answers)
+    assert outcome.answers[200] > 48
+    assert 0 == outcome.hurried
+    assert (outcome.answers[503] > 0) == (len(log.splitlines()) > 0)
+    assert [] == [line for line in log.splitlines() if "while the service stopped" not in line]
+
+
+def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) -> None:
+    """With `--drain-s` probes see red while requests, over new connections too, are answered; then it ends."""
+    with serve(models, "--drain-s", "1.5") as served:
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(served, "/health/ready").status_code == 503)
+        assert 200 == httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
+        assert "1" == get(served, "/health/ready").headers["retry-after"]
+        assert 200 == get(served, "/health/live").status_code
+        assert 0 == served.process.wait(20)
+        assert 1 == len(served.log.read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"POST /classify HTTP/1.1\r\nhost", b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"]
+)
+def test_what_is_half_sent_at_the_end_is_refused_in_peace(models: Path, serve: Serve, sent: bytes) -> None:
+    """Half a head and half a body get a 503 of ours when the service stops, and leave no traceback."""
+    with serve(models) as served, socket.create_connection(address_of(served), timeout=20) as connection:
+        connection.sendall(sent)
+        assert 200 == get(served, "/health/live").status_code  # it was read by then
+        served.process.send_signal(signal.SIGTERM)
+        answer = connection.makefile("rb").read()
+        assert 0 == served.process.wait(20)
+        log = served.log.read_text()
+    assert answer.startswith(b"HTTP/1.1 503 "), answer
+    assert b"retry-after: 1\r\n" in answer.lower()
+    assert ("Traceback" in log, "ERROR" in log) == (False, False), log
+
+
+def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> None:
+    """A client that keeps a connection without a request sees its end, not a reset."""
+    with serve(models) as served, socket.create_connection(address_of(served), timeout=20) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nhost: test\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
+        served.process.send_signal(signal.SIGTERM)
+        assert b"" == connection.recv(1)
+        assert 0 == served.process.wait(20)
+        assert "" == served.log.read_text()
+
+
+def test_a_second_interrupt_ends_one_worker_at_once(tmp_path: Path, serve: Serve) -> None:
+    """Who presses Ctrl-C twice does not wait for what was accepted; a second SIGTERM changes nothing."""
+    slow.bundle(tmp_path / "slow")
+    with serve(tmp_path / "slow", "--lanes", "1", "--grace-s", "600") as served, ThreadPoolExecutor(1) as pool:
+        cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
+        wait_until(lambda: waits(served) > 400)
+        served.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: get(served, "/health/ready").status_code == 503)
+        served.process.send_signal(signal.SIGTERM)
+        rejected(httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False), 503, "unavailable")
+        assert waits(served) > 0
+        served.process.send_signal(signal.SIGINT)
+        assert 0 == served.process.wait(20)
+        with pytest.raises(httpx.TransportError):
+            cut.result()
+        assert "Traceback" not in served.log.read_text()
+
+
+def test_a_worker_that_hangs_while_it_drains_keeps_nobody_waiting(tmp_path: Path, serve: Serve) -> None:
+    """It is killed long before the grace is over, and what the other one has accepted is answered."""
+    slow.bundle(tmp_path / "slow")
+    with serve(tmp_path / "slow", *TWO, "--grace-s", "600") as served, ThreadPoolExecutor(4) as pool:
+        clients = [httpx.Client(base_url=served.url, timeout=60, trust_env=False) for _ in range(4)]
+        workers = [client.get("/info").json()["worker"] for client in clients]
+        assert {0, 1} == {worker["index"] for worker in workers}
+        accepted = [pool.submit(client.post, "/classify", json={"inputs": ["good"] * 40}) for client in clients]
+        wait_until(lambda: waits(served) > 120)
+        hung = workers[0]["pid"]
+        os.kill(hung, signal.SIGSTOP)
+        served.process.send_signal(signal.SIGTERM)
+        for worker, future in zip(workers, accepted, strict=True):
+            if worker["pid"] == hung:
+                assert isinstance(future.exception(), httpx.TransportError)
+            else:
+                assert 200 == future.result().status_code
+        assert 0 == served.process.wait(20)
+        assert f"process {hung}, has hung for" in served.log.read_text()
+        for client in clients:
+            client.close()
+
+
+STARTS = """
+import select, time
+from service.process import supervisor
+from service.process.listener import shared_counts
+
+supervisor.START_S, supervisor.START_FACTOR = 0.5, 0.0
+beats, starts = shared_counts(2), shared_counts(1)
+starts[0] = 0
+
+def work(index, shutdown_pipe, report):
+    if index == 1:
+        starts[0] += 1
+        if starts[0] in HANGS:
+            time.sleep(600)
+    report(index)
+    while not select.select([shutdown_pipe], [], [], 0.1)[0]:
+        beats[index] = time.monotonic_ns()
+        if index == 1 and starts[0] + 1 in HANGS:
+            return
+
+def on_end(index, pid):
+    print("ended", index, flush=True)
+
+supervisor.Supervisor(
+    work, workers=2, grace_s=5, heartbeats=beats, on_ready=lambda _: print("ready", flush=True), on_end=on_end
+).run()
+"""
+
+
+@pytest.mark.parametrize(("hangs", "said"), [("[1]", ["ended 1", "ready"]), ("[2]", ["ready", "ended 1", "ended 1"])])
+def test_a_worker_that_hangs_while_it_starts_is_replaced(hangs: str, said: list[str]) -> None:
+    """Once another has started, a worker that takes many times longer is killed, at the first start and as a replacement."""
+    command = [sys.executable, "-c", STARTS.replace("HANGS", hangs)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        assert said == [process.stdout.readline().strip() for _ in said]
+        process.send_signal(signal.SIGTERM)
+        assert 0 == process.wait(20)
+
+
+@pytest.mark.parametrize("workers", [(), TWO], ids=["one", "two"])
+def test_a_hangup_ends_nothing(models: Path, serve: Serve, workers: tuple[str, ...]) -> None:
+    """SIGHUP reaches every worker, which says so, and the service goes on."""
+    with serve(models, *workers) as served:
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: served.log.read_text().count("SIGHUP: ") == (3 if workers else 1))
+        assert 200 == httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
