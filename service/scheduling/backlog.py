@@ -156,7 +156,7 @@ class Backlog:
                 f"the request has {tokens} tokens where about {job.tokens} were expected, and the queue holds {held} of "
                 f"{self.max_queue_tokens}; try again later, or split it.",
                 reason="queue_full",
-                retry_after_s=self.queue_seconds / self._lanes,
+                retry_after_s=self.queue_seconds / self.lanes,
             )
 
     def take(self, now: float) -> list[Entry]:
