@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bertserve.connections")
 
 SWEEP_S = 1.0
+SOME = 128  # of them are looked at in one turn of the loop, which takes some 0.3 ms
 LINGER_S = 0.5  # that a client whose answer was the last has to notice, and one that was just answered to ask again
 EXPENDABLE_AFTER_S = 1.0  # a client that came in a burst of others may not have got to its first byte sooner
 PROBE_RESERVE = 16
@@ -82,7 +83,7 @@ class Connections(set[Any]):
         self._ended: Counter[str] = Counter()
         self._surplus: dict[HttpProtocol, None] = {}
         self._expendable: deque[tuple[tuple[bool, float], HttpProtocol]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
 
     def add(self, connection: HttpProtocol) -> None:
         """Adds a connection."""
@@ -98,16 +99,28 @@ class Connections(set[Any]):
         self.changed()
 
     def start(self) -> None:
-        """Looks after the connections from now on."""
+        """Looks after the connections from now on: at all of them, and again a second later."""
+        self._unchecked = list(self)
+        self._waiting: list[tuple[tuple[bool, float], HttpProtocol]] = []
+        self._check_some()
+
+    def _check_some(self) -> None:
+        """Looks at some, and lets the loop turn before the next: thousands at once would hold it for milliseconds."""
         loop = asyncio.get_running_loop()
+        some, self._unchecked = self._unchecked[:SOME], self._unchecked[SOME:]
+        if not some:
+            self._expendable = deque(sorted(self._waiting, key=lambda each: each[0]))
+            self._log()
+            self._timer = loop.call_later(SWEEP_S, self.start)
+            return
+        self._timer = loop.call_soon(self._check_some)  # first, so that an error below ends no more than this turn
         now = loop.time()
-        for connection in list(self):
-            connection.check(now)
-        self._log()
-        expendable = [(since, connection) for connection in self if (since := connection.expendable_since) is not None]
-        waiting = [each for each in expendable if each[0][1] <= now - EXPENDABLE_AFTER_S]
-        self._expendable = deque(sorted(waiting, key=lambda each: each[0]))
-        self._timer = loop.call_later(SWEEP_S, self.start)
+        for connection in some:
+            if connection in self:
+                connection.check(now)
+                since = connection.expendable_since
+                if since is not None and since[1] <= now - EXPENDABLE_AFTER_S:
+                    self._waiting.append((since, connection))
 
     def stop(self) -> None:
         """Looks no more."""
