@@ -196,12 +196,3 @@ def test_a_worker_that_hangs_while_it_starts_is_replaced(hangs: str, said: list[
         assert said == [process.stdout.readline().strip() for _ in said]
         process.send_signal(signal.SIGTERM)
         assert 0 == process.wait(20)
-
-
-@pytest.mark.parametrize("workers", [(), TWO], ids=["one", "two"])
-def test_a_hangup_ends_nothing(models: Path, serve: Serve, workers: tuple[str, ...]) -> None:
-    """SIGHUP reaches every worker, which says so, and the service goes on."""
-    with serve(models, *workers) as served:
-        served.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: served.log.read_text().count("SIGHUP: ") == (3 if workers else 1))
-        assert 200 == httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
