@@ -45,10 +45,11 @@ beside: dev .venv/.installed # the tests that bear others beside them
 	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
 
 serial: dev .venv/.installed # those that load or signal processes, beside no other test
-	$(PYTEST) -m serial $(SERIAL)
+	$(PYTEST) -m "serial and not full_grid" $(SERIAL)
 
 grid: dev ## every family with every head, and what else make test takes a part of
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m full_grid
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
+	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
 stress: dev ## a hundred thousand hostile bodies: make stress CASES=N
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py

@@ -111,6 +111,7 @@ def test_a_connection_without_a_byte_is_closed_without_one(service: Served) -> N
         assert b"" == until_closed(connection)
 
 
+@pytest.mark.full_grid
 def test_an_idle_connection_is_closed_in_time(service: Served) -> None:
     """After `--keep-alive-s` a connection that was answered ends without another byte."""
     with connected(service, WHOLE) as connection:
@@ -126,6 +127,7 @@ def test_a_body_behind_its_answer_is_not_waited_for(service: Served) -> None:
     assert 1 == answer.count(b"HTTP/1.1 ")
 
 
+@pytest.mark.full_grid
 @pytest.mark.parametrize(("rate", "status"), [("100", 200), ("1000000", 408)])
 def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., Any], rate: str, status: int) -> None:
     """One that comes in steps is read to its end where the rate is kept, and refused where it is not."""
@@ -147,6 +149,7 @@ def test_a_body_may_take_longer_at_its_rate(models: Path, serve: Callable[..., A
         assert until_closed(connection).startswith(b"HTTP/1.1 %d " % status)
 
 
+@pytest.mark.full_grid
 def test_a_client_that_takes_no_answer_is_cut_off(service: Served) -> None:
     """Answers that nobody reads do not keep a connection open."""
     before = closed(service, "send_timeout")
