@@ -287,6 +287,7 @@ def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFix
     assert f"| `{FP32}` | cpu | fp32 | {size / 2**20:.1f} |" in card
 
 
+@pytest.mark.full_grid
 def test_an_update_leaves_the_files_as_they_are(source: Path, damaged: Path) -> None:
     """`bert-export verify --update` measures again, and writes manifest and card alone."""
     before = {path.name: bundles.digest(path) for path in damaged.iterdir() if path.name.startswith("model.")}

@@ -255,6 +255,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, 
             assert {13.0} == {answered(client) for client in clients}
 
 
+@pytest.mark.full_grid
 def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
     """A worker whose event loop stands still is killed, and another takes its place; the other one is left alone."""
     with serve(models, *TWO) as served:
@@ -269,6 +270,7 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
 
 
+@pytest.mark.full_grid
 def test_workers_that_cannot_be_replaced_end_the_service(models: Path, serve: Serve) -> None:
     """When the models are gone, a worker that died cannot come back: after three tries the service ends as a failed start."""
     with serve(models, *TWO) as served:
