@@ -71,7 +71,7 @@ class Reloader:
             self._remove(self._registry.get(name))
 
     async def refresh(self) -> None:
-        """Makes the registry what the folders have: loads what is new or has another version, unloads what is gone. Never raises."""
+        """Makes the registry what the folders have: loads what is new or has another version, unloads what is gone. The log says what cannot be loaded."""
         async with self._lock:
             try:
                 found = self._find()
@@ -87,6 +87,8 @@ class Reloader:
             for model in list(self._registry.models.values()):
                 if model.name not in found:
                     self._remove(model)
+            for name in [name for name in self._broken if name not in found]:
+                self._mend(name)
 
     def _find(self) -> dict[str, Path]:
         return {path.name: path for path in files.find_bundles(self._folders)}

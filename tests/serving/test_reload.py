@@ -158,6 +158,11 @@ def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pyte
     assert list(after) == ["broken", "new", "same", "tiny"]
     assert [after[name] is before[name] for name in ("broken", "same", "tiny")] == [True, True, False]
     assert "the model broken cannot be loaded, the old one is served on" in caplog.text
+    assert list(state.broken) == ["broken"]
+    shutil.rmtree(models / "broken")
+    asyncio.run(reloader.refresh())
+    assert (list(state.broken), list(state.registry.models)) == ([], ["new", "same", "tiny"])
+    after = state.registry.models
     shutil.rmtree(models)
     asyncio.run(reloader.refresh())
     assert list(state.registry.models) == list(after)
