@@ -31,6 +31,8 @@ from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import PREFIX, Settings, parse
 
 if TYPE_CHECKING:
+    from service.http.access import Access
+    from service.process.connections import ConnectionLimits
     from service.process.tls import Certificate
 
 logger = logging.getLogger("bertserve")
@@ -179,33 +181,20 @@ def _work(
     shutdown_pipe: int | None = None,
 ) -> None:
     """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
-    from service.http.access import Access
     from service.http.app import create_app
-    from service.process.connections import ConnectionLimits, Connections
-    from service.process.descriptors import max_connections
+    from service.process.connections import Connections
     from service.process.logs import background_logging
     from service.process.server import Server, configure
     from service.process.worker import Worker
     from service.serving.build import build
 
-    limits = ConnectionLimits(
-        max_connections=max_connections(settings.max_connections),
-        head_timeout_s=settings.head_timeout_s,
-        max_head_bytes=settings.max_head_bytes,
-        body_timeout_s=settings.body_timeout_s,
-        min_body_rate=settings.min_body_rate,
-    )
+    limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
     state = build(settings, context)
     models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in state.registry.models.values()]
-    access = Access(
-        secrets.keys,
-        admin_keys=secrets.admin_keys,
-        open_health=settings.open_health,
-        open_metrics=settings.open_metrics,
-        max_concurrent_per_key=settings.max_concurrent_per_key,
-    )
     config = configure(
-        create_app(state, access=access, log_access=settings.access_log), keep_alive_s=settings.keep_alive_s, tls=secrets.tls
+        create_app(state, access=_access(settings, secrets), log_access=settings.access_log),
+        keep_alive_s=settings.keep_alive_s,
+        tls=secrets.tls,
     )
 
     def on_listen(address: str) -> None:
@@ -241,6 +230,31 @@ def _work(
         )
     with background_logging():
         server.run([listener])
+
+
+def _access(settings: Settings, secrets: Secrets) -> Access:
+    from service.http.access import Access
+
+    return Access(
+        secrets.keys,
+        admin_keys=secrets.admin_keys,
+        open_health=settings.open_health,
+        open_metrics=settings.open_metrics,
+        max_concurrent_per_key=settings.max_concurrent_per_key,
+    )
+
+
+def _connection_limits(settings: Settings) -> ConnectionLimits:
+    from service.process.connections import ConnectionLimits
+    from service.process.descriptors import max_connections
+
+    return ConnectionLimits(
+        max_connections=max_connections(settings.max_connections),
+        head_timeout_s=settings.head_timeout_s,
+        max_head_bytes=settings.max_head_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        min_body_rate=settings.min_body_rate,
+    )
 
 
 def _supervise(

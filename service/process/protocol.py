@@ -16,11 +16,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, SlowRequestError, UnavailableError
-from service.http import errors
+from service.http import access, errors
 from service.process.connections import LINGER_S, Connections
 from service.process.transport import CoalescingTransport
 
-PROBES = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})  # answered when no other connection is taken
+_PROBES = frozenset(path.encode() for path in (*access.PROBES, access.METRICS))  # answered when no other connection is taken
 
 WAITING, HEAD, BODY, COMPLETE, ENDING = range(5)
 """Stages: no byte of a request, half a head, a head and half a body, a request to be answered, refused and about to close."""
@@ -85,7 +85,7 @@ class HttpProtocol(HttpToolsProtocol):
         """The head is complete: the application starts."""
         if self._received + self._chunk > self._limits.max_head_bytes and self._head_bytes() > self._limits.max_head_bytes:
             self._reject(self._head_too_large(), "head_too_large")
-        if self.surplus and self.url.partition(b"?")[0] not in PROBES:
+        if self.surplus and self.url.partition(b"?")[0] not in _PROBES:
             self._reject(UnavailableError(_FULL), "refused")
         if self._open.stopping:
             self.app = self._open.counting(self.config.loaded_app)

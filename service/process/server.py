@@ -28,11 +28,6 @@ logger = logging.getLogger("bertserve.server")
 FLUSH_S = 5
 
 
-def log_hangup() -> None:
-    """Says that SIGHUP came, and that nothing is done about it."""
-    logger.info("SIGHUP: nothing to do")
-
-
 class Server(uvicorn.Server):
     """uvicorn, but what was admitted is answered, or refused by us, before connections are closed."""
 
@@ -45,7 +40,7 @@ class Server(uvicorn.Server):
         grace_s: float,
         drain_s: float = 0,
         on_listen: Callable[[str], None],
-        on_hangup: Callable[[], None] = log_hangup,
+        on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
         """Wraps uvicorn.
 

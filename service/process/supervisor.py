@@ -50,11 +50,6 @@ START_FACTOR = 10.0
 Work = Callable[[int, int, Callable[[Any], None]], None]
 
 
-def log_hangup() -> None:
-    """Says that SIGHUP came, and that the workers are told."""
-    logger.info("SIGHUP: passed on to the workers")
-
-
 @dataclass(slots=True)
 class _Worker:
     """A worker process.
@@ -91,7 +86,7 @@ class Supervisor:
         on_ready: Callable[[Any], None],
         on_end: Callable[[int, int], None],
         on_stop: Callable[[], None] = lambda: None,
-        on_hangup: Callable[[], None] = log_hangup,
+        on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
         """Creates a supervisor; `run` it.
 

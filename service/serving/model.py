@@ -26,6 +26,10 @@ logger = logging.getLogger("bertserve.model")
 
 # Numbers in one answer: a million take 20 MB and a tenth of a second to write.
 MAX_VALUES = 2**20
+# Numbers of four bytes that a request may hold until its last encoding has run: 64 MiB.
+MAX_HELD = 2**24
+# What tokenizing takes of a lane (docs/explanation/scheduling.md).
+SECONDS_PER_CHAR = 3e-7
 
 
 @dataclass(slots=True)
@@ -49,12 +53,6 @@ class Prediction:
     queue_s: float = 0.0
     inference_s: float = 0.0
     decode_s: float = 0.0
-
-
-# Numbers of four bytes that a request may hold until its last encoding has run: 64 MiB.
-MAX_HELD = 2**24
-# What tokenizing takes of a lane (docs/explanation/scheduling.md).
-SECONDS_PER_CHAR = 3e-7
 
 
 @dataclass(frozen=True, slots=True)
