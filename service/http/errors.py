@@ -45,7 +45,7 @@ def response(error: Exception, request_id: str) -> Response:
     status, error_type = classify(error)
     message = "the service failed in a way it should not; the log has the details under this request id. This is a bug."
     if isinstance(error, errors.BertServeError):
-        message = error.message
+        message = _printable(error.message)
     body = json.dumps({"error": message, "error_type": error_type, "request_id": request_id}, ensure_ascii=False)
     headers = {}
     if isinstance(error, errors.RefusedError):
@@ -57,3 +57,8 @@ def response(error: Exception, request_id: str) -> Response:
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     return Response(body, status_code=status, headers=headers, media_type="application/json")
+
+
+def _printable(message: str) -> str:
+    """Returns a message on one line: what a caller sent may stand in it, and no control or bidirectional character of it may act on a terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii") for char in message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,20 @@ def test_a_refusal_says_when_to_come_back() -> None:
     """`Retry-After` is whole seconds, rounded up and at least one."""
     waits = {seconds: RefusedError("full", reason="queue_full", retry_after_s=seconds) for seconds in (0.0, 0.3, 1.2, 60.0)}
     assert [response(error, "r").headers["retry-after"] for error in waits.values()] == ["1", "1", "2", "60"]
+
+
+@pytest.mark.parametrize("name", ["\n", "\r\nSet-Cookie: a=b", "\u202egood", "\ud800", "\x1b[2J", "good\0", "e\u0301 \u4e2d"])
+@pytest.mark.parametrize("body", ['{"inputs": "good", "parameters": {%s: 1}}', '{"inputs": "good", "parameters": %s}'])
+def test_what_a_caller_sent_acts_on_no_terminal(models: Path, name: str, body: str) -> None:
+    """An error is one line of printable characters, whatever the names and values that it quotes."""
+    answer = call(models, "POST", "/classify", content=(body % json.dumps(name)).encode())
+    assert rejected(answer, *((400, "malformed") if name == "\ud800" else (422, "invalid_value"))).isprintable()
+
+
+def test_a_made_up_name_is_cut(models: Path) -> None:
+    """A name of any length leaves a message that can be read."""
+    body = {"inputs": "good", "parameters": {"a" * 10_000: 1}}
+    assert len(rejected(call(models, "POST", "/classify", json=body), 422, "invalid_value")) < 300
 
 
 def test_an_unforeseen_error_keeps_its_message_inside() -> None:
