@@ -15,6 +15,12 @@ SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
+# what one process compiled of the project, the next ones read: tests start dozens
+export PYTHONDONTWRITEBYTECODE =
+# each test process has a core of its own
+beside grid stress: export OMP_NUM_THREADS = 1
+beside grid stress: export OPENBLAS_NUM_THREADS = 1
+
 .PHONY: help serve test test-all dev lint types unit beside serial grid stress docs parity avx2 export families golden audit clean
 
 help: ## list the commands

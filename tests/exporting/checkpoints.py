@@ -107,9 +107,9 @@ def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> 
 
 
 def few_texts(folder: Path) -> Path:
-    """Writes the first 40 of the built-in calibration texts to a file and returns its path: tiny models need no more."""
+    """Writes the first 20 of the built-in calibration texts to a file and returns its path: tiny models need no more."""
     path = folder / "texts.txt"
-    path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:40]), encoding="utf-8")
+    path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:20]), encoding="utf-8")
     return path
 
 

@@ -23,6 +23,7 @@ from export.cpu.build import FORM
 from export.evidence.batch_invariance import MAX_ROW_ERROR
 from export.evidence.parity import MAX_ABS_ERROR
 from export.pipeline import ExportSpec, export
+from playback import play_back
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from service.bundle.graph_spec import GraphSpec, Precision
@@ -183,15 +184,17 @@ def test_the_last_precision_is_the_default_graph(exported: Exported) -> None:
     assert ["int8"] == [graph.precision for graph in exported.manifest.graphs if graph.default]
 
 
-def test_the_order_of_precisions_decides_the_default(exported: Exported, tmp_path: Path) -> None:
+def test_the_order_of_precisions_decides_the_default(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`int8,fp32` makes fp32 the default."""
+    play_back(monkeypatch, exported.source)
     _, manifest = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8", "fp32"), calibration=few_texts(tmp_path)), silent)
 
     assert ["fp32"] == [graph.precision for graph in manifest.graphs if graph.default]
 
 
-def test_one_precision_alone_is_the_only_graph(exported: Exported, tmp_path: Path) -> None:
+def test_one_precision_alone_is_the_only_graph(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `int8` alone the fp32 graph is compared but not kept."""
+    play_back(monkeypatch, exported.source)
     target, _ = export(ExportSpec(str(exported.source), tmp_path, precisions=("int8",), calibration=few_texts(tmp_path)), silent)
 
     assert ["model.cpu.int8.onnx"] == [path.name for path in target.glob("*.onnx")]

@@ -267,6 +267,7 @@ def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     assert 3 == len({fp32.identity, fp32.sha256, changed.identity})
 
 
+@pytest.mark.full_grid
 @pytest.mark.parametrize(
     ("provider", "precision"), [("cpu", "fp32"), ("cpu", "int8"), ("cuda", "fp32"), ("cuda", "fp16"), ("tensorrt", "fp32")]
 )

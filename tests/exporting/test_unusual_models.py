@@ -212,6 +212,7 @@ def test_fewer_layers_and_narrower_heads_are_exported(tmp_path: Path) -> None:
     assert fp32_error("DeBERTa v3", "token-classification", tmp_path, **fields) < 1e-4
 
 
+@pytest.mark.full_grid
 def test_layers_that_share_weights_are_stored_once(tmp_path: Path) -> None:
     """Twice the layers make a graph larger by its nodes alone, in float and in int8."""
     sizes = []
