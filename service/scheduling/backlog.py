@@ -21,10 +21,13 @@ from typing import Any
 from service.errors import InvalidValueError, RefusedError, TooLargeError
 from service.scheduling.group import Group
 from service.scheduling.job import Cost, Entry, Job, Shape, exact
-from service.scheduling.later import Later
+from service.scheduling.later import MAX_PARTS, Later
 
 # Jobs and entries that have ended and may be kept beside as many as are alive, so that one in so many lets go of them.
 KEPT_ENDED = 64
+
+# Seconds by which a companion may always rank after the head: while waits are this short, the best batch counts for more.
+OVERTAKEN_S = 0.1
 
 # A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
 UNDERESTIMATED = 4
@@ -54,7 +57,7 @@ class Backlog:
         self._deadlines: list[tuple[float, int, Job]] = []
         self._open_jobs = 0
 
-    def admit(self, *, tokens: int, seconds: float, deadline: float, now: float, busy_s: float = 0.0) -> Job:
+    def admit(self, *, tokens: int, seconds: float, deadline: float, now: float, busy_s: float = 0.0, entries: int = 1) -> Job:
         """Admits a whole request by its estimated cost.
 
         Args:
@@ -63,6 +66,7 @@ class Backlog:
             deadline: Time by which its last entry must have started.
             now: The time.
             busy_s: Seconds that the lanes still need for what they run, together; 0 where one is free.
+            entries: About how many entries it will have.
 
         Raises:
             TooLargeError: It is larger than the queue and would never fit.
@@ -89,6 +93,7 @@ class Backlog:
         job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now)
         self._open_jobs += 1
         self._hold(tokens, seconds)
+        self._later.expect(job, entries)
         return job
 
     def wait_s(self, now: float, busy_s: float = 0.0) -> float:
@@ -131,7 +136,8 @@ class Backlog:
         self._check_underestimated(job, sum(tokens for tokens, _ in work))
         self._hold(-job.tokens, -job.seconds)
         if not keep_estimate:
-            job.tokens, job.seconds = 0, 0.0
+            job.tokens, job.seconds, job.estimated = 0, 0.0, False
+            self._later.drop_all(job)
         job.results = [None] * len(work)
         job.waiting = job.remaining = len(work)
         job.queued_at, job.run_s = now, 0.0
@@ -162,8 +168,8 @@ class Backlog:
     def take(self, now: float) -> list[Entry]:
         """Takes the best batch there is: the first entry in rank and its best companions; empty if nothing waits.
 
-        Companions have the head's key. The nearest lengths come first, and one joins as long as the batch stays within
-        the budget and the fixed cost that it saves everyone who waits outweighs the delay to those already in the batch.
+        Companions have the head's key, and have waited nearly as long. The nearest lengths come first, and one joins as long as the batch
+        stays within the budget and the fixed cost that it saves everyone who waits outweighs the delay to those already in the batch.
         """
         head = self._pop_first()
         if head is None:
@@ -171,8 +177,10 @@ class Backlog:
         batch = [head]
         length = _length(head.shape(1, head.tokens))
         group = self._groups.get(head.key) if head.key is not None else None
+        # who has waited less than two thirds as long as the head waits on, so that waits can be predicted
+        last_rank = head.rank + max((now - head.rank) / 3, OVERTAKEN_S)
         self._start(head, now)
-        while group is not None and (companion := self._companion(group, len(batch), length, head)) is not None:
+        while group is not None and (companion := self._companion(group, len(batch), length, head, last_rank)) is not None:
             length = max(length, _length(head.shape(1, companion.tokens)))
             batch.append(companion)
             self._start(companion, now)
@@ -228,7 +236,7 @@ class Backlog:
             self._groups.clear()
             for item in self._ranked:
                 self._group(item)
-        if len(self._later) > 2 * self.queue_entries + slack:
+        if len(self._later) > 2 * (self.queue_entries + MAX_PARTS * self._open_jobs) + slack:
             self._later.let_go()
 
     def _hold(self, tokens: int, seconds: float) -> None:
@@ -280,9 +288,9 @@ class Backlog:
             if not group.lengths:
                 del self._groups[entry.key]
 
-    def _companion(self, group: Group, rows: int, length: int, head: Entry) -> Entry | None:
+    def _companion(self, group: Group, rows: int, length: int, head: Entry, last_rank: float) -> Entry | None:
         """Returns the best entry to add to a batch of `rows` padded to `length`, or None if none is worth it."""
-        for entry in (group.longest_within(length), group.shortest_over(length)):
+        for entry in (group.longest_within(length, last_rank), group.shortest_over(length, last_rank)):
             if entry is None:
                 continue
             alone = _length(head.shape(1, entry.tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from math import inf
 
 from service.scheduling.job import Entry
 
@@ -31,16 +32,22 @@ class Group:
         self.lengths &= ~(1 << tokens)
         return None
 
-    def longest_within(self, tokens: int) -> Entry | None:
-        """Returns the first live entry of the greatest length of at most `tokens`."""
-        while shorter := self.lengths & ((1 << (tokens + 1)) - 1):
-            if (entry := self.first(shorter.bit_length() - 1)) is not None:
+    def longest_within(self, tokens: int, last_rank: float = inf) -> Entry | None:
+        """Returns the first live entry of the greatest length of at most `tokens`, of those that rank no later than `last_rank`."""
+        shorter = self.lengths & ((1 << (tokens + 1)) - 1)
+        while shorter:
+            length = shorter.bit_length() - 1
+            if (entry := self.first(length)) is not None and entry.rank <= last_rank:
                 return entry
+            shorter ^= 1 << length
         return None
 
-    def shortest_over(self, tokens: int) -> Entry | None:
-        """Returns the first live entry of the least length over `tokens`."""
-        while longer := self.lengths >> (tokens + 1):
-            if (entry := self.first(tokens + (longer & -longer).bit_length())) is not None:
+    def shortest_over(self, tokens: int, last_rank: float = inf) -> Entry | None:
+        """Returns the first live entry of the least length over `tokens`, of those that rank no later than `last_rank`."""
+        longer = self.lengths >> (tokens + 1)
+        while longer:
+            least = longer & -longer
+            if (entry := self.first(tokens + least.bit_length())) is not None and entry.rank <= last_rank:
                 return entry
+            longer ^= least
         return None

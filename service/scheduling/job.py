@@ -29,6 +29,7 @@ class Job:
         waiting: Entries that have not started.
         remaining: Entries that have not finished.
         open: Whether it is neither answered nor failed.
+        estimated: Whether its entries are not known yet.
         queued_at: Time at which its entries were put.
         queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
         run_s: Longest run of its entries in the last stage.
@@ -44,6 +45,7 @@ class Job:
     waiting: int = 0
     remaining: int = 0
     open: bool = True
+    estimated: bool = True
     queued_at: float = 0.0
     queued_s: float = 0.0
     run_s: float = 0.0

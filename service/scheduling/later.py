@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 from itertools import count
 
 from service.scheduling.job import Entry, Job
+
+# Parts in which an admitted job is counted until its entries are known.
+MAX_PARTS = 16
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What an admitted job will probably put at a later rank.
+
+    Attributes:
+        job: Its job.
+        seconds: Predicted seconds that it takes of a lane.
+        rank: Order of service, as an entry has it.
+        later: Whether it counts among those whose rank is still to come.
+    """
+
+    job: Job
+    seconds: float
+    rank: float
+    later: bool = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the job's entries are not known yet."""
+        return self.job.estimated and self.job.open
 
 
 class Later:
@@ -14,21 +40,28 @@ class Later:
     def __init__(self) -> None:
         """Starts without any."""
         self._seconds = 0.0
-        self._entries: list[tuple[float, int, Entry]] = []
+        self._entries: list[tuple[float, int, Entry | Part]] = []
         self._tie = count()
 
     def __len__(self) -> int:
         """How many are kept, those that count no more included."""
         return len(self._entries)
 
-    def add(self, entry: Entry) -> None:
+    def expect(self, job: Job, entries: int) -> None:
+        """Counts about so many equal entries of a job just admitted; each will rank after the one before it."""
+        parts = min(entries, MAX_PARTS)
+        seconds = job.seconds / parts
+        for before in range(1, parts):
+            self.add(Part(job, seconds, job.arrived + before * seconds))
+
+    def add(self, entry: Entry | Part) -> None:
         """Counts an entry until its rank has come, it starts, or its job ends."""
         entry.later = True
         entry.job.later_s += entry.seconds
         self._seconds += entry.seconds
         heapq.heappush(self._entries, (entry.rank, next(self._tie), entry))
 
-    def drop(self, entry: Entry) -> None:
+    def drop(self, entry: Entry | Part) -> None:
         """Counts an entry no more: it has started, or its rank has come."""
         if entry.later:
             entry.later = False
@@ -36,7 +69,7 @@ class Later:
             self._seconds -= entry.seconds
 
     def drop_all(self, job: Job) -> None:
-        """Counts a job's entries no more: it has ended."""
+        """Counts a job's entries no more: it has ended, or they are known now."""
         self._seconds -= job.later_s
         job.later_s = 0.0
 

@@ -145,8 +145,8 @@ class Scheduler:
         for lane in self._lanes:
             lane.thread.start()
 
-    def admit(self, *, tokens: int, seconds: float, timeout_s: float) -> Job:
-        """Admits a request by its estimated cost; the caller must pass the job to `run`, or `close` it.
+    def admit(self, *, tokens: int, seconds: float, timeout_s: float, entries: int = 1) -> Job:
+        """Admits a request by its estimated cost and entries; the caller must pass the job to `run`, or `close` it.
 
         Raises:
             TooLargeError: It is larger than the queue.
@@ -158,7 +158,8 @@ class Scheduler:
                 raise self._unavailable()
             now = self._clock()
             self._backlog.lanes = max(1, self._lane_count - self._watchdog.hung)
-            job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=self._busy_s(now))
+            busy_s = self._busy_s(now)
+            job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, entries=entries)
             self._changed()
             return job
 

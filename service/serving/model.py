@@ -155,9 +155,9 @@ class Model:
         metrics = self._metrics if task is None else self._metrics.of(task)
         spec = TASKS[task or self.task]
         chars = sum(request.chars for request in requests)
-        tokens, seconds = self._estimate(requests, spec, chars)
+        tokens, seconds, entries = self._estimate(requests, spec, chars)
         try:
-            job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s)
+            job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries)
             try:
                 stage = self._first_stage(requests, spec, chars)
             except BaseException:
@@ -195,12 +195,12 @@ class Model:
             keep_estimate=True,
         )
 
-    def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float]:
-        """Returns a cheap guess of the tokens and seconds that the requests cost; what is over one text comes in windows."""
+    def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
+        """Returns a cheap guess of the tokens and seconds that the requests cost, and of their entries; what is over one text comes in windows."""
         longest = self._tokenizer.max_length
         tokens = [spec.estimate(request, longest) for request in requests]
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
-        return sum(tokens), seconds + chars * SECONDS_PER_CHAR
+        return sum(tokens), seconds + chars * SECONDS_PER_CHAR, sum(-(-n // longest) for n in tokens)
 
     def _encode(self, requests: Sequence[Any], spec: TaskSpec) -> Stage:
         """Tokenizes all inputs; returns the stage that runs them."""

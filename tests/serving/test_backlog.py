@@ -81,6 +81,28 @@ def test_likes_share_a_batch() -> None:
     assert [16, 15] == [entry.tokens for entry in queue.take(0.0)][:2]
 
 
+def test_who_has_waited_much_less_is_not_taken_along() -> None:
+    """A companion has waited two thirds as long as the head, whatever its length, or arrived a tenth of a second after it."""
+    queue = backlog(max_queue_tokens=10_000)
+    arrived = [0.0, 0.05, 1.0, 2.9, 3.1, 8.9]
+    for now in arrived:
+        add(queue, 8, now=now)
+
+    assert [arrived[:4], arrived[4:5], arrived[5:]] == [[entry.rank for entry in batch] for batch in drain(queue, 9.0)]
+    for now in (10.0, 10.05, 10.2):
+        add(queue, 8, now=now)
+    assert [[10.0, 10.05], [10.2]] == [[entry.rank for entry in batch] for batch in drain(queue, 10.21)]
+
+
+def test_a_length_whose_first_came_too_late_hides_no_other() -> None:
+    """The nearest length is passed over while its texts are too young, and one further away joins."""
+    queue = backlog()
+    for tokens, now in ((8, 0.0), (9, 8.0), (7, 8.0), (10, 1.0), (6, 1.0)):
+        add(queue, tokens, now=now)
+
+    assert [[8, 6, 10], [9, 7]] == [[entry.tokens for entry in batch] for batch in drain(queue, 9.0)]
+
+
 @pytest.mark.parametrize("key", [None, "other"])
 def test_only_equal_keys_share_a_batch(key: str | None) -> None:
     """An entry of another key, or of none, never joins."""
@@ -263,6 +285,27 @@ def test_nothing_of_a_closed_document_counts() -> None:
     add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
     queue.take(0.0)
     queue.close(document)
+
+    assert 1.0 == queue.wait_s(0.0)
+
+
+def test_a_document_counts_by_its_parts_before_it_is_tokenized() -> None:
+    """A request admitted as ten texts or windows holds up who comes after it as much as when they wait."""
+    queue = backlog(lanes=2)
+    document = queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, entries=10)
+
+    assert [0.5, 1.5, 5.0] == [queue.wait_s(now) for now in (0.0, 2.0, 9.0)]
+    queue.put(document, None, [(60, None)] * 4, lambda rows, length: 1.0, 9.0)
+    assert 2.0 == queue.wait_s(9.0)
+    queue.close(document)
+    assert 0.0 == queue.wait_s(9.0)
+
+
+def test_a_document_that_ends_before_it_is_tokenized_counts_no_more() -> None:
+    """None of its parts holds anyone up."""
+    queue = backlog(lanes=1)
+    queue.close(queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, entries=10))
+    add(queue, 60, now=0.0, cost=lambda rows, length: 1.0, key=None)
 
     assert 1.0 == queue.wait_s(0.0)
 

@@ -60,7 +60,9 @@ class Simulation:
         estimate, busy_s = sum(COST(1, length) for length in lengths), self.busy_s()
         predicted = self.backlog.wait_s(self.now, busy_s)
         try:
-            job = self.backlog.admit(tokens=sum(lengths), seconds=estimate, deadline=self.now + TIMEOUT_S, now=self.now, busy_s=busy_s)
+            job = self.backlog.admit(
+                tokens=sum(lengths), seconds=estimate, deadline=self.now + TIMEOUT_S, now=self.now, busy_s=busy_s, entries=len(lengths)
+            )
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return
@@ -133,28 +135,26 @@ def within_twice(predicted: float, real: float) -> bool:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4])
-@pytest.mark.parametrize(("texts", "least"), [(short_and_long, 0.95), (with_documents, 0.85)])
-def test_the_predicted_wait_of_texts_that_run_alone_is_right(lanes: int, texts: Any, least: float) -> None:
-    """At twice the capacity it is within a factor of two of the real one for nearly all admitted, fewer beside documents.
-
-    Until a document is tokenized all of it counts as if it ran before whoever arrives.
-    """
-    simulation = Simulation(lanes, key=None)
+@pytest.mark.parametrize("key", [None, "model"])
+@pytest.mark.parametrize("texts", [short_and_long, with_documents])
+def test_the_predicted_wait_is_right(lanes: int, key: str | None, texts: Any) -> None:
+    """At twice the capacity it is within a factor of two of the real one for nine in ten of the admitted at least."""
+    simulation = Simulation(lanes, key)
     simulation.overload(60.0, texts)
 
     assert simulation.refusals
-    assert simulation.share(within_twice) >= least
+    assert simulation.share(within_twice) >= 0.9
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
 def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(lanes: int, texts: Any) -> None:
-    """Who is taken along by a run of others starts sooner; nobody but a few waits longer than predicted."""
+    """Who is taken along by a run of others starts sooner; few wait much longer than predicted."""
     simulation = Simulation(lanes, key="model")
     simulation.overload(60.0, texts)
 
     assert simulation.refusals
-    assert simulation.share(lambda predicted, real: real <= 1.1 * predicted) >= 0.95
+    assert simulation.share(lambda predicted, real: real <= 1.25 * predicted) >= 0.95
 
 
 @pytest.mark.parametrize("key", [None, "model"])
