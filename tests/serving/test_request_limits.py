@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -66,6 +70,32 @@ def test_targets_count_once_at_admission(texts: int) -> None:
 
     assert texts * 6 + fill_mask.MAX_TARGETS * 16 == sum(request.chars for request in requests)
     assert SHORT_CHARS < fill_mask.MAX_TARGETS * 16
+
+
+def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the most targets that are allowed are looked up, probes and another's short text are answered."""
+    tiny.bundle(tmp_path, task="fill-mask")
+    looked_up, go_on = threading.Event(), threading.Event()
+    tokenize = Tokenizer.tokenize
+
+    def slow(self: Tokenizer, texts: Sequence[str]) -> Any:
+        if len(texts) > 1:
+            looked_up.set()
+            assert go_on.wait(10)
+        return tokenize(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "tokenize", slow)
+    many = {"inputs": "a [MASK] film", "parameters": {"targets": [f"x{number:03}{'x' * 12}" for number in range(fill_mask.MAX_TARGETS)]}}
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        busy = asyncio.create_task(client.post("/fill-mask", json=many))
+        assert await asyncio.to_thread(looked_up.wait, 10)
+        others = [await client.get("/health/live"), await client.post("/fill-mask", json={"inputs": "a [MASK] film"})]
+        assert not busy.done()
+        go_on.set()
+        return [answer.status_code for answer in (*others, await busy)]
+
+    assert [200, 200, 200] == play(build(Settings(models=tmp_path, lanes=2)), check)
 
 
 @pytest.mark.parametrize(
