@@ -211,7 +211,8 @@ class Scheduler:
     async def stop(self, grace_s: float) -> int:
         """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.
 
-        Where all lanes hang nothing would finish, and the grace is left out.
+        Where all lanes hang nothing would finish, and the grace is left out. What is in a run that hangs fails as that, for to send it
+        again may hang another lane.
 
         Returns:
             The number of jobs that were left.
@@ -225,10 +226,12 @@ class Scheduler:
             self._stopped = True
             left = len(self._submitted)
             self._condition.notify_all()
+        self._watchdog.end_hung()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
         # a run that outlasts the grace cannot be interrupted; its thread is a daemon
-        await asyncio.gather(*(asyncio.to_thread(lane.thread.join, 1.0) for lane in self._lanes))
+        ending = [lane.thread for lane in self._lanes if (run := lane.run) is None or not run.hung]
+        await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in ending))
         return left
 
     def _serve(self, lane: Lane) -> None:
@@ -288,7 +291,9 @@ class Scheduler:
             else:
                 self._execute_in_halves(lane, batch, held)
             return
-        run_s = self._clock() - start
+        end = self._clock()
+        run_s = end - start
+        lane.run = Run(held, 0.0, end)  # what follows is no part of the prediction
         for entry, result in zip(batch, results, strict=True):
             self._settle(entry, result, run_s)
 

@@ -195,6 +195,26 @@ def test_the_listener_takes_what_nobody_comes_for() -> None:
     assert ABSENT == asyncio.run(asyncio.wait_for(run(), 10))
 
 
+def test_a_listener_that_leaves_takes_nothing_more() -> None:
+    """What waits at the socket when a worker gives up is for another, which is served as if the first had not been there."""
+
+    async def run() -> list[int]:
+        counts = shared_counts(2)
+        taken: list[asyncio.Queue[socket.socket]] = [asyncio.Queue(), asyncio.Queue()]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            leaving, staying = [BalancedListener(listener.dup(), counts, index) for index in range(2)]
+            leaving.start(taken[0].put_nowait)
+            with socket.create_connection(listener.getsockname()):
+                leaving.leave()
+                leaving.close()
+                staying.start(taken[1].put_nowait)
+                (await taken[1].get()).close()
+                staying.close()
+        return [taken[0].qsize(), taken[1].qsize()]
+
+    assert [0, 0] == asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
     """A worker goes on while its lanes live, and ends when they do not."""
 
