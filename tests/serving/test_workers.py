@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import pytest
 from fastapi import FastAPI
 
 import slow
+import tiny
 from application import play
 from service.errors import SettingsError
 from service.process.connections import ConnectionLimits, Connections
@@ -388,3 +390,46 @@ def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
     lines = [json.loads(line) for line in served.log.read_text().splitlines()]
 
     assert 4 == len([line for line in lines if line["model"] == "tiny"])
+
+
+def test_models_change_in_all_workers_under_load(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """Whichever worker is asked: no request fails or is answered by two models, all have the same after it, and a worker that comes later too."""
+    tiny.bundle(models, "other")
+    (tmp_path / "admin").write_text("trident")
+    admin = {"authorization": "Bearer trident"}
+    with serve(models, *TWO, "--admin-key-file", str(tmp_path / "admin")) as served, clients_of(served, 8) as clients:
+        done = threading.Event()
+
+        def ask(client: httpx.Client) -> set[tuple[float, ...]]:
+            seen = set()
+            while not done.is_set():
+                answer = client.post("/models/tiny", json={"inputs": ["good"] * 20})
+                assert answer.status_code == 200, answer.text
+                [scores] = {tuple(item["score"] for item in result) for result in answer.json()}
+                seen.add(scores)
+            return seen
+
+        def change(client: httpx.Client, what: str, name: str) -> httpx.Response:
+            return client.post(f"/models/{name}/{what}", headers=admin)
+
+        before = workers_of(served)
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask, client) for client in clients[:4]]
+            for seed, client in enumerate(clients[4:7], 1):
+                shutil.rmtree(models / "tiny")
+                tiny.bundle(models, "tiny", seed=seed)
+                page = change(client, "reload", "tiny")
+                assert page.status_code == 200, page.text
+                assert {page.json()["version"]} == {one.get("/models/tiny").json()["version"] for one in clients[4:]}
+            done.set()
+            assert 4 == len(set.union(*(future.result() for future in asking)))
+        assert {"name": "other", "unloaded": True} == change(clients[4], "unload", "other").json()
+        assert [404] * 8 == [client.get("/models/other").status_code for client in clients]
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        assert before[0] != workers_of(served)[0]
+        with clients_of(served, 8) as others:
+            assert [["tiny"]] * 8 == [[model["name"] for model in client.get("/models").json()] for client in others]
+            assert 200 == change(others[0], "load", "other").status_code
+            assert [["other", "tiny"]] * 8 == [[model["name"] for model in client.get("/models").json()] for client in others]
+    assert "Traceback" not in served.log.read_text()
