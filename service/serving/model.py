@@ -28,6 +28,8 @@ logger = logging.getLogger("bertserve.model")
 MAX_VALUES = 2**20
 # Numbers of four bytes that a request may hold until its last encoding has run: 64 MiB.
 MAX_HELD = 2**24
+# Logits of one run over the vocabulary, 64 MiB: a full batch of texts of nothing but masks would have gigabytes of a large one.
+MAX_LOGITS = 2**24
 # What tokenizing takes of a lane (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
 
@@ -109,6 +111,7 @@ class Model:
         self._cost = cost
         self._scheduler = scheduler
         self._metrics = metrics
+        self._fills_masks = any(output.kind == "per_mask" for output in graph.outputs)
         self._key = self if graph.batch_invariant or batch_variant else None
 
     @property
@@ -253,6 +256,9 @@ class Model:
             )
 
     def _run(self, works: Sequence[_Work], *, solo: bool = False) -> list[Row]:
+        if self._fills_masks and len(works) > 1 and self._logits(works) > MAX_LOGITS:
+            half = len(works) // 2
+            return [*self._run(works[:half], solo=solo), *self._run(works[half:], solo=solo)]
         longest = max(map(len, works))
         height, width = self.graph.shape(len(works), longest) or (len(works), longest)
         engine = self.engines.for_solo_run(height * width) if solo else self.engines.lane
@@ -271,6 +277,9 @@ class Model:
         if len(rows) != len(works):
             return rows  # the scheduler refuses them
         return [row if work.reduce is None else work.reduce(row) for work, row in zip(works, rows, strict=True)]
+
+    def _logits(self, works: Sequence[_Work]) -> int:
+        return sum(len(work.encoding.masks) for work in works) * self._tokenizer.vocabulary_size
 
     def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[_Work], seconds: float, busy_s: float) -> None:
         """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""
