@@ -282,14 +282,35 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
     """A worker whose event loop stands still is killed, and another takes its place; the other one is left alone."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
+        start = time.monotonic()
         os.kill(before[0], signal.SIGSTOP)  # it cannot even be told to stop
+        wait_until(lambda: "is killed" in served.log.read_text())
+        killed_s = time.monotonic() - start
         wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        print(f"killed after {killed_s:.1f} s, replaced after {time.monotonic() - start:.1f} s")
         after = workers_of(served)
         assert {0, 1} == set(after)
         assert (before[1], True) == (after[1], before[0] != after[0])
         assert f"worker 0, process {before[0]}, has hung for" in served.log.read_text()
         with clients_of(served, 4) as clients:
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
+
+
+@pytest.mark.full_grid
+def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) -> None:
+    """Whoever is paused together with the supervisor, by a container's runtime perhaps, has not hung, though it goes on later."""
+    with serve(models, *TWO) as served:
+        before = workers_of(served)
+        everyone = [served.process.pid, *before.values()]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(6)
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.2)
+        time.sleep(1)
+        assert before == workers_of(served)
+    assert "" == served.log.read_text()
 
 
 @pytest.mark.full_grid
