@@ -9,11 +9,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import tiny
+from application import play, rejected
+from service.api_keys import ApiKeys
 from service.bundle.files import Bundle
 from service.errors import BundleError, InvalidValueError, NotFoundError, PartialChangeError
+from service.http.access import Access
 from service.serving.build import AppState, build
 from service.serving.change_log import Change, ChangeLog, Outcome, Progress
 from service.serving.model import Model
@@ -196,3 +200,26 @@ def test_changes_have_an_order(tmp_path: Path) -> None:
     assert [1, 2, 3] == [log.append(change) for log, change in zip((one, other, one), changes, strict=True)]
     assert [*changes, None] == [other.read(number) for number in (1, 2, 3, 4)]
     assert None is one.progress(0)
+
+
+def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the answer to whoever asked for the change, and by the models' pages until it has ended."""
+    monkeypatch.setattr("service.serving.shared_reloader.WAIT_S", 0.0)
+    (tmp_path / "admin").write_text("trident")
+    state = worker(models, tmp_path, 0)
+    log, version = ChangeLog(tmp_path / "changes"), served(state)["tiny"]
+    log.publish(1, Progress(served={"tiny": "1" * 64, "elsewhere": "2" * 64}))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        following = asyncio.ensure_future(reloader(state).follow())
+        answer = await client.post("/models/tiny/reload", headers={"authorization": "Bearer trident"})
+        assert "not by worker 1 (it has not done it yet)" in rejected(answer, 500, "partial_change")
+        tiny_workers = [{"index": 0, "version": version}, {"index": 1, "version": "1" * 64}]
+        [elsewhere, shown] = sorted((await client.get("/models")).json(), key=lambda model: model["name"])
+        assert tiny_workers == shown["workers"] == (await client.get("/models/tiny")).json()["workers"]
+        assert {"name": "elsewhere", "workers": [{"index": 0, "version": None}, {"index": 1, "version": "2" * 64}]} == elsewhere
+        log.publish(1, Progress(served={"tiny": version}))
+        assert "workers" not in (await client.get("/models/tiny")).json()
+        following.cancel()
+
+    play(state, check, access=Access(None, admin_keys=ApiKeys(tmp_path / "admin")))
