@@ -17,7 +17,9 @@ from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from service.metrics import ModelMetrics
-from service.scheduling.scheduler import Scheduler, Stage
+from service.scheduling.scheduler import Scheduler
+from service.scheduling.stage import Stage
+from service.serving.prediction import Prediction
 from service.tasks.catalog import TASKS, tasks_of
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Encoding, Tokenizer
@@ -32,29 +34,6 @@ MAX_HELD = 2**24
 MAX_LOGITS = 2**24
 # What tokenizing takes of a lane (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
-
-
-@dataclass(slots=True)
-class Prediction:
-    """The answer to a request, with the seconds of its parts.
-
-    Attributes:
-        results: One per input, in order.
-        truncated: Indices of inputs of which text was cut off.
-        warnings: What else the caller should know, each `topic; message`.
-        tokenize_s: Seconds to tokenize all inputs.
-        queue_s: Seconds until the last encoding started.
-        inference_s: Seconds of the longest run.
-        decode_s: Seconds to decode all inputs.
-    """
-
-    results: list[Any]
-    truncated: list[int]
-    warnings: list[str]
-    tokenize_s: float = 0.0
-    queue_s: float = 0.0
-    inference_s: float = 0.0
-    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from fakes import ManualClock
 from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
 from service.scheduling.backlog import Backlog
 from service.scheduling.job import Entry, Job
-from service.scheduling.scheduler import JobResult, Scheduler, Stage
+from service.scheduling.scheduler import Scheduler
+from service.scheduling.stage import JobResult, Stage
 from service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S
 
 
