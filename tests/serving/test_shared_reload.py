@@ -130,18 +130,6 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, tmp_path: Path, monk
     following(states, check)
 
 
-def test_a_worker_that_never_answers_is_named(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asked does not wait for ever."""
-    monkeypatch.setattr("service.serving.shared_reloader.WAIT_S", 0.0)
-    states = [worker(models, tmp_path, index) for index in (0, 1)]
-
-    async def check() -> None:
-        with pytest.raises(PartialChangeError, match=r"by worker 0, and not by worker 1 \(it has not done it yet\)"):
-            await reloader(states[0]).load("tiny")
-
-    following(states[:1], check)
-
-
 def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path, tmp_path: Path) -> None:
     """What was unloaded stays away, what was never loaded too, a broken bundle keeps nobody from the others, and what it missed it makes."""
     tiny.bundle(models, "broken")
@@ -205,6 +193,7 @@ def test_changes_have_an_order(tmp_path: Path) -> None:
 def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the answer to whoever asked for the change, and by the models' pages until it has ended."""
     monkeypatch.setattr("service.serving.shared_reloader.WAIT_S", 0.0)
+    monkeypatch.setattr("service.serving.shared_reloader.WAIT_FACTOR", 0.0)
     (tmp_path / "admin").write_text("trident")
     state = worker(models, tmp_path, 0)
     log, version = ChangeLog(tmp_path / "changes"), served(state)["tiny"]
