@@ -262,6 +262,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, 
         with clients_of(served, 8) as clients:
             for client in clients:
                 client.post("/classify", json={"inputs": "good"})
+            wait_until(lambda: answered(clients[0]) == 8.0)  # each is counted once it was sent
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: f"worker 0, process {before[0]}, ended with code -9" in served.log.read_text())
         with clients_of(served, 1) as [client]:
