@@ -296,7 +296,10 @@ def _supervise(
 
         def read_again() -> None:
             secrets.reload()  # for the workers that are started later
-            changes.append(Change("refresh"))
+            try:
+                changes.append(Change("refresh"))
+            except OSError as error:
+                logger.error("the models stay as they are: the workers cannot be told (%s)", error.strerror)
 
         supervisor = Supervisor(
             work,

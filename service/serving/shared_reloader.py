@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
-from service.errors import BertServeError, NotFoundError, PartialChangeError
+from service.errors import BertServeError, NotFoundError, PartialChangeError, UnavailableError
 from service.serving.change_log import Change, ChangeLog, Outcome, Progress
 from service.serving.model import Model
 from service.serving.reloader import Reloader
@@ -50,8 +51,9 @@ class SharedReloader(Reloader):
         """Makes the changes that all are to make, for as long as the process serves."""
         self._publish()
         while True:
-            while (change := self._log.read(self._progress.done + 1)) is not None:
-                await self._make(self._progress.done + 1, change)
+            with suppress(OSError):  # there may be no descriptor; it is looked at again
+                while (change := self._log.read(self._progress.done + 1)) is not None:
+                    await self._make(self._progress.done + 1, change)
             await asyncio.sleep(POLL_S)
 
     async def load(self, name: str) -> Model:
@@ -61,6 +63,7 @@ class SharedReloader(Reloader):
             NotFoundError: No folder has a bundle of that name.
             InvalidValueError: It cannot be loaded; what was served is served on.
             PartialChangeError: Some workers loaded it and others did not, or another version.
+            UnavailableError: The others cannot be told.
         """
         await self._ask(Change("load", name))
         return self._registry.get(name)
@@ -71,12 +74,13 @@ class SharedReloader(Reloader):
         Raises:
             NotFoundError: No worker has such a model.
             PartialChangeError: Some workers have not done it.
+            UnavailableError: The others cannot be told.
         """
         await self._ask(Change("unload", name))
 
     def differing(self) -> dict[str, list[dict[str, Any]]]:
         """Returns what each worker has of the models that they do not all serve in one version, by name."""
-        known = {index: progress for index in range(self._workers) if (progress := self._log.progress(index)) is not None}
+        known = {index: progress for index in range(self._workers) if (progress := self._progress_of(index)) is not None}
         names = {name for progress in known.values() for name in progress.served}
         return {
             name: [
@@ -89,15 +93,20 @@ class SharedReloader(Reloader):
         }
 
     async def _ask(self, change: Change) -> None:
-        number = self._log.append(change)
+        try:
+            number = self._log.append(change)
+        except OSError as error:
+            raise UnavailableError(
+                f"the other workers cannot be told of the change ({error.strerror}), and nothing changed; try again later."
+            ) from error
         self._asked[number] = None
         try:
             outcomes = await self._outcomes(number)
         finally:
-            error = self._asked.pop(number)
+            own_error = self._asked.pop(number)
         done = {index: outcome for index, outcome in outcomes.items() if outcome.error is None}
-        if not done and error is not None:
-            raise error
+        if not done and own_error is not None and _NOT_YET not in outcomes.values():
+            raise own_error
         versions = {outcome.version for outcome in done.values()}
         failed = {
             index: outcome.error
@@ -126,8 +135,14 @@ class SharedReloader(Reloader):
             await asyncio.sleep(POLL_S)
 
     def _outcome(self, index: int, number: int) -> Outcome:
-        progress = self._log.progress(index)
+        progress = self._progress_of(index)
         return _NOT_YET if progress is None else progress.outcomes.get(number, _NOT_YET)
+
+    def _progress_of(self, index: int) -> Progress | None:
+        try:
+            return self._log.progress(index)
+        except OSError:
+            return None
 
     async def _make(self, number: int, change: Change) -> None:
         self._progress.trying = number

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -16,12 +18,12 @@ import tiny
 from application import play, rejected
 from service.api_keys import ApiKeys
 from service.bundle.files import Bundle
-from service.errors import BundleError, InvalidValueError, NotFoundError, PartialChangeError
+from service.errors import BundleError, InvalidValueError, NotFoundError, PartialChangeError, UnavailableError
 from service.http.access import Access
 from service.serving.build import AppState, build
 from service.serving.change_log import Change, ChangeLog, Outcome, Progress
 from service.serving.model import Model
-from service.serving.shared_reloader import SharedReloader
+from service.serving.shared_reloader import POLL_S, SharedReloader
 from service.serving.worker_context import WorkerContext
 from service.settings import Settings
 
@@ -203,6 +205,8 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
         following = asyncio.ensure_future(reloader(state).follow())
         answer = await client.post("/models/tiny/reload", headers={"authorization": "Bearer trident"})
         assert "not by worker 1 (it has not done it yet)" in rejected(answer, 500, "partial_change")
+        answer = await client.post("/models/elsewhere/unload", headers={"authorization": "Bearer trident"})
+        assert "done by worker none" in rejected(answer, 500, "partial_change")
         tiny_workers = [{"index": 0, "version": version}, {"index": 1, "version": "1" * 64}]
         [elsewhere, shown] = sorted((await client.get("/models")).json(), key=lambda model: model["name"])
         assert tiny_workers == shown["workers"] == (await client.get("/models/tiny")).json()["workers"]
@@ -212,3 +216,25 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
         following.cancel()
 
     play(state, check, access=Access(None, admin_keys=ApiKeys(tmp_path / "admin")))
+
+
+def test_a_log_that_cannot_be_used_for_a_while_stops_nobody(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without room, or a descriptor, a change is refused, and nothing changes; workers go on to follow once there is some again."""
+    states = [worker(models, tmp_path, index) for index in (0, 1)]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def check() -> None:
+        with monkeypatch.context() as patch:
+            for name in ("append", "read", "publish", "progress"):
+                patch.setattr(ChangeLog, name, full)
+            with pytest.raises(UnavailableError, match="No space left on device"):
+                await reloader(states[0]).unload("tiny")
+            await asyncio.sleep(2 * POLL_S)
+            assert {} == reloader(states[0]).differing()
+            assert ["tiny"] == list(served(states[0]))
+        await reloader(states[0]).unload("tiny")
+        assert [{}, {}] == [served(state) for state in states]
+
+    following(states, check)
