@@ -16,7 +16,7 @@ import ssl
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,6 +187,7 @@ def _work(
     from service.process.server import Server, configure
     from service.process.worker import Worker
     from service.serving.build import build
+    from service.serving.shared_reloader import SharedReloader
 
     limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
     state = build(settings, context)
@@ -197,17 +198,24 @@ def _work(
         tls=secrets.tls,
     )
 
-    def on_listen(address: str) -> None:
-        on_ready((address, models))
+    tasks: set[asyncio.Task[None]] = set()
 
-    refreshing: set[asyncio.Task[None]] = set()
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        tasks.add(task)  # the loop itself keeps no task alive
+        task.add_done_callback(tasks.discard)
+
+    reloader = state.reloader
+
+    def on_listen(address: str) -> None:
+        if isinstance(reloader, SharedReloader):
+            run(reloader.follow())
+        on_ready((address, models))
 
     def on_hangup() -> None:
         secrets.reload()
-        if state.reloader is not None:
-            task = asyncio.get_running_loop().create_task(state.reloader.refresh())
-            refreshing.add(task)  # the loop itself keeps no task alive
-            task.add_done_callback(refreshing.discard)
+        if reloader is not None and not isinstance(reloader, SharedReloader):  # which hears of it from the supervisor
+            run(reloader.refresh())
 
     arguments: dict[str, Any] = {
         "scheduler": state.scheduler,
@@ -266,9 +274,11 @@ def _supervise(
     """Has several workers serve from one socket."""
     from service.process.listener import ABSENT, shared_counts
     from service.process.supervisor import Supervisor
+    from service.serving.change_log import Change, ChangeLog
 
     with _shared_folder() as name:
         folder = Path(name)
+        changes = ChangeLog(folder / "changes")
         connections, heartbeats = shared_counts(settings.workers), shared_counts(settings.workers)
         supervisor_id = os.getpid()
 
@@ -284,6 +294,13 @@ def _supervise(
             metrics.forget(folder, pid)
             connections[index] = ABSENT
 
+        def read_again() -> None:
+            secrets.reload()  # for the workers that are started later
+            try:
+                changes.append(Change("refresh"))
+            except OSError as error:
+                logger.error("the models stay as they are: the workers cannot be told (%s)", error.strerror)
+
         supervisor = Supervisor(
             work,
             workers=settings.workers,
@@ -292,7 +309,7 @@ def _supervise(
             on_ready=on_ready,
             on_end=forget,
             on_stop=listener.close,
-            on_hangup=secrets.reload,  # for the workers that are started later
+            on_hangup=read_again,
         )
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = name  # prometheus_client reads it when it is first imported: in the workers
         supervisor.run()

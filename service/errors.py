@@ -21,6 +21,7 @@
         ├── RefusedError            no room now: the queue is full or the deadline cannot be kept
         ├── ExpiredError            accepted, but its deadline passed before it could start
         ├── UnavailableError        stopping, or not able to serve
+        ├── PartialChangeError      some workers changed a model, and others did not
         └── EngineError             the graph failed or answered nonsense
 
 Messages say what was wrong, the value given, the value allowed and what to change, with names in backticks.
@@ -145,6 +146,10 @@ class ExpiredError(ServerError):
 
 class UnavailableError(ServerError):
     """The service is stopping, or cannot serve: a lane died, or all of them hang."""
+
+
+class PartialChangeError(ServerError):
+    """Of several workers some changed a model as they were asked, and others did not."""
 
 
 class EngineError(ServerError):

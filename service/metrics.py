@@ -58,7 +58,7 @@ class Metrics:
         self.cancelled = counter("cancelled_total", "Requests whose client hung up while they waited.")
         self.refused = counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
         self.key_requests = counter("key_requests_total", "Requests by the name of their API key and HTTP status.", ("key", "status"))
-        self.hung_runs = counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 10 s at least.", ())
+        self.hung_runs = counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 3 s at least.", ())
         self.connections_closed = counter(
             "connections_closed_total",
             "Connections closed, or their request refused, before a request was complete, by reason.",

@@ -1,12 +1,14 @@
-"""Test doubles: a clock that is moved by hand, and an engine that can block and fail."""
+"""Test doubles: a clock that is moved by hand, an engine that can block and fail, and a session with every fault of a graph."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.backend.onnx_engine import Row
 from service.bundle.manifest import Activation, Embedding
@@ -58,3 +60,42 @@ class Head:
     labels: tuple[str, ...] = ()
     activation: Activation = "softmax"
     embedding: Embedding | None = None
+
+
+class FaultySession:
+    """An ONNX Runtime session that does something wrong with each batch that has a certain token, and waits at `gate` while that is cleared.
+
+    Faults: `raise` an error of a graph, `panic`, `memory` of Python and `allocation` of onnxruntime, `nan` scores, `short` by a row.
+    """
+
+    def __init__(self, session: Any, token: int, fault: str) -> None:
+        self.session = session
+        self.token = token
+        self.fault = fault
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.batches: list[int] = []
+
+    def run(self, names: list[str], feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Returns the outputs of the session, or what the fault makes of them."""
+        self.entered.release()
+        assert self.gate.wait(20), "the test never opened the gate"
+        ids = feed["input_ids"]
+        self.batches.append(len(ids))
+        outputs: list[NDArray[Any]] = self.session.run(names, feed)
+        guilty = (ids == self.token).any(axis=1)
+        if not guilty.any():
+            return outputs
+        if self.fault == "nan":
+            outputs[0][guilty] = np.nan
+        elif self.fault == "short":
+            outputs = [output[1:] for output in outputs]
+        else:
+            raise {
+                "raise": RuntimeError("Non-zero status code returned while running Gather node"),
+                "panic": SystemExit(3),
+                "memory": MemoryError(),
+                "allocation": RuntimeError("[E:onnxruntime] bfc_arena.cc Failed to allocate memory for requested buffer of size 4096"),
+            }[self.fault]
+        return outputs

@@ -36,6 +36,7 @@ HOMES = {
         "service.http",
         "service.serving.model",
         "service.serving.reloader",
+        "service.serving.shared_reloader",
         "service.scheduling",
         "service.process",
         "service.cli",

@@ -10,12 +10,13 @@ from fastapi.responses import RedirectResponse
 from starlette.responses import Response
 
 from service import __version__
-from service.errors import InvalidValueError, UnavailableError
+from service.errors import UnavailableError
 from service.http.inference import MODELS
 from service.metrics import CONTENT_TYPE
 from service.serving.build import AppState
 from service.serving.model import Model
 from service.serving.reloader import Reloader
+from service.serving.shared_reloader import SharedReloader
 from service.tasks.catalog import TASKS
 from service.wire.rendering import to_json
 
@@ -45,13 +46,17 @@ def _add_task(routes: APIRouter, state: AppState, task: str, base: str) -> None:
 def _add_models(routes: APIRouter, state: AppState) -> None:
     @routes.get("/models", summary="All loaded models", tags=["models"])
     async def models() -> Response:
-        broken = [{"name": name, "broken": why} for name, why in state.broken.items() if name not in state.registry.models]
-        return _json([_describe(state, model) for model in state.registry.models.values()] + broken)
+        served = state.registry.models
+        differing = await _differing(state)
+        described = [_describe(state, model) | differing.get(name, {}) for name, model in served.items()]
+        broken = [{"name": name, "broken": why} | differing.get(name, {}) for name, why in state.broken.items() if name not in served]
+        elsewhere = [{"name": name} | workers for name, workers in differing.items() if name not in served and name not in state.broken]
+        return _json(described + broken + elsewhere)
 
     @routes.get(_NAMED, summary="One model", tags=["models"])
     @routes.get(f"{_NAMED}/info", summary="One model", tags=["models"])
     async def model_info(name: str) -> Response:
-        return _json(_describe(state, state.registry.get(name)))
+        return _json(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
 
     @routes.post(f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)", tags=["models"])
     @routes.post(f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)", tags=["models"])
@@ -69,12 +74,15 @@ def _add_models(routes: APIRouter, state: AppState) -> None:
 
 
 def _reloader(state: AppState) -> Reloader:
-    if state.reloader is None or state.worker.get("workers", 1) > 1:
-        raise InvalidValueError(
-            "one worker of several cannot change the models of the others; change the models folder and send the service a SIGHUP, which all "
-            "of them follow."
-        )
+    assert state.reloader is not None, "a service that was built has one"
     return state.reloader
+
+
+async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
+    """Returns what each worker has of a model, under `workers` by its name, where they have not all the same."""
+    if not isinstance(state.reloader, SharedReloader):
+        return {}
+    return {name: {"workers": workers} for name, workers in (await asyncio.to_thread(state.reloader.differing)).items()}
 
 
 def _add_operations(routes: APIRouter, state: AppState) -> None:

@@ -25,6 +25,7 @@ TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {
     errors.RefusedError: (429, "overloaded"),
     errors.ExpiredError: (504, "expired"),
     errors.UnavailableError: (503, "unavailable"),
+    errors.PartialChangeError: (500, "partial_change"),
     errors.EngineError: (500, "engine"),
 }
 INTERNAL = (500, "internal")

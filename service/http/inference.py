@@ -14,7 +14,8 @@ from service.http.disconnect import unless_disconnected
 from service.http.middleware import LABELS, PREDICTION
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
-from service.serving.model import Model, Prediction
+from service.serving.model import Model
+from service.serving.prediction import Prediction
 from service.tasks.catalog import TASKS
 from service.wire.discriminator import requested_task
 from service.wire.reading import read_body

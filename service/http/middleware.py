@@ -16,7 +16,7 @@ from service.http.error_log import ErrorLog
 from service.metrics import UNKNOWN, Metrics
 
 if TYPE_CHECKING:
-    from service.serving.model import Prediction
+    from service.serving.prediction import Prediction
 
 access_log = logging.getLogger("bertserve.access")
 

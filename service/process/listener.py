@@ -63,12 +63,17 @@ class BalancedListener:
 
     def close(self) -> None:
         """Takes what waits, for the last listener to close resets that, and then no more; others need not leave anything to this worker."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._loop.remove_reader(self._listener)
+        if self._closed:
+            return
+        self._unwatch()
         for _ in range(BACKLOG):
             if not self._accept():
                 break
+        self.leave()
+
+    def leave(self) -> None:
+        """Takes no more; what waits, and what comes, is for those who hold the socket too."""
+        self._unwatch()
         self._listener.close()
         self.count(ABSENT)
         self._closed = True
@@ -80,6 +85,11 @@ class BalancedListener:
 
     def _watch(self) -> None:
         self._loop.add_reader(self._listener, self._on_readable)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._listener)
 
     def _on_readable(self) -> None:
         if self._counts[self._index] > min(self._counts):

@@ -122,6 +122,7 @@ class Supervisor:
         self._failure: StartError | None = None
         self._stopping = False
         self._deadline: float | None = None
+        self._checked = time.monotonic()
 
     def run(self) -> None:
         """Runs the workers; returns once SIGINT or SIGTERM has stopped them all. Another SIGINT ends them at once.
@@ -258,8 +259,15 @@ class Supervisor:
 
     def _kill_hung(self) -> None:
         """Kills workers whose event loop stands still, or whose start does; `_reap` puts others in their place."""
+        now = time.monotonic()
+        missed_s, self._checked = now - self._checked - CHECK_S, now
+        if missed_s > CHECK_S:  # the supervisor stood still itself, and so perhaps did all: it has not watched them meanwhile
+            for worker in self._workers:
+                worker.started += missed_s
+                if worker.ready:
+                    self._heartbeats[worker.index] = time.monotonic_ns()
         for worker in self._workers:
-            silent_s = time.monotonic() - (self._heartbeats[worker.index] / 1e9 if worker.ready else worker.started)
+            silent_s = now - (self._heartbeats[worker.index] / 1e9 if worker.ready else worker.started)
             if silent_s > self._patience_s(worker) and worker.process.is_alive():
                 what = "has hung" if worker.ready else "has been starting"
                 logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, what, silent_s)

@@ -54,6 +54,13 @@ class Worker(Server):
         """Returns whether to stop: when told to, or with a dead lane, for the supervisor has another worker then."""
         return await super().on_tick(counter) or not self._scheduler.ready
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains and closes; a worker that ends by itself leaves all connections that come to the others at once."""
+        if not self.should_exit:
+            self._listener.leave()
+            self._drain_s = 0  # no load balancer has to notice anything
+        await super().shutdown(sockets)
+
     def _listen(self, listener: socket.socket) -> None:
         super()._listen(listener)
         self._loop.add_reader(self._shutdown_pipe, self._on_shutdown)

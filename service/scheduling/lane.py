@@ -11,11 +11,11 @@ from service.scheduling.job import Entry
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One run of a batch, or of a part of one that has failed.
+    """One run of a batch, or of a part of one that has failed; or the decoding of what came of it.
 
     Attributes:
         held: All entries of the batch, also those that run after this part or have run before it.
-        predicted_s: Predicted seconds.
+        predicted_s: Predicted seconds; 0 where nothing is predicted.
         started: Time at which it started.
         watched_s: Seconds that the watchdog has seen it run; the watchdog's own.
         hung: Whether the watchdog takes it for hung.

@@ -11,55 +11,22 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from service.errors import EngineError, ExpiredError, UnavailableError
 from service.scheduling.backlog import Backlog, predicted_s
 from service.scheduling.concurrency import PeakConcurrency
-from service.scheduling.job import Cost, Entry, Job, Shape, exact
+from service.scheduling.job import Entry, Job
 from service.scheduling.lane import Lane, Run
 from service.scheduling.mailbox import Mailbox
+from service.scheduling.stage import JobResult, Stage, skip_empty
 from service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 
 logger = logging.getLogger("bertserve.scheduler")
 
 LEAST_TIMER_S = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Work of a job, and what to do when all of it is done.
-
-    Attributes:
-        work: Tokens and payload of each entry; without any the stage is finished at once.
-        run: Payloads of one batch -> one result each, in order. Called on a lane.
-        finish: Results of all entries, in order -> the job's value, or its next Stage. Called on a lane.
-        key: What may share a batch; None for entries that run alone. All work of a key has the same `run` and `run_solo`.
-        cost: Predicted seconds of a batch of `rows` padded to `length`.
-        keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
-        shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
-        run_solo: The same as `run` with several threads, for a solo run: one beside which no other runs or waits.
-    """
-
-    work: Sequence[tuple[int, Any]]
-    run: Callable[[Sequence[Any]], Sequence[Any]]
-    finish: Callable[[Sequence[Any]], Any]
-    key: Hashable | None
-    cost: Cost
-    keep_estimate: bool = False
-    shape: Shape = exact
-    run_solo: Callable[[Sequence[Any]], Sequence[Any]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """A job's value, with the seconds that it waited and that its longest run took."""
-
-    value: Any
-    queue_s: float
-    run_s: float
 
 
 @dataclass(slots=True)
@@ -192,7 +159,7 @@ class Scheduler:
         job.owner = ticket = _Ticket(future, stage)
         self._watch_deadline(job, ticket)
         try:
-            if not isinstance(value := _skip_empty(stage), Stage):
+            if not isinstance(value := skip_empty(stage), Stage):
                 self.close(job)
                 return JobResult(value, 0.0, 0.0)
             with self._condition:
@@ -211,7 +178,8 @@ class Scheduler:
     async def stop(self, grace_s: float) -> int:
         """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.
 
-        Where all lanes hang nothing would finish, and the grace is left out.
+        Where all lanes hang nothing would finish, and the grace is left out. What is in a run that hangs fails as that, for to send it
+        again may hang another lane.
 
         Returns:
             The number of jobs that were left.
@@ -225,10 +193,12 @@ class Scheduler:
             self._stopped = True
             left = len(self._submitted)
             self._condition.notify_all()
+        self._watchdog.end_hung()
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
         # a run that outlasts the grace cannot be interrupted; its thread is a daemon
-        await asyncio.gather(*(asyncio.to_thread(lane.thread.join, 1.0) for lane in self._lanes))
+        ending = [lane.thread for lane in self._lanes if (run := lane.run) is None or not run.hung]
+        await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in ending))
         return left
 
     def _serve(self, lane: Lane) -> None:
@@ -288,7 +258,9 @@ class Scheduler:
             else:
                 self._execute_in_halves(lane, batch, held)
             return
-        run_s = self._clock() - start
+        end = self._clock()
+        run_s = end - start
+        lane.run = Run(held, 0.0, end)  # what follows is no part of the prediction
         for entry, result in zip(batch, results, strict=True):
             self._settle(entry, result, run_s)
 
@@ -321,7 +293,7 @@ class Scheduler:
                 return
             results = job.results
         try:
-            value = _skip_empty(job.owner.stage.finish(results))
+            value = skip_empty(job.owner.stage.finish(results))
             if isinstance(value, Stage):
                 with self._condition:
                     self._put(job, value, own=1)  # this lane takes one itself, sooner than another wakes up
@@ -389,10 +361,3 @@ class Scheduler:
             self._observe(self._backlog.queue_entries, self._backlog.queue_tokens)
         except Exception as error:  # noqa: BLE001 - a number on a page is worth no request, and no lane
             logger.error("the length of the queue could not be counted: %s", type(error).__name__)
-
-
-def _skip_empty(value: Any) -> Any:
-    """Returns the next stage that has work, or the final value."""
-    while isinstance(value, Stage) and not value.work:
-        value = value.finish([])
-    return value

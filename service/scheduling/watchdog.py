@@ -1,7 +1,7 @@
 """Watchdog: notices runs that hang. Ticks on the event loop while there is work; knows lanes and runs, nothing of what they compute.
 
 A run cannot be interrupted. So a run that hangs is logged and counted, its requests are failed once nobody can want them any more,
-and `hung` says how many lanes are left, from which readiness follows.
+or nobody waits for it, and `hung` says how many lanes are left, from which readiness follows.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ logger = logging.getLogger("bertserve.watchdog")
 
 # Times its prediction that a run may take. Predictions follow the machine, so that a slow one is no reason.
 HUNG_RATIO = 20.0
-# A run is never taken for hung before: a page of weights from a disk, or a throttled core, takes its time.
-HUNG_FLOOR_S = 10.0
+# A run is never taken for hung before: a page of weights from a disk, or a throttled core, takes its time. Not the first run of a
+# shape: on a CPU it is none slower, and graphs whose shapes are planned ran each of them at load.
+HUNG_FLOOR_S = 3.0
+# Work of which nothing is predicted, tokenizing and decoding, takes a second or two of what is largest.
+UNPREDICTED_FLOORS = 4
 TICKS_OF_FLOOR = 10
 # After its deadline a request waits so long for a run that hangs; then it is failed.
 OVERDUE_S = 5.0
@@ -50,7 +53,7 @@ class Watchdog:
             pending: Whether there are jobs that a lane may take at any time.
             fail: Ends a job with an error, unless it has ended already.
             on_hang: Called once for each run that hangs.
-            floor_s: Least seconds after which a run hangs.
+            floor_s: Least seconds after which a run hangs; UNPREDICTED_FLOORS times that where nothing was predicted.
         """
         self.hung = 0
         self._lanes = lanes
@@ -91,7 +94,7 @@ class Watchdog:
             if (run := lane.run) is None:
                 continue
             run.watched_s += self._tick_s
-            if not run.hung and run.watched_s >= max(self._floor_s, HUNG_RATIO * run.predicted_s):
+            if not run.hung and run.watched_s >= self._patience_s(run):
                 run.hung = True
                 logger.error(
                     "%s hangs: a run has taken %.0f s and %.3f s were predicted for it", lane.thread.name, run.watched_s, run.predicted_s
@@ -102,12 +105,26 @@ class Watchdog:
                 self._end_overdue(run)
         self.hung = hung
 
+    def _patience_s(self, run: Run) -> float:
+        return max(self._floor_s, HUNG_RATIO * run.predicted_s) if run.predicted_s else UNPREDICTED_FLOORS * self._floor_s
+
+    def end_hung(self) -> None:
+        """Fails the requests in runs that hang, because nobody waits for these any more."""
+        for lane in self._lanes:
+            if (run := lane.run) is not None and run.hung:
+                for entry in run.held:
+                    self._end(entry.job, run, "its lane is given up")
+
     def _end_overdue(self, run: Run) -> None:
         now = self._clock()
         for entry in run.held:
-            if entry.job.open and now >= entry.job.deadline + OVERDUE_S:
-                error = EngineError(
-                    f"a run that holds the request hangs, {run.watched_s:.0f} s after its start, and the request's deadline has passed; try "
-                    "again with other texts, and tell the operator if it happens again."
-                )
-                self._fail(entry.job, error)
+            if now >= entry.job.deadline + OVERDUE_S:
+                self._end(entry.job, run, "the request's deadline has passed")
+
+    def _end(self, job: Job, run: Run, why: str) -> None:
+        if job.open:
+            error = EngineError(
+                f"a run that holds the request hangs, {run.watched_s:.0f} s after its start, and {why}; try again with other texts, and tell "
+                "the operator if it happens again."
+            )
+            self._fail(job, error)

@@ -20,9 +20,11 @@ from service.metrics import Metrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.serving import loading
+from service.serving.change_log import ChangeLog
 from service.serving.loading import LoadOptions
 from service.serving.registry import Registry
 from service.serving.reloader import Reloader, reason
+from service.serving.shared_reloader import SharedReloader
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings
 from service.tasks.catalog import TASKS
@@ -76,9 +78,14 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
     Raises:
         StartError: A bundle, the provider or the settings are wrong; the message says what.
     """
-    metrics = Metrics(worker.metrics)
+    metrics = Metrics(worker.folder)
     broken: dict[str, str] = {}
-    bundles = list(_loaded(files.load_bundle, files.find_bundles(settings.models), broken if settings.skip_broken else None))
+    log = None if worker.folder is None else ChangeLog(worker.folder / "changes")
+    before = None if log is None else log.progress(worker.index)
+    paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
+    # models were changed since the start: a bundle that is broken now must not keep a worker from serving what the others serve
+    forgiving = broken if settings.skip_broken or before is not None else None
+    bundles = list(_loaded(files.load_bundle, paths, forgiving))
     asked = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
@@ -97,16 +104,17 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         evidence_policy=EvidencePolicy(settings.require_evidence, settings.min_agreement),
     )
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
-    models = list(_loaded(load, bundles, broken if settings.skip_broken else None))
-    if not models:
+    models = list(_loaded(load, bundles, forgiving))
+    if not models and (before is None or before.served):
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
     for name in broken:
         metrics.broken_models.labels(name).set(1)
-    registry = Registry(models, _defaults(settings.default))
+    registry = Registry(models, _defaults(settings.default), check=before is None)
+    reloader = Reloader if log is None else partial(SharedReloader, log=log, index=worker.index, workers=worker.workers)
     return AppState(
         registry=registry,
         broken=broken,
-        reloader=Reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics),
+        reloader=reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),

@@ -17,7 +17,9 @@ from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from service.metrics import ModelMetrics
-from service.scheduling.scheduler import Scheduler, Stage
+from service.scheduling.scheduler import Scheduler
+from service.scheduling.stage import Stage
+from service.serving.prediction import Prediction
 from service.tasks.catalog import TASKS, tasks_of
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Encoding, Tokenizer
@@ -28,31 +30,10 @@ logger = logging.getLogger("bertserve.model")
 MAX_VALUES = 2**20
 # Numbers of four bytes that a request may hold until its last encoding has run: 64 MiB.
 MAX_HELD = 2**24
+# Logits of one run over the vocabulary, 64 MiB: a full batch of texts of nothing but masks would have gigabytes of a large one.
+MAX_LOGITS = 2**24
 # What tokenizing takes of a lane (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
-
-
-@dataclass(slots=True)
-class Prediction:
-    """The answer to a request, with the seconds of its parts.
-
-    Attributes:
-        results: One per input, in order.
-        truncated: Indices of inputs of which text was cut off.
-        warnings: What else the caller should know, each `topic; message`.
-        tokenize_s: Seconds to tokenize all inputs.
-        queue_s: Seconds until the last encoding started.
-        inference_s: Seconds of the longest run.
-        decode_s: Seconds to decode all inputs.
-    """
-
-    results: list[Any]
-    truncated: list[int]
-    warnings: list[str]
-    tokenize_s: float = 0.0
-    queue_s: float = 0.0
-    inference_s: float = 0.0
-    decode_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +90,7 @@ class Model:
         self._cost = cost
         self._scheduler = scheduler
         self._metrics = metrics
+        self._fills_masks = any(output.kind == "per_mask" for output in graph.outputs)
         self._key = self if graph.batch_invariant or batch_variant else None
 
     @property
@@ -253,6 +235,9 @@ class Model:
             )
 
     def _run(self, works: Sequence[_Work], *, solo: bool = False) -> list[Row]:
+        if self._fills_masks and len(works) > 1 and self._logits(works) > MAX_LOGITS:
+            half = len(works) // 2
+            return [*self._run(works[:half], solo=solo), *self._run(works[half:], solo=solo)]
         longest = max(map(len, works))
         height, width = self.graph.shape(len(works), longest) or (len(works), longest)
         engine = self.engines.for_solo_run(height * width) if solo else self.engines.lane
@@ -271,6 +256,9 @@ class Model:
         if len(rows) != len(works):
             return rows  # the scheduler refuses them
         return [row if work.reduce is None else work.reduce(row) for work, row in zip(works, rows, strict=True)]
+
+    def _logits(self, works: Sequence[_Work]) -> int:
+        return sum(len(work.encoding.masks) for work in works) * self._tokenizer.vocabulary_size
 
     def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[_Work], seconds: float, busy_s: float) -> None:
         """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""

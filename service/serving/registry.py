@@ -15,12 +15,13 @@ SHOWN_LABELS = 10  # of a model, in a message
 class Registry:
     """The loaded models, which may change while requests come; a request keeps the model that it found."""
 
-    def __init__(self, models: Sequence[Model], defaults: Mapping[str, str]) -> None:
+    def __init__(self, models: Sequence[Model], defaults: Mapping[str, str], *, check: bool = True) -> None:
         """Takes loaded models.
 
         Args:
             models: In any order.
             defaults: Task -> name of the model that its endpoint uses; otherwise the first by name.
+            check: Whether defaults must be loaded; later they may come and go.
 
         Raises:
             SettingsError: A default names no loaded model of its task.
@@ -28,7 +29,7 @@ class Registry:
         self.models = {model.name: model for model in models}
         self._wanted = defaults
         self._choose_defaults()
-        for task, name in defaults.items():
+        for task, name in defaults.items() if check else ():
             if self._defaults.get(task) is not self.models.get(name):
                 have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
                 raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")

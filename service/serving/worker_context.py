@@ -14,14 +14,14 @@ class WorkerContext:
     Attributes:
         index: From 0.
         workers: How many there are.
-        metrics: Folder in which all workers keep their metrics; None where there is only one worker.
+        folder: Folder in which all workers keep their metrics, and the changes of their models; None where there is only one worker.
         connections: The open connections of each worker, by index, in memory that all share; see `BalancedListener`.
         heartbeats: When the event loop of each worker last turned, by index, in memory that all share; see `Supervisor`.
     """
 
     index: int = 0
     workers: int = 1
-    metrics: Path | None = None
+    folder: Path | None = None
     connections: MutableSequence[int] = field(default_factory=list)
     heartbeats: MutableSequence[int] = field(default_factory=list)
 

@@ -15,7 +15,7 @@ import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
 from service.http.inference import _response
 from service.serving.build import build
-from service.serving.model import Prediction
+from service.serving.prediction import Prediction
 from service.settings import Settings
 from service.tasks import fill_mask
 

@@ -24,7 +24,8 @@ from service.bundle.manifest import Flops
 from service.errors import EngineError
 from service.metrics import Metrics
 from service.scheduling.backlog import Backlog
-from service.scheduling.scheduler import Scheduler, Stage
+from service.scheduling.scheduler import Scheduler
+from service.scheduling.stage import Stage
 from service.serving import loading
 from service.serving.model import Model
 from service.tasks.classify import Request

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.serial
 
 @pytest.mark.full_grid
 def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Its request fails with a reason, those of the other worker are answered all the while, and another process has taken its place."""
+    """Its request fails with a reason, others are answered all the while, once it is noticed all of them, and another process takes its place."""
     with serve(slow.hanging_bundle(tmp_path / "models").parent, "--workers", "2", "--lanes", "2") as served, ThreadPoolExecutor(1) as pool:
 
         def ask(text: str) -> httpx.Response:
@@ -29,19 +29,23 @@ def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[.
 
         before = workers()
         hung = pool.submit(ask, "dull")
-        statuses = []
-        while not hung.done():  # ten seconds of the watchdog, and what the worker takes to end
-            statuses.append(ask("good").status_code)
+        before_notice, after_notice = [], []
+        start = time.monotonic()
+        while not hung.done():  # three seconds of the watchdog
+            before_notice.append(ask("good").status_code)
             time.sleep(0.05)
-        assert {200, 503} >= set(statuses)
-        assert statuses.count(503) <= 3, statuses  # what waited in the same worker, or came while it ended
-        assert statuses.count(200) > 3, statuses
-        assert 503 == hung.result().status_code
-        assert "unavailable" == hung.result().json()["error_type"]
-        deadline = time.monotonic() + 20
-        while len(workers() - before) == 0 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        answered_s = time.monotonic() - start
+        while "worker 0 is process" not in (log := served.log.read_text()) and "worker 1 is process" not in log:
+            after_notice.append(ask("good").status_code)  # while it ends, and the next one starts
+            assert time.monotonic() < start + 60
+        print(f"failed after {answered_s:.1f} s, replaced after {time.monotonic() - start:.1f} s, others: {before_notice} {after_notice}")
+        assert before_notice.count(200) > 0
+        assert before_notice.count(503) == len(before_notice) - before_notice.count(200) <= 2  # what waited in the same worker
+        assert {200} == set(after_notice)
+        assert 500 == hung.result().status_code
+        assert "engine" == hung.result().json()["error_type"]
+        assert "its lane is given up" in hung.result().json()["error"]
         assert 1 == len(workers() - before)
         assert "hung_runs_total 1.0" in httpx.get(f"{served.url}/metrics", trust_env=False).text
-    assert "hangs: a run has taken 10 s" in served.log.read_text()
+    assert "hangs: a run has taken 3 s" in served.log.read_text()
     assert "dull" not in served.log.read_text()

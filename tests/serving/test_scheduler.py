@@ -18,7 +18,8 @@ from fakes import ManualClock
 from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
 from service.scheduling.backlog import Backlog
 from service.scheduling.job import Entry, Job
-from service.scheduling.scheduler import JobResult, Scheduler, Stage
+from service.scheduling.scheduler import Scheduler
+from service.scheduling.stage import JobResult, Stage
 from service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S
 
 
@@ -663,14 +664,40 @@ def test_the_watchdog_ticks_by_itself_while_there_is_work(scenario: Scenario) ->
 
 
 def test_a_stop_does_not_wait_for_lanes_that_hang(scenario: Scenario) -> None:
-    """Where nothing would finish the grace is left out, so that another process takes over at once."""
+    """Where nothing would finish the grace is left out, so that another process takes over at once; who only waited may ask that one."""
 
     async def check(bench: Hanging) -> None:
         blocker = await bench.blocked()
+        waiting = bench.submit("waiting")
+        await asyncio.sleep(0)
         bench.look(10)
         await bench.scheduler.stop(1000.0)
-        with pytest.raises(UnavailableError, match="all lanes hang"):
+        with pytest.raises(EngineError, match="a run that holds the request hangs, 10 s after its start, and its lane is given up"):
             await blocker
+        with pytest.raises(UnavailableError, match="all lanes hang"):
+            await waiting
+        assert bench.scheduler._lanes[0].thread.is_alive()
+
+    hang_scenario(scenario, check)
+
+
+@pytest.mark.parametrize("place", ["tokenizing", "decoding"])
+def test_what_is_not_predicted_has_more_time(scenario: Scenario, place: str) -> None:
+    """Nobody knows how long a large body takes to tokenize, or its answer to decode: it hangs only after four times as long."""
+
+    async def check(bench: Hanging) -> None:
+        bench.work.gate.clear()
+        if place == "tokenizing":
+            task = bench.submit("text", key=None, cost=lambda rows, length: 0.0)
+        else:
+            task = bench.submit("text", run=list, finish=bench.work)
+        await asyncio.to_thread(bench.work.started.acquire)
+        bench.look(39)
+        assert (0, True) == (bench.hangs, bench.scheduler.ready)
+        bench.look(1)
+        assert (1, False) == (bench.hangs, bench.scheduler.ready)
+        bench.work.gate.set()
+        await task
 
     hang_scenario(scenario, check)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import pytest
 from fastapi import FastAPI
 
 import slow
+import tiny
 from application import play
 from service.errors import SettingsError
 from service.process.connections import ConnectionLimits, Connections
@@ -195,6 +197,26 @@ def test_the_listener_takes_what_nobody_comes_for() -> None:
     assert ABSENT == asyncio.run(asyncio.wait_for(run(), 10))
 
 
+def test_a_listener_that_leaves_takes_nothing_more() -> None:
+    """What waits at the socket when a worker gives up is for another, which is served as if the first had not been there."""
+
+    async def run() -> list[int]:
+        counts = shared_counts(2)
+        taken: list[asyncio.Queue[socket.socket]] = [asyncio.Queue(), asyncio.Queue()]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            leaving, staying = [BalancedListener(listener.dup(), counts, index) for index in range(2)]
+            leaving.start(taken[0].put_nowait)
+            with socket.create_connection(listener.getsockname()):
+                leaving.leave()
+                leaving.close()
+                staying.start(taken[1].put_nowait)
+                (await taken[1].get()).close()
+                staying.close()
+        return [taken[0].qsize(), taken[1].qsize()]
+
+    assert [0, 0] == asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
     """A worker goes on while its lanes live, and ends when they do not."""
 
@@ -240,6 +262,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, 
         with clients_of(served, 8) as clients:
             for client in clients:
                 client.post("/classify", json={"inputs": "good"})
+            wait_until(lambda: answered(clients[0]) == 8.0)  # each is counted once it was sent
         os.kill(before[0], signal.SIGKILL)
         wait_until(lambda: f"worker 0, process {before[0]}, ended with code -9" in served.log.read_text())
         with clients_of(served, 1) as [client]:
@@ -260,14 +283,35 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
     """A worker whose event loop stands still is killed, and another takes its place; the other one is left alone."""
     with serve(models, *TWO) as served:
         before = workers_of(served)
+        start = time.monotonic()
         os.kill(before[0], signal.SIGSTOP)  # it cannot even be told to stop
+        wait_until(lambda: "is killed" in served.log.read_text())
+        killed_s = time.monotonic() - start
         wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        print(f"killed after {killed_s:.1f} s, replaced after {time.monotonic() - start:.1f} s")
         after = workers_of(served)
         assert {0, 1} == set(after)
         assert (before[1], True) == (after[1], before[0] != after[0])
         assert f"worker 0, process {before[0]}, has hung for" in served.log.read_text()
         with clients_of(served, 4) as clients:
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
+
+
+@pytest.mark.full_grid
+def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) -> None:
+    """Whoever is paused together with the supervisor, by a container's runtime perhaps, has not hung, though it goes on later."""
+    with serve(models, *TWO) as served:
+        before = workers_of(served)
+        everyone = [served.process.pid, *before.values()]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(6)
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.2)
+        time.sleep(1)
+        assert before == workers_of(served)
+    assert "" == served.log.read_text()
 
 
 @pytest.mark.full_grid
@@ -368,3 +412,46 @@ def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
     lines = [json.loads(line) for line in served.log.read_text().splitlines()]
 
     assert 4 == len([line for line in lines if line["model"] == "tiny"])
+
+
+def test_models_change_in_all_workers_under_load(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """Whichever worker is asked: no request fails or is answered by two models, all have the same after it, and a worker that comes later too."""
+    tiny.bundle(models, "other")
+    (tmp_path / "admin").write_text("trident")
+    admin = {"authorization": "Bearer trident"}
+    with serve(models, *TWO, "--admin-key-file", str(tmp_path / "admin")) as served, clients_of(served, 8) as clients:
+        done = threading.Event()
+
+        def ask(client: httpx.Client) -> set[tuple[float, ...]]:
+            seen = set()
+            while not done.is_set():
+                answer = client.post("/models/tiny", json={"inputs": ["good"] * 20})
+                assert answer.status_code == 200, answer.text
+                [scores] = {tuple(item["score"] for item in result) for result in answer.json()}
+                seen.add(scores)
+            return seen
+
+        def change(client: httpx.Client, what: str, name: str) -> httpx.Response:
+            return client.post(f"/models/{name}/{what}", headers=admin)
+
+        before = workers_of(served)
+        with ThreadPoolExecutor(4) as pool:
+            asking = [pool.submit(ask, client) for client in clients[:4]]
+            for seed, client in enumerate(clients[4:7], 1):
+                shutil.rmtree(models / "tiny")
+                tiny.bundle(models, "tiny", seed=seed)
+                page = change(client, "reload", "tiny")
+                assert page.status_code == 200, page.text
+                assert {page.json()["version"]} == {one.get("/models/tiny").json()["version"] for one in clients[4:]}
+            done.set()
+            assert 4 == len(set.union(*(future.result() for future in asking)))
+        assert {"name": "other", "unloaded": True} == change(clients[4], "unload", "other").json()
+        assert [404] * 8 == [client.get("/models/other").status_code for client in clients]
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        assert before[0] != workers_of(served)[0]
+        with clients_of(served, 8) as others:
+            assert [["tiny"]] * 8 == [[model["name"] for model in client.get("/models").json()] for client in others]
+            assert 200 == change(others[0], "load", "other").status_code
+            assert [["other", "tiny"]] * 8 == [[model["name"] for model in client.get("/models").json()] for client in others]
+    assert "Traceback" not in served.log.read_text()

@@ -1,0 +1,50 @@
+"""Stage: work that a job has for the lanes, and what follows from its results: the job's value, or another stage. Records, without a thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.scheduling.job import Cost, Shape, exact
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Work of a job, and what to do when all of it is done.
+
+    Attributes:
+        work: Tokens and payload of each entry; without any the stage is finished at once.
+        run: Payloads of one batch -> one result each, in order. Called on a lane.
+        finish: Results of all entries, in order -> the job's value, or its next Stage. Called on a lane.
+        key: What may share a batch; None for entries that run alone. All work of a key has the same `run` and `run_solo`.
+        cost: Predicted seconds of a batch of `rows` padded to `length`.
+        keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
+        shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
+        run_solo: The same as `run` with several threads, for a solo run: one beside which no other runs or waits.
+    """
+
+    work: Sequence[tuple[int, Any]]
+    run: Callable[[Sequence[Any]], Sequence[Any]]
+    finish: Callable[[Sequence[Any]], Any]
+    key: Hashable | None
+    cost: Cost
+    keep_estimate: bool = False
+    shape: Shape = exact
+    run_solo: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A job's value, with the seconds that it waited and that its longest run took."""
+
+    value: Any
+    queue_s: float
+    run_s: float
+
+
+def skip_empty(value: Any) -> Any:
+    """Returns the next stage that has work, or the final value."""
+    while isinstance(value, Stage) and not value.work:
+        value = value.finish([])
+    return value

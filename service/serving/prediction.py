@@ -1,0 +1,29 @@
+"""Prediction: the answer to a request, and what it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Prediction:
+    """The answer to a request, with the seconds of its parts.
+
+    Attributes:
+        results: One per input, in order.
+        truncated: Indices of inputs of which text was cut off.
+        warnings: What else the caller should know, each `topic; message`.
+        tokenize_s: Seconds to tokenize all inputs.
+        queue_s: Seconds until the last encoding started.
+        inference_s: Seconds of the longest run.
+        decode_s: Seconds to decode all inputs.
+    """
+
+    results: list[Any]
+    truncated: list[int]
+    warnings: list[str]
+    tokenize_s: float = 0.0
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+    decode_s: float = 0.0

@@ -1,0 +1,60 @@
+"""Faults of a graph in the service as it is, but for a session that has them: who is guilty hears why, who shares the batch notices nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import httpx
+import pytest
+
+import tiny
+from application import play, rejected
+from fakes import FaultySession
+from service.serving.build import build
+from service.settings import Settings
+
+GUILTY = "poor"
+INNOCENT = ("good", "bad", "fine", "dull", "great")
+FAULTS = {
+    "raise": "inputs: the graph failed with RuntimeError.",
+    "panic": "the request's work ended with SystemExit. This is a bug.",
+    "memory": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts, or give the service more memory.",
+    "allocation": "inputs: there is not enough memory to run 1 x 3 tokens; send shorter texts, or give the service more memory.",
+    "nan": "inputs: output `logits` is not finite; this graph cannot score this text.",
+    "short": "inputs: output `logits` has 0 rows where 1 belong. This is a bug.",
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS.items())
+def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: Path, fault: str, message: str) -> None:
+    """Those in its batch have the scores that they have without it, readiness stays green, and the lane goes on."""
+    service = build(Settings(models=models, lanes=1))
+    engine = service.registry.get("tiny").engines.lane
+    session = FaultySession(engine._session, tiny.VOCABULARY.index(GUILTY), fault)  # type: ignore[attr-defined]
+
+    async def check(client: httpx.AsyncClient) -> None:
+        def ask(text: str) -> asyncio.Task[httpx.Response]:
+            return asyncio.ensure_future(client.post("/classify", json={"inputs": text}))
+
+        before = [(await ask(text)).json() for text in INNOCENT]
+        engine._session = session  # type: ignore[attr-defined]
+        session.gate.clear()
+        blocker = ask("book")
+        await asyncio.to_thread(session.entered.acquire)
+        together = [ask(text) for text in (*INNOCENT, GUILTY)]
+        while service.scheduler._backlog.queue_entries < len(together):
+            await asyncio.sleep(0)
+        session.gate.set()
+        *innocent, guilty = await asyncio.gather(*together)
+        assert message == rejected(guilty, 500, "engine")
+        assert [200] * len(INNOCENT) == [answer.status_code for answer in innocent]
+        for expected, answer in zip(before, innocent, strict=True):
+            assert [one["label"] for one in expected[0]] == [one["label"] for one in answer.json()[0]]
+            assert [one["score"] for one in answer.json()[0]] == pytest.approx([one["score"] for one in expected[0]], abs=1e-6)
+        assert len(together) in session.batches, "they shared no batch"
+        assert 200 == (await blocker).status_code
+        assert 200 == (await ask("good")).status_code
+        assert 200 == (await client.get("/health/ready")).status_code
+
+    play(service, check)
