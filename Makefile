@@ -7,7 +7,7 @@ PORT ?= 8000
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 # how many tests run at once: each process of them takes a core and about 1 GiB
 WORKERS ?= 2
-# how many hostile bodies `make stress` sends
+# how many hostile requests `make stress` sends
 CASES ?= 100000
 PYTEST = .venv-dev/bin/python -m pytest
 # no other file is looked at: to collect them all takes longer than some of the tests
@@ -57,8 +57,8 @@ grid: dev ## every family with every head, and what else make test takes a part 
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
-stress: dev ## a hundred thousand hostile bodies: make stress CASES=N
-	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py
+stress: dev ## a hundred thousand hostile requests: make stress CASES=N
+	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
 
 docs: dev ## write the tables of the docs from the code
 	.venv-dev/bin/python docs/generate.py

@@ -50,6 +50,7 @@ def create_fastapi(state: AppState) -> FastAPI:
         await state.scheduler.stop(0)
 
     app = FastAPI(title="bertserve", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False  # to an address made of the caller's own `Host`
     app.include_router(documented())
     app.include_router(router(state))
     app.add_exception_handler(HTTPException, _translate)

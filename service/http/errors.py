@@ -29,6 +29,7 @@ TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {
     errors.EngineError: (500, "engine"),
 }
 INTERNAL = (500, "internal")
+REFUSAL = "bertserve.refusal"  # scope key: the error with which the protocol has answered a request whose body did not come to its end
 
 
 def classify(error: Exception) -> tuple[int, str]:

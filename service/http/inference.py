@@ -133,7 +133,13 @@ async def _read(request: Request, limit: int) -> bytes:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise ContentEncodingError(f"the body's content encoding is `{encoding[:32]}`; send it uncompressed.")
-    declared = request.headers.get("content-length", "0")
+    declared = request.headers.get("content-length")
+    if declared is None:
+        declared, coding = "0", request.headers.get("transfer-encoding", "chunked")
+        if coding.lower() != "chunked":
+            raise ContentEncodingError(
+                f"the body's transfer encoding is `{coding[:32]}`; send it uncompressed, in chunks or with its length."
+            )
     size, chunks = int(declared) if declared.isdigit() else 0, []
     if size <= limit:
         size = 0

@@ -73,7 +73,8 @@ class RequestMiddleware:
         try:
             holder = self._access.enter(scope["method"], scope["path"], headers.get(b"authorization", b""))
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # noqa: BLE001 - the process boundary of a request
+        except Exception as raised:  # noqa: BLE001 - the process boundary of a request
+            error = scope.get(errors.REFUSAL, raised)
             self._errors.write(error, scope[REQUEST_ID])
             if status == 0:
                 await errors.response(error, scope[REQUEST_ID])(scope, receive, send_with_id)

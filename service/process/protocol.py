@@ -26,6 +26,9 @@ WAITING, HEAD, BODY, COMPLETE, ENDING = range(5)
 """Stages: no byte of a request, half a head, a head and half a body, a request to be answered, refused and about to close."""
 
 _FULL = "the service has as many connections as it may have; try again later, or raise --max-connections."
+_VERSIONS = frozenset({"1.1", "1.0"})
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"  # to a client that is gone it brings a reset back, and any other one ignores it
+_PROBED_AFTER_S = 0.05
 _STOPPING = "the service is stopping; send the request to another instance, or try again later."
 _ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
 
@@ -37,6 +40,7 @@ class HttpProtocol(HttpToolsProtocol):
         surplus: Whether it came when there was no room: it may ask the probes, once.
     """
 
+    transport: CoalescingTransport
     surplus = False
 
     def __init__(
@@ -54,6 +58,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._served = False
         self._unsent, self._unsent_since = 0, 0.0
         self._refusal: tuple[BertServeError, str] | None = None
+        self._read_again = b""  # the head of a request to upgrade, without that
+        self._half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection."""
@@ -65,15 +71,26 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._chunk = len(data)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # to what we do not speak: the request is answered as it stands
+            self._parse(data)
         except httptools.HttpParserError:
             self._refuse(*(self._refusal or (MalformedRequestError("this is not HTTP/1.1 as RFC 9112 has it."), "malformed")))
             return
         self._received += self._chunk
         if self._stage == HEAD and self._received > self._limits.max_head_bytes:
             self._refuse(self._head_too_large(), "head_too_large")
+
+    def _parse(self, data: bytes) -> None:
+        """Feeds the parser. What stands behind a head that asks for another protocol it would not read as HTTP: its body, and other requests."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                head, self._read_again = self._read_again, b""
+                rest = memoryview(rest)[upgrade.args[0] :]
+                self.parser.feed_data(head)
+            else:
+                return
 
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""
@@ -85,6 +102,11 @@ class HttpProtocol(HttpToolsProtocol):
         """The head is complete: the application starts."""
         if self._received + self._chunk > self._limits.max_head_bytes and self._head_bytes() > self._limits.max_head_bytes:
             self._reject(self._head_too_large(), "head_too_large")
+        if self.parser.should_upgrade():
+            self._read_again = self._without_upgrade()
+            return
+        if (version := self.parser.get_http_version()) not in _VERSIONS:
+            self._reject(MalformedRequestError(f"this is HTTP/{version}, and the service speaks HTTP/1.1 and 1.0."), "malformed")
         if self.surplus and self.url.partition(b"?")[0] not in _PROBES:
             self._reject(UnavailableError(_FULL), "refused")
         if self._open.stopping:
@@ -96,6 +118,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
+        if self._read_again:
+            return
         super().on_message_complete()
         self._received = -self._chunk  # what else this read has is not counted, and of the next request nothing is there yet
         if self.cycle.response_complete:
@@ -121,6 +145,25 @@ class HttpProtocol(HttpToolsProtocol):
         self._since = self._now()
         self._served = True
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. Whether it still listens is not said; if not, a probe comes back as a reset.
+
+        Returns:
+            Whether the connection stays open, for the answer. It does not with TLS, which asyncio cannot half close, with HTTP/1.0,
+            which has no answers that could be a probe, and on systems that do not tell of a reset.
+        """
+        if self._stage != COMPLETE or not self._answering or not self.transport.tells_resets:
+            return False
+        cycle = self.cycle
+        if not (cycle.response_started or self.pipeline):  # otherwise the answer is the probe
+            if cycle.scope["http_version"] == "1.0":
+                return False
+            self.transport.write(_PROBE)
+            self.loop.call_later(_PROBED_AFTER_S, self._end_if_reset)
+        cycle.keep_alive = False
+        self._half_closed = True
+        return True
+
     def check(self, now: float) -> None:
         """Ends the connection if it has taken more time than it may. Called about once a second."""
         limits, waited = self._limits, now - self._since
@@ -128,7 +171,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._open.note("send_timeout")
             self.transport.abort()
         elif self._answering or self.transport.is_closing():
-            if self._stage == HEAD:
+            if self._half_closed:
+                self._end_if_reset()
+            elif self._stage == HEAD:
                 self._since = now  # the next request; the one before it is what takes so long
         elif self._stage == WAITING:
             if waited > (self.timeout_keep_alive if self._served else limits.head_timeout_s):
@@ -203,6 +248,18 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         return now - self._unsent_since > self._limits.body_timeout_s
 
+    def _end_if_reset(self) -> None:
+        """Ends a half closed connection whose client is gone: nobody reads from it any more, who would see the reset."""
+        if not self.transport.is_closing() and self.transport.is_reset():
+            self.transport.abort()
+
+    def _without_upgrade(self) -> bytes:
+        """Returns the head that has just been read, as one that does not ask for another protocol."""
+        if self.parser.get_method() == b"CONNECT":
+            self._reject(MalformedRequestError("CONNECT is for proxies, and this is none."), "malformed")
+        headers = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode(), headers)
+
     def _head_bytes(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
@@ -228,6 +285,7 @@ class HttpProtocol(HttpToolsProtocol):
         started = False
         if stage == BODY:
             started = self.cycle.response_started
+            self.cycle.scope[errors.REFUSAL] = error  # type: ignore[literal-required]
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not started:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from typing import Any
 
+_TCP_CLOSE = 7  # in Linux' tcp_states.h
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -75,6 +78,16 @@ class CoalescingTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         """Returns the bytes that the client has yet to take."""
         return self._transport.get_write_buffer_size()
+
+    @property
+    def tells_resets(self) -> bool:
+        """Whether the connection can be half closed, which TLS cannot, and then tells of a reset, as only Linux does."""
+        return sys.platform == "linux" and self._transport.can_write_eof()
+
+    def is_reset(self) -> bool:
+        """Returns whether the other end has answered bytes of ours with a reset. Who no longer reads is not told."""
+        connection = self._transport.get_extra_info("socket")
+        return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE)
 
     def _flush(self) -> None:
         if self._held:

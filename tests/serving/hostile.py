@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+from pathlib import Path
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
+import tiny
 from service.tasks.catalog import TASKS
+
+CASES = int(os.environ.get("STRESS_CASES", "2000"))  # of all hostile tests together
+LEAKS = ("Traceback", "site-packages", ".py", "/tmp", "/home", "service.", "pydantic_core", "<class")
 
 SURROGATE, BIDI, ZERO_WIDTH, NUL = "\ud800", "\u202egood\u202c", "go\u200bod\ufeff", "a\0b"
 TEXTS = (
@@ -41,6 +48,23 @@ scalars = texts | st.sampled_from(NUMBERS) | st.none() | st.booleans() | st.inte
 values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4), max_leaves=8
 )
+
+
+def cases(share: float) -> settings:
+    """Returns the settings of a test that has a share of all cases: in `make test` always the same ones, in `make stress` others each time."""
+    return settings(max_examples=max(1, round(CASES * share)), derandomize="STRESS_CASES" not in os.environ)
+
+
+def every_model(folder: Path) -> Path:
+    """Writes a tiny bundle of every kind to a models folder and returns that."""
+    tiny.bundle(folder, "classifier", max_length=64)
+    tiny.bundle(folder, "names", max_length=64, task="token-classification")
+    tiny.bundle(folder, "nli", max_length=64, labels=("contradiction", "entailment"))
+    tiny.bundle(folder, "ranker", max_length=64, labels=("LABEL_0",), activation="none")
+    tiny.bundle(folder, "passages", max_length=64, task="question-answering")
+    tiny.bundle(folder, "masks", max_length=64, task="fill-mask")
+    tiny.bundle(folder, "vectors", max_length=64, task="feature-extraction", embedding=tiny.EMBEDDING)
+    return folder
 
 
 def _example(task: str) -> dict[str, Any]:

@@ -72,6 +72,12 @@ def closed(served: Any, reason: str) -> float:
     return sum(float(value) for value in re.findall(rf'bertserve_connections_closed_total\{{reason="{reason}"\}} (\S+)', page))
 
 
+def counted(served: Any, status: int) -> float:
+    """Returns how many requests the metrics have with a status."""
+    page = httpx.get(f"{served.url}/metrics", trust_env=False).text
+    return sum(float(value) for value in re.findall(rf'bertserve_requests_total\{{.*status="{status}".*\}} (\S+)', page))
+
+
 @pytest.mark.parametrize(
     ("sent", "status", "error_type", "reason"),
     [
@@ -103,6 +109,19 @@ def test_what_is_no_request_in_time_is_refused(service: Served, sent: bytes, sta
     else:
         assert b"" == answer
     assert before + 1 == closed(service, reason)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [(HALF_BODY, 408), (b"POST /classify HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n", 400)],
+)
+def test_what_a_body_was_refused_with_is_what_counts(service: Served, sent: bytes, status: int) -> None:
+    """Metrics and log have the status that the client got, not that of one who hung up."""
+    before = counted(service, status), counted(service, 499)
+    with connected(service, sent) as connection:
+        assert until_closed(connection).startswith(b"HTTP/1.1 %d " % status)
+    assert (before[0] + 1, before[1]) == (counted(service, status), counted(service, 499))
+    assert f" {status} " in service.log.read_text().splitlines()[-1]
 
 
 def test_a_connection_without_a_byte_is_closed_without_one(service: Served) -> None:

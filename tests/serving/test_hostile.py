@@ -5,22 +5,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import hostile
-import tiny
 from application import Send, started
 from service.tasks.catalog import TASKS
 
-CASES = int(os.environ.get("STRESS_CASES", "2000"))
 ALLOWED = {200, 400, 404, 413, 415, 422}
-LEAKS = ("Traceback", "site-packages", ".py", "/tmp", "/home", "service.", "pydantic_core", "<class")
+SHARE = 0.7  # of all cases; the others are of test_raw_http.py and test_description.py
 MODELS = {
     "text-classification": "/models/classifier",
     "token-classification": "/models/names",
@@ -33,15 +30,7 @@ MODELS = {
 @pytest.fixture(name="send", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     """A service with a tiny model of every kind."""
-    models = tmp_path_factory.mktemp("hostile") / "models"
-    tiny.bundle(models, "classifier", max_length=64)
-    tiny.bundle(models, "names", max_length=64, task="token-classification")
-    tiny.bundle(models, "nli", max_length=64, labels=("contradiction", "entailment"))
-    tiny.bundle(models, "ranker", max_length=64, labels=("LABEL_0",), activation="none")
-    tiny.bundle(models, "passages", max_length=64, task="question-answering")
-    tiny.bundle(models, "masks", max_length=64, task="fill-mask")
-    tiny.bundle(models, "vectors", max_length=64, task="feature-extraction", embedding=tiny.EMBEDDING)
-    with started(models) as send:
+    with started(hostile.every_model(tmp_path_factory.mktemp("models"))) as send:
         yield send
 
 
@@ -53,7 +42,7 @@ def assert_clear(response: httpx.Response, sent: bytes) -> None:
         assert sorted(body) == ["error", "error_type", "request_id"]
         assert 10 < len(body["error"]) < 1_000, sent[:300]
         assert "\n" not in body["error"]
-    leaked = [word for word in LEAKS if word in response.text and word.encode() not in sent]
+    leaked = [word for word in hostile.LEAKS if word in response.text and word.encode() not in sent]
     assert [] == leaked, (response.text[:300], sent[:300])
     for name, value in response.headers.items():
         assert value.isascii(), name
@@ -65,7 +54,7 @@ def test_no_body_breaks_an_endpoint(send: Send, task: str) -> None:
     """Sent to the task's path, and to a model's own."""
     paths = [f"/{TASKS[task].path}", MODELS.get(task, "/models/nli")]
 
-    @settings(max_examples=CASES // len(TASKS), derandomize="STRESS_CASES" not in os.environ)
+    @hostile.cases(SHARE / len(TASKS))
     @given(body=hostile.bodies(task), path=st.sampled_from(paths))
     def check(body: bytes, path: str) -> None:
         assert_clear(send("POST", path, content=body), body)

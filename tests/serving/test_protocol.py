@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 import time
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import slow
 from service.process.transport import CoalescingTransport
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
@@ -105,6 +109,19 @@ def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Ca
             connection.sendall(request())
             assert connection.recv(65536).startswith(b"HTTP/1.1 200 OK\r\n")
     assert "ERROR" not in served.log.read_text()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_client_that_sends_no_more_gets_its_answers(tmp_path: Path, serve: Callable[..., Any], count: int) -> None:
+    """One that closes its sending half and waits: what it asked for takes longer than the look at whether it is gone."""
+    slow.bundle(tmp_path / "slow")
+    body = json.dumps({"inputs": ["good"] * 20}).encode()
+    with serve(tmp_path / "slow", "--lanes", "1") as served, connect(served.url) as connection:
+        connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body) * count)
+        connection.shutdown(socket.SHUT_WR)
+        received = connection.makefile("rb").read()
+    assert count == received.count(b"HTTP/1.1 200 OK\r\n")
+    assert [20] * count == [len(json.loads(part)) for part in re.findall(rb"\[\[.*?\]\]", received)]
 
 
 def connect(url: str) -> socket.socket:

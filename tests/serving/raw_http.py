@@ -1,0 +1,293 @@
+"""Bytes that are no HTTP/1.1 as a server likes it, each with the statuses that may answer, and a strategy that makes more of them."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+import zlib
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+BODY = b'{"inputs":"good"}'
+CLEAN = b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n"
+END = b"\r\n\r\n"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response as it came."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def post(*headers: bytes, body: bytes = BODY, length: int | None = None, path: bytes = b"/classify") -> bytes:
+    """Returns a post of a body, its length, or what is said of it, behind the other headers."""
+    lines = [b"POST %s HTTP/1.1" % path, b"host: t", *headers, b"content-length: %d" % (len(body) if length is None else length)]
+    return b"\r\n".join(lines) + END + body
+
+
+def framed(*headers: bytes, body: bytes = BODY) -> bytes:
+    """Returns a post whose headers say by themselves how long the body is."""
+    return b"\r\n".join([b"POST /classify HTTP/1.1", b"host: t", *headers]) + END + body
+
+
+def chunked(body: bytes = b"11\r\n" + BODY + b"\r\n0\r\n\r\n", coding: bytes = b"transfer-encoding: chunked") -> bytes:
+    """Returns a post in chunks."""
+    return framed(coding, body=body)
+
+
+def get(*headers: bytes, start: bytes = b"GET /health HTTP/1.1") -> bytes:
+    """Returns a request without a body."""
+    return b"\r\n".join([start, b"host: t", *headers]) + END
+
+
+def exchange(address: tuple[str, int], sent: bytes) -> list[Answer]:
+    """Returns all answers to what is sent, after which the sending half is closed; raises TimeoutError if the service hangs."""
+    with socket.create_connection(address, timeout=10) as connection:
+        try:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it was refused before all was sent
+        received = bytearray()
+        try:
+            while data := connection.recv(65536):
+                received += data
+        except ConnectionError:
+            pass
+    return answers(bytes(received))
+
+
+def answers(received: bytes) -> list[Answer]:
+    """Reads responses, interim ones left out; asserts that each is whole and well-formed, and that nothing else stands between."""
+    found = []
+    while received:
+        head, end, received = received.partition(END)
+        assert end, head
+        line, *lines = head.decode("ascii").split("\r\n")
+        version, status, _ = line.split(" ", 2)
+        assert version == "HTTP/1.1", line
+        if status == "100":
+            assert [] == lines
+            continue
+        headers = dict(each.split(": ", 1) for each in lines)
+        assert len(lines) == len(headers), lines
+        length = 0 if headers["x-request-id"].startswith("head") else int(headers["content-length"])
+        assert length <= len(received), head
+        found.append(Answer(int(status), headers, received[:length]))
+        received = received[length:]
+    return found
+
+
+SMUGGLED = get(b"x-request-id: smuggled", start=b"GET /info HTTP/1.1")
+BOMB = gzip.compress(b'{"inputs": "' + b"a" * 10_000_000 + b'"}', 9)
+UPGRADES = {
+    "h2c": (b"connection: upgrade, http2-settings", b"upgrade: h2c", b"http2-settings: AAMAAABkAAQAAP__"),
+    "websocket": (
+        b"connection: upgrade",
+        b"upgrade: websocket",
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
+        b"sec-websocket-version: 13",
+    ),
+    "tls": (b"connection: upgrade", b"upgrade: TLS/1.2"),
+}
+CORPUS: dict[str, tuple[bytes, list[int]]] = {
+    # how long is the body?
+    "two lengths": (framed(b"content-length: 17", b"content-length: 0", body=BODY + CLEAN), [400]),
+    "one length twice": (framed(b"content-length: 17", b"content-length: 17") + CLEAN, [400]),
+    "lengths in a list": (framed(b"content-length: 17, 17") + CLEAN, [400]),
+    "length and chunks": (framed(b"content-length: 5", b"transfer-encoding: chunked", body=b"0\r\n\r\n" + SMUGGLED), [400]),
+    "chunks and length": (framed(b"transfer-encoding: chunked", b"content-length: 5", body=b"0\r\n\r\n" + SMUGGLED), [400]),
+    "chunks that are none": (chunked(coding=b"transfer-encoding: xchunked"), [400]),
+    "chunks that are not last": (chunked(coding=b"transfer-encoding: chunked, identity"), [400]),
+    "chunks of something packed": (chunked(coding=b"transfer-encoding: gzip, chunked") + CLEAN, [415, 200]),
+    "chunks, and then not": (framed(b"transfer-encoding: chunked", b"transfer-encoding: identity", body=b"0\r\n\r\n"), [400]),
+    "a space before the colon": (chunked(coding=b"transfer-encoding : chunked"), [400]),
+    "folded chunks": (chunked(coding=b"transfer-encoding:\r\n chunked"), [400]),
+    "a vertical tab": (chunked(coding=b"transfer-encoding: \x0bchunked"), [400]),
+    **{
+        f"length `{value}`": (framed(b"content-length: " + value.encode("latin-1")) + CLEAN, [400])
+        for value in ("+17", "-1", "0x11", "", "17 17", "1_7", "1e1", "99999999999999999999999", "²", "17;")
+    },
+    "a length with zeros": (framed(b"content-length: 00000000017") + CLEAN, [200, 200]),
+    "a folded length": (framed(b"content-length:\r\n 17"), [400]),
+    "shorter than said": (post(length=99), []),
+    "longer than said": (post(length=4), [400]),
+    "a body that is a request": (post(body=SMUGGLED) + CLEAN, [400, 200]),
+    "a body of a get": (get(b"content-length: 5") + b"hello" + CLEAN, [200, 200]),
+    # chunks
+    "chunks with all there may be": (
+        chunked(b'5;a=b;c="d"\r\n' + BODY[:5] + b"\r\n0c\r\n" + BODY[5:] + b"\r\n0\r\nx: y\r\n\r\n") + CLEAN,
+        [200, 200],
+    ),
+    **{
+        f"chunk size `{size.decode('latin-1')}`": (chunked(size + b"\r\n" + BODY + b"\r\n0\r\n\r\n"), [400])
+        for size in (b"0x11", b"-1", b"+11", b"g", b"", b"11 11", b"fffffffffffffffff", b"\xb2", b"11;\0", b"11;a\n")
+    },
+    "a chunk longer than said": (chunked(b"5\r\n" + BODY + b"\r\n0\r\n\r\n"), [400]),
+    "chunks with bare newlines": (chunked(b"11\n" + BODY + b"\n0\n\n"), [400]),
+    "chunks without an end": (chunked(b"11\r\n" + BODY + b"\r\n"), []),
+    "chunks of a byte": (chunked(b"".join(b"1\r\n%c\r\n" % byte for byte in BODY) + b"0\r\n\r\n"), [200]),
+    # lines and names
+    "bare newlines": (post().replace(b"\r\n", b"\n"), [400]),
+    "one bare newline": (get(b"x: y\nx-request-id: z"), [400]),
+    "bare returns": (get(b"x: y\rx-request-id: z"), [400]),
+    "a folded line": (get(b"x: y\r\n z"), [400]),
+    "a line that begins with a space": (b"GET /health HTTP/1.1\r\n host: t\r\n\r\n", [400]),
+    "a NUL in a name": (get(b"x\0y: z"), [400]),
+    "a NUL in a value": (get(b"x: y\0z"), [400]),
+    "a name of Latin-1": (get(b"x\xe9: y"), [400]),
+    "a value of Latin-1": (get(b"x: \xe9\xff"), [200]),
+    "no name": (get(b": y"), [400]),
+    "no colon": (get(b"xy"), [400]),
+    "10,000 headers": (get(*[b"a: b"] * 10_000), [431]),
+    "a header of a megabyte": (get(b"x: " + b"y" * 1_000_000), [431]),
+    "two hosts": (get(b"host: u"), [200]),
+    # the first line
+    "HTTP/0.9": (b"GET /health\r\n\r\n", [400]),
+    "HTTP/0.9, its line alone": (b"GET /health\r\n", []),
+    "HTTP/1.2": (get(start=b"GET /health HTTP/1.2"), [400]),
+    "HTTP/2": (get(start=b"GET /health HTTP/2.0"), [400]),
+    "the preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9), [400]),
+    "a whole address": (get(start=b"GET http://t/health HTTP/1.1") + CLEAN, [200, 200]),
+    "a whole address without a path": (get(start=b"GET http://t HTTP/1.1"), [400]),
+    "an address of another scheme": (get(start=b"GET ftp://u/nowhere HTTP/1.1"), [404]),
+    "no path": (get(start=b"OPTIONS * HTTP/1.1"), [404]),
+    "two slashes": (get(start=b"GET //evil.example/health HTTP/1.1"), [404]),
+    "a slash behind": (get(start=b"GET /health/ HTTP/1.1"), [404]),
+    "a path beyond ASCII": (get(start=b"GET /\xc3\xa9 HTTP/1.1"), [400]),
+    "a space in a path": (get(start=b"GET /he alth HTTP/1.1"), [400]),
+    "bytes in a path": (get(start=b"GET /%00%0d%0aset-cookie:%20a=b%ed%a0%80%zz HTTP/1.1"), [404]),
+    "a path out of the folder": (get(start=b"GET /docs/static/..%2f..%2f..%2f..%2fetc/passwd HTTP/1.1"), [404]),
+    "a path below a file": (get(start=b"GET /docs/static/swagger-ui.css/%00 HTTP/1.1"), [404]),
+    "a path of 30,000 characters": (get(start=b"GET /" + b"x" * 30_000 + b" HTTP/1.1"), [404]),
+    "a method in lower case": (get(start=b"get /health HTTP/1.1"), [400]),
+    "a method that is none": (get(start=b"BREW /health HTTP/1.1"), [400]),
+    "a method of others": (get(start=b"PROPFIND /health HTTP/1.1") + get(start=b"TRACE /health HTTP/1.1"), [405, 405]),
+    "a head alone": (get(b"x-request-id: head", start=b"HEAD /health HTTP/1.1") + CLEAN, [405, 200]),
+    "a tunnel": (get(start=b"CONNECT evil.example:80 HTTP/1.1") + SMUGGLED, [400]),
+    "a tunnel to a path": (get(start=b"CONNECT /health HTTP/1.1") + SMUGGLED, [400]),
+    # what else a client may ask for
+    "a body that is waited for": (post(b"expect: 100-continue") + CLEAN, [200, 200]),
+    "a body that is waited for in vain": (post(b"expect: 100-continue", path=b"/nowhere") + CLEAN, [404, 200]),
+    "an expectation that nobody knows": (post(b"expect: 200-ok") + CLEAN, [200, 200]),
+    **{f"an upgrade to {name}": (get(*headers) + CLEAN, [200, 200]) for name, headers in UPGRADES.items()},
+    **{f"a post with an upgrade to {name}": (post(*headers) + CLEAN, [200, 200]) for name, headers in UPGRADES.items()},
+    **{f"a smuggled body of {name}": (post(*headers, body=SMUGGLED) + CLEAN, [400, 200]) for name, headers in UPGRADES.items()},
+    "chunks with an upgrade": (
+        framed(*UPGRADES["h2c"], b"transfer-encoding: chunked", body=b"11\r\n" + BODY + b"\r\n0\r\n\r\n") + CLEAN,
+        [200, 200],
+    ),
+    **{
+        f"content encoding `{coding}`": (post(b"content-encoding: " + coding.encode(), body=body) + CLEAN, [415, 200])
+        for coding, body in {
+            "gzip": gzip.compress(BODY),
+            "x-gzip": BOMB,
+            "GZip": BOMB,
+            "deflate": zlib.compress(BODY),
+            "br": b"\x0b\x08\x80",
+            "zstd": b"\x28\xb5\x2f\xfd",
+            "compress": BODY,
+            "identity, gzip": BODY,
+            "nonsense": BODY,
+        }.items()
+    },
+    "not encoded": (post(b"content-encoding: Identity") + CLEAN, [200, 200]),
+    "the end is said before": (post(b"connection: close") + SMUGGLED, [200]),
+    # no HTTP
+    "all bytes": (bytes(range(256)), [400]),
+    "zeros": (bytes(1000), [400]),
+    "a hello of TLS": (bytes.fromhex("16030100c8010000c40303") + bytes(200), [400]),
+    "a hello of SSH": (b"SSH-2.0-OpenSSH_9.9\r\n", [400]),
+    "empty lines": (b"\r\n\r\n\r\n" + CLEAN, [200]),
+    "nothing": (b"", []),
+    "half a line": (b"GET /hea", []),
+}
+
+METHODS = (b"GET", b"POST", b"POST", b"POST", b"HEAD", b"PUT", b"OPTIONS", b"CONNECT", b"TRACE", b"get", b"PRI", b"", b"G\0T")
+TARGETS = (
+    b"/health",
+    b"/classify",
+    b"/classify",
+    b"/models/classifier",
+    b"/embed",
+    b"/nowhere",
+    b"*",
+    b"//",
+    b"http://t/info",
+    b"t:80",
+    b"/%00",
+    b"?",
+    b"",
+)
+VERSIONS = (b"HTTP/1.1",) * 8 + (b"HTTP/1.0", b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.1 ", b"http/1.1", b"HTTP/11", b"")
+HEADERS = (
+    b"connection: close",
+    b"connection: keep-alive",
+    b"connection: upgrade",
+    b"upgrade: h2c",
+    b"upgrade: websocket",
+    b"expect: 100-continue",
+    b"content-encoding: gzip",
+    b"x-request-timeout-ms: 1e9",
+    b"x-request-timeout-ms: 5000",
+    b"authorization: Bearer \xff",
+    b"host: u",
+    b" folded",
+    b"x\0: y",
+    b"x : y",
+    b"content-type: text/plain",
+    b"range: bytes=0-",
+    b"origin: http://evil.example",
+)
+FRAMINGS = (
+    *(b"content-length: %d",) * 6,
+    b"content-length: 0",
+    b"content-length: 5",
+    b"content-length: 99999999999",
+    b"content-length: %d\r\ncontent-length: %d",
+    b"content-length: 5\r\ntransfer-encoding: chunked",
+    b"transfer-encoding: chunked",
+    b"transfer-encoding: chunked",
+    b"transfer-encoding: gzip, chunked",
+    b"transfer-encoding: chunked\r\ntransfer-encoding: identity",
+    b"transfer-encoding:\tchunked",
+    b"x: y",
+)
+BODIES = (BODY, BODY, b"", b'{"inputs":["bad","good"]}', SMUGGLED, b"11\r\n" + BODY + b"\r\n0\r\n\r\n", b"0\r\n\r\n" + SMUGGLED, b"\xff\0")
+
+
+@st.composite
+def _messages(draw: st.DrawFn, index: int) -> bytes:
+    """Returns a request, if it is one, that says which it is of those on its connection."""
+    body = draw(st.sampled_from(BODIES))
+    method = draw(st.sampled_from(METHODS))
+    framing = draw(st.sampled_from(FRAMINGS)).replace(b"%d", b"%d" % len(body))
+    if framing.startswith(b"transfer") and draw(st.booleans()):
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
+    name = b"%s-%d" % (b"head" if method == b"HEAD" else b"sent", index)
+    lines = [
+        b" ".join([method, draw(st.sampled_from(TARGETS)), draw(st.sampled_from(VERSIONS))]),
+        b"host: t",
+        b"x-request-id: " + name,
+        *draw(st.lists(st.sampled_from(HEADERS), max_size=3)),
+        framing,
+    ]
+    return b"\r\n".join(lines) + END + body
+
+
+@st.composite
+def connections(draw: st.DrawFn) -> bytes:
+    """Returns what a client sends over one connection: one to four requests, with a few bytes of all that cut out or put in."""
+    sent = b"".join(draw(_messages(index)) for index in range(draw(st.integers(1, 4))))
+    for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
+        start = draw(st.integers(0, len(sent)))
+        sent = (
+            sent[:start]
+            + draw(st.sampled_from([b"", b"\n", b"\r", b"\r\n\r\n", b"\0", b"\xff", b" ", b":"]))
+            + sent[start + draw(st.integers(0, 3)) :]
+        )
+    return sent
