@@ -6,12 +6,13 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import RedirectResponse
+from fastapi.responses import PlainTextResponse, RedirectResponse
 from starlette.responses import Response
 
 from service import __version__
 from service.errors import UnavailableError
 from service.http.inference import MODELS
+from service.http.openapi import error_responses
 from service.metrics import CONTENT_TYPE
 from service.serving.build import AppState
 from service.serving.model import Model
@@ -21,11 +22,13 @@ from service.tasks.catalog import TASKS
 from service.wire.rendering import to_json
 
 _NAMED = f"{MODELS}/{{name}}"
+_FOUND = error_responses(404)
+_CHANGED = error_responses(403, 404, 422)
 
 
 def router(state: AppState) -> APIRouter:
     """Returns all other routes."""
-    routes = APIRouter()
+    routes = APIRouter(responses=error_responses())
     for spec in TASKS.values():
         _add_task(routes, state, spec.name, f"/{spec.path}")
     _add_models(routes, state)
@@ -34,11 +37,11 @@ def router(state: AppState) -> APIRouter:
 
 
 def _add_task(routes: APIRouter, state: AppState, task: str, base: str) -> None:
-    @routes.get(f"{base}/info", summary=f"The model that {base} uses", tags=["models"])
+    @routes.get(f"{base}/info", summary=f"The model that {base} uses", tags=["models"], responses=_FOUND)
     async def info() -> Response:
         return _json(_describe(state, state.registry.for_task(task)))
 
-    @routes.get(f"{base}/health", summary=f"Whether {base} answers", tags=["health"])
+    @routes.get(f"{base}/health", summary=f"Whether {base} answers", tags=["health"], responses=_FOUND)
     async def health() -> Response:
         return _health(state.registry.for_task(task).ready)
 
@@ -53,22 +56,26 @@ def _add_models(routes: APIRouter, state: AppState) -> None:
         elsewhere = [{"name": name} | workers for name, workers in differing.items() if name not in served and name not in state.broken]
         return _json(described + broken + elsewhere)
 
-    @routes.get(_NAMED, summary="One model", tags=["models"])
-    @routes.get(f"{_NAMED}/info", summary="One model", tags=["models"])
+    @routes.get(_NAMED, summary="One model", tags=["models"], responses=_FOUND)
+    @routes.get(f"{_NAMED}/info", summary="One model", tags=["models"], responses=_FOUND)
     async def model_info(name: str) -> Response:
         return _json(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
 
-    @routes.post(f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)", tags=["models"])
-    @routes.post(f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)", tags=["models"])
+    @routes.post(
+        f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)", tags=["models"], responses=_CHANGED
+    )
+    @routes.post(
+        f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)", tags=["models"], responses=_CHANGED
+    )
     async def load(name: str) -> Response:
         return _json(_describe(state, await _reloader(state).load(name)))
 
-    @routes.post(f"{_NAMED}/unload", summary="Take a model out of service (admin key)", tags=["models"])
+    @routes.post(f"{_NAMED}/unload", summary="Take a model out of service (admin key)", tags=["models"], responses=_CHANGED)
     async def unload(name: str) -> Response:
         await _reloader(state).unload(name)
         return _json({"name": name, "unloaded": True})
 
-    @routes.get(f"{_NAMED}/health", summary="Whether one model answers", tags=["health"])
+    @routes.get(f"{_NAMED}/health", summary="Whether one model answers", tags=["health"], responses=_FOUND)
     async def model_health(name: str) -> Response:
         return _health(state.registry.get(name).ready)
 
@@ -112,7 +119,7 @@ def _add_operations(routes: APIRouter, state: AppState) -> None:
             }
         )
 
-    @routes.get("/metrics", summary="Prometheus metrics", tags=["health"])
+    @routes.get("/metrics", summary="Prometheus metrics", tags=["health"], response_class=PlainTextResponse)
     async def metrics() -> Response:
         # the workers' files are read, and a page of many series takes a while to write
         return Response(await asyncio.to_thread(state.metrics.page), headers={"content-type": CONTENT_TYPE})

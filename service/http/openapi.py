@@ -18,6 +18,8 @@ from service.http.inference import MODELS, TIMEOUT_HEADER
 from service.tasks.catalog import TASKS
 from service.tasks.spec import TaskSpec
 
+ANYWHERE = (401, 429, 431, 500, 503)  # statuses that an answer may have whatever is asked for
+
 
 class ErrorBody(BaseModel):
     """Every error: one sentence of what was wrong and what to change, and its kind."""
@@ -25,6 +27,11 @@ class ErrorBody(BaseModel):
     error: str
     error_type: str
     request_id: str
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Returns what OpenAPI says of a route's errors: these, and those that any request may get."""
+    return {status: {"model": ErrorBody} for status in sorted({*statuses, *ANYWHERE})}
 
 
 def documented() -> APIRouter:
@@ -79,7 +86,7 @@ def _described(*specs: TaskSpec) -> dict[str, Any]:
             "model": functools.reduce(operator.or_, (spec.answer for spec in specs)),
             "description": "A result, or a list of them: one for each input.",
         },
-        **{status: {"model": ErrorBody} for status in (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)},
+        **error_responses(400, 404, 408, 413, 415, 422, 504),
     }
     references = [{"$ref": f"#/components/schemas/{spec.body.__name__}"} for spec in specs]
     parameter = {

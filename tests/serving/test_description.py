@@ -1,0 +1,113 @@
+"""The OpenAPI description is kept: what schemathesis makes from it, right and wrong, is answered as it says, over a true connection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import given
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+import hostile
+from conftest import Served, running
+from service.http.inference import TIMEOUT_HEADER
+from service.tasks.catalog import TASKS
+
+SHARE = 0.1  # of all hostile cases
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+MODELS = ("classifier", "names", "nli", "ranker", "passages", "masks", "vectors")
+POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}"]
+
+
+@pytest.fixture(name="service", scope="module")
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A service with a tiny model of every kind."""
+    with running(hostile.every_model(tmp_path_factory.mktemp("models")), tmp_path_factory.mktemp("log") / "log") as served:
+        yield served
+
+
+@pytest.fixture(name="schema", scope="module")
+def its_description(service: Served) -> Any:
+    """The description as schemathesis reads it."""
+    with requests.get(f"{service.url}/openapi.json", timeout=20) as answer:
+        schema = schemathesis.openapi.from_dict(answer.json())
+    schema.config.update(base_url=service.url)
+    return schema
+
+
+@pytest.fixture(name="session", scope="module")
+def one_connection() -> Iterator[requests.Session]:
+    """A client that keeps its connection."""
+    with requests.Session() as session:
+        session.trust_env = False
+        yield session
+
+
+def assert_conforms(case: Case, session: requests.Session) -> None:
+    """Asserts that the answer to a case is one that the description has, and tells nothing of the inside."""
+    if str(case.headers.get(TIMEOUT_HEADER, "")).isdecimal():
+        case.headers[TIMEOUT_HEADER] = "60000"  # a deadline that has passed is 504 by right
+    answer = case.call(session=session, timeout=20)
+    case.validate_response(answer, checks=CHECKS)
+    if answer.status_code >= 400:
+        assert [] == [word for word in hostile.LEAKS if word in answer.text and word not in str(case.body)]
+
+
+@pytest.mark.parametrize("mode", GenerationMode)
+@pytest.mark.parametrize("path", POSTS)
+def test_bodies_are_answered_as_described(schema: Any, session: requests.Session, path: str, mode: GenerationMode) -> None:
+    """Bodies that follow the schema and bodies that do not, to the default model and others."""
+
+    @hostile.cases(SHARE / len(POSTS) / 2)
+    @given(case=schema[path]["POST"].as_strategy(generation_mode=mode), name=st.sampled_from([*MODELS, None]))
+    def check(case: Case, name: str | None) -> None:
+        if name is not None and "name" in case.path_parameters:
+            case.path_parameters["name"] = name
+        elif name is not None and isinstance(case.body, dict):
+            case.body.pop("model", None)  # made up, it would be none that there is
+        assert_conforms(case, session)
+
+    check()
+
+
+def test_all_other_paths_are_answered_as_described(schema: Any, session: requests.Session) -> None:
+    """With a model that there is, and with names that schemathesis makes up."""
+    others = [result.ok() for result in schema.get_all_operations()]
+    others = [operation for operation in others if (operation.method, operation.path) not in {("post", path) for path in POSTS}]
+    assert len(others) > 25
+    for operation in others:
+        names = st.sampled_from(["classifier", None]) if "{name}" in operation.path else st.none()
+
+        @hostile.cases(SHARE / 50 if "{name}" in operation.path else 0)
+        @given(case=operation.as_strategy(), name=names)
+        def check(case: Case, name: str | None) -> None:
+            if name is not None:
+                case.path_parameters["name"] = name
+            assert_conforms(case, session)
+
+        check()
+
+
+def test_the_description_is_the_one_that_is_served(schema: Any) -> None:
+    """Every path is among those that were asked."""
+    paths = {result.ok().path for result in schema.get_all_operations()}
+    assert set(POSTS) < paths
+    assert json.dumps(sorted(paths)).count("/health") == 4 + len(POSTS) - 1
