@@ -60,6 +60,23 @@ def test_every_route_but_probes_and_metrics_needs_the_key(models: Path) -> None:
     assert 401 not in with_key.values()
 
 
+@pytest.mark.parametrize("headers", [{}, KEY])
+def test_no_answer_lets_pages_of_others_read_it(models: Path, headers: dict[str, str]) -> None:
+    """No route sends an Access-Control header, to a request of another origin's page or to the browser's preflight; with a key or without."""
+    state = build(Settings(models=models))
+    foreign = {"origin": "http://evil.example", "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+
+    async def check(client: httpx.AsyncClient) -> list[httpx.Response]:
+        asked = [*routes(state), *(("OPTIONS", path) for _, path in routes(state)), ("OPTIONS", "/nowhere")]
+        return [await client.request(method, path, headers=foreign | headers) for method, path in asked]
+
+    answers = play(state, check, access=Access(keys(models.parent, "swordfish")))
+    assert len(answers) > 60
+    assert {"OPTIONS", "GET", "POST"} == {answer.request.method for answer in answers}
+    assert {401, 405, 404} >= {answer.status_code for answer in answers if answer.request.method == "OPTIONS"}
+    assert [] == [name for answer in answers for name in answer.headers if name.startswith("access-control")]
+
+
 @pytest.mark.parametrize("name", ["health", "metrics", "live", "docs"])
 def test_a_model_may_be_called_as_an_open_path_is(tmp_path: Path, name: str) -> None:
     """Its own path runs it, and needs the key; so do its pages, but for its health."""
