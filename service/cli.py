@@ -272,6 +272,7 @@ def _supervise(
     on_ready: Callable[[tuple[str, list[str]]], None],
 ) -> None:
     """Has several workers serve from one socket."""
+    from service.process import metrics_files
     from service.process.listener import ABSENT, shared_counts
     from service.process.supervisor import Supervisor
     from service.serving.change_log import Change, ChangeLog
@@ -283,15 +284,14 @@ def _supervise(
         supervisor_id = os.getpid()
 
         def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
+            metrics_files.reserve(folder)
             context = WorkerContext(index, settings.workers, folder, connections, heartbeats)
             _work(settings, listener, secrets, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 
         def forget(index: int, pid: int) -> None:
-            from service import metrics
-
-            metrics.forget(folder, pid)
+            metrics_files.forget(folder, pid)
             connections[index] = ABSENT
 
         def read_again() -> None:

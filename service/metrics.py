@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -125,8 +125,3 @@ class ModelMetrics:
         """Returns the children of the same model for another task that it answers."""
         other: ModelMetrics = self._metrics.model(task, self._model)
         return other
-
-
-def forget(folder: Path, pid: int) -> None:
-    """Drops the gauges of a worker that has ended; what it counted stays."""
-    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]

@@ -1,0 +1,123 @@
+"""What is written while serving, logs and the metrics of several workers, may find no room: requests are answered all the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.process import metrics_files
+
+pytestmark = pytest.mark.serial
+
+COMMAND = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0"]
+PRIVATE_DISK = ["unshare", "--mount", "/bin/sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
+FULL = Path("/dev/full")  # a device that never has room
+
+
+def mounts() -> bool:
+    """Returns whether a disk of its own can be had here."""
+    try:
+        return subprocess.run([*PRIVATE_DISK, "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def started(command: list[str], **streams: Any) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """Runs the service until the block ends; it must then end in peace."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **streams) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if " listens on " in line)
+        with httpx.Client(base_url=line.split(" listens on ")[1].split(",")[0], trust_env=False, timeout=20) as client:
+            try:
+                yield process, client
+            finally:
+                process.terminate()
+        assert 0 == process.wait(20)
+
+
+def answers(client: httpx.Client) -> list[int]:
+    """Returns the statuses of requests of several kinds, each over a connection of its own, so that every worker gets some."""
+    close = {"connection": "close"}
+    bodies = [{"inputs": "good"}, {"inputs": 1}, {"inputs": "good", "model": "none"}, "no body"] * 4
+    return [client.post("/classify", json=body, headers=close).status_code for body in bodies]
+
+
+EXPECTED = [200, 422, 404, 422] * 4
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
+    """Lines are lost, requests are not."""
+    with FULL.open("w") as full, started([*COMMAND, "--models", str(models), "--access-log"], stderr=full) as (_, client):
+        for _ in range(5):
+            assert EXPECTED == answers(client)
+
+
+@pytest.mark.skipif(not mounts(), reason="this takes the right to mount a disk")
+def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) -> None:
+    """Their room is theirs from the start. A worker that comes later counts for itself, and the log says so."""
+    command = [*PRIVATE_DISK, *COMMAND, "--models", str(models), "--workers", "2", "--lanes", "2"]
+    with started(command, stderr=subprocess.PIPE) as (process, client):
+        fill(Path(f"/proc/{process.pid}/root/dev/shm/fill"))
+        assert EXPECTED == answers(client)
+        killed = client.get("/info").json()["worker"]["pid"]
+        os.kill(killed, signal.SIGKILL)
+        assert process.stderr is not None
+        lines = [next(process.stderr)]
+        while "no room for the metrics" not in lines[-1]:
+            lines.append(next(process.stderr))
+        assert [] == [line for line in lines if re.search(rf"process (?!{killed},)\d+, ended", line)]
+        until(lambda: len({worker(client) for _ in range(8)}) == 2)
+        assert EXPECTED == answers(client)
+        page = client.get("/metrics")
+        assert (200, True) == (page.status_code, 'status="422"' in page.text)
+
+
+def worker(client: httpx.Client) -> int:
+    """Returns the process that answers a new connection."""
+    return int(client.get("/info", headers={"connection": "close"}).json()["worker"]["pid"])
+
+
+def until(check: Any) -> None:
+    """Waits at most 20 seconds for something to become true."""
+    end = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def fill(path: Path) -> None:
+    """Writes a file until there is no room."""
+    with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_room_for_metrics_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that does not get all of it leaves no file behind, and keeps its metrics in its memory."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    metrics_files.reserve(tmp_path)
+    assert set(metrics_files.SIZES.values()) == {path.stat().st_size for path in tmp_path.iterdir()}
+    assert sum(metrics_files.SIZES.values()) <= sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    assert "PROMETHEUS_MULTIPROC_DIR" in os.environ
+
+    def no_room(descriptor: int, offset: int, size: int) -> None:
+        if size == max(metrics_files.SIZES.values()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    metrics_files.reserve(tmp_path)
+    assert ([], False) == (list(tmp_path.iterdir()), "PROMETHEUS_MULTIPROC_DIR" in os.environ)
