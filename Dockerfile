@@ -19,7 +19,6 @@ USER 10001
 ENV GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 ENV BERT_SERVE_HOST=0.0.0.0 BERT_SERVE_PORT=8000 BERT_SERVE_MODELS=/models PYTHONUNBUFFERED=1
 EXPOSE 8000
-# slim images have no curl
-HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD ["python", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ['BERT_SERVE_PORT']}/health/ready\", timeout=2)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=20s CMD ["bert-serve", "health"]
 ENTRYPOINT ["bert-serve"]
 CMD ["serve"]

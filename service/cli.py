@@ -1,4 +1,4 @@
-"""bert-serve: `serve` the models of a folder, `check` that each answers as it did at export, make a `new-key` for callers.
+"""bert-serve: `serve` the models of a folder, `check` that each answers as it did at export, ask for `health`, make a `new-key`.
 
 Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage.
 """
@@ -56,6 +56,17 @@ class Check(Settings):
         return asyncio.run(check(self))
 
 
+class Health(Settings):
+    """Ask the service that runs here with the same settings whether it is ready, as a container's health check does."""
+
+    def run(self) -> int:
+        """Asks; returns the exit code."""
+        from service.health import ask
+
+        print(ask(self))
+        return 0
+
+
 class NewKey(BaseSettings):
     """Make an API key: print it, and the line for the file of --api-key-file. The file then has no key, only its digest."""
 
@@ -84,6 +95,7 @@ class BertServe(BaseSettings):
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
+    health: CliSubCommand[Health] = Field(description="Ask the service that runs here with the same settings whether it is ready.")
     new_key: CliSubCommand[NewKey] = Field(description="Make an API key, and its line for --api-key-file.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
@@ -95,9 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if parsed.version:
             print(f"bert-serve {__version__}")
             return 0
-        command = parsed.serve or parsed.check or parsed.new_key
+        command = parsed.serve or parsed.check or parsed.health or parsed.new_key
         if command is None:
-            raise SettingsError("give a command, `serve`, `check` or `new-key`; `bert-serve --help` says what they do.")
+            raise SettingsError("give a command, `serve`, `check`, `health` or `new-key`; `bert-serve --help` says what they do.")
         return command.run()
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)

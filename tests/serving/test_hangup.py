@@ -15,6 +15,7 @@ import pytest
 import trustme
 
 import tiny
+from service.cli import main
 from service.errors import SettingsError
 from service.process.tls import Certificate
 
@@ -87,6 +88,25 @@ def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> 
             with pytest.raises(httpx.TransportError):
                 httpx.get(served.url.replace("https", "http"), trust_env=False)
         assert "Traceback" not in served.log.read_text()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_health_is_asked_as_the_service_was_started(
+    models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    """By TLS, and where probes need a key too; from the variables alone. When nothing answers, that is an error."""
+    chain, key = certified(tmp_path)
+    settings = {"host": "0.0.0.0", "tls_cert": str(chain), "tls_key": str(key)}
+    if closed:
+        (tmp_path / "keys").write_text("swordfish")
+        settings |= {"api_key_file": str(tmp_path / "keys"), "open_health": "false"}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", value)
+    with serve(models) as served:
+        monkeypatch.setenv("BERT_SERVE_PORT", served.url.rpartition(":")[2])
+        monkeypatch.setattr("sys.argv", ["bert-serve", "health"])
+        assert 0 == main()
+    assert 1 == main()
 
 
 def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serve: Serve) -> None:

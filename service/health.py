@@ -1,0 +1,57 @@
+"""Asks the service of the same settings on this machine whether it is ready: for a container's health check, which has no HTTP client."""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import ssl
+
+from service.errors import StartError
+from service.settings import Settings
+
+TIMEOUT_S = 2.0
+_READY, _KEY_NEEDED = 200, 401
+
+
+def ask(settings: Settings) -> str:
+    """Returns what the service says of itself.
+
+    Args:
+        settings: Its own.
+
+    Raises:
+        StartError: It does not answer, or is not ready.
+    """
+    host = _reachable(settings.host)
+    where = f"{host}:{settings.port}"
+    connection: http.client.HTTPConnection
+    if settings.tls_cert is None:
+        connection = http.client.HTTPConnection(host, settings.port, timeout=TIMEOUT_S)
+    else:
+        context = ssl.create_default_context()  # its certificate is for its callers' name of it, not for this address
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(host, settings.port, timeout=TIMEOUT_S, context=context)
+    try:
+        connection.request("GET", "/health/ready")
+        status = connection.getresponse().status
+    except (OSError, http.client.HTTPException) as error:
+        raise StartError(f"nothing answers on {where} ({error or type(error).__name__}); start the service, or look at its log.") from error
+    finally:
+        connection.close()
+    if status == _KEY_NEEDED and not settings.open_health:
+        return f"{where} answers; --no-open-health keeps from this command whether it is ready."
+    if status != _READY:
+        raise StartError(f"the service on {where} is not ready (status {status}).")
+    return f"{where} is ready."
+
+
+def _reachable(host: str) -> str:
+    """Returns an address at which a service is reached that listens on one: loopback where it listens on all."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "::1"
+    return host
