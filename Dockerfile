@@ -1,17 +1,29 @@
 # The service with the embedded models: no torch, no transformers, a user without rights.
 #   docker build -t bertserve .                                        for CPUs
 #   docker build -t bertserve-gpu --build-arg ONNXRUNTIME=gpu .        for NVIDIA GPUs
+# All that is installed has a hash in locks/ (`make lock`).
+FROM python:3.11-slim AS build
+
+WORKDIR /app
+COPY locks/build.txt locks/
+RUN pip install --no-cache-dir --require-hashes --requirement locks/build.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY service service
+COPY export export
+COPY bench bench
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir wheels .
+
 FROM python:3.11-slim
 
 # `cpu` or `gpu`: which onnxruntime wheel the image gets
 ARG ONNXRUNTIME=cpu
 
 WORKDIR /app
-COPY pyproject.toml constraints.txt README.md LICENSE ./
-COPY service service
-COPY export export
-COPY bench bench
-RUN pip install --no-cache-dir --constraint constraints.txt ".[${ONNXRUNTIME}]" && useradd --system --uid 10001 bertserve
+RUN useradd --system --uid 10001 bertserve
+COPY locks/${ONNXRUNTIME}.txt /app/requirements.txt
+RUN pip install --no-cache-dir --require-hashes --requirement /app/requirements.txt
+COPY --from=build /app/wheels /app/wheels
+RUN pip install --no-cache-dir --no-deps /app/wheels/*.whl
 COPY models /models
 
 USER 10001

@@ -13,6 +13,8 @@ PYTEST = .venv-dev/bin/python -m pytest
 # no other file is looked at: to collect them all takes longer than some of the tests
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+LOCK = .venv-lock/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --universal --python-version 3.11 \
+  --no-annotate --custom-compile-command 'make lock'
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
 # what one process compiled of the project, the next ones read: tests start dozens
@@ -21,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE =
 beside grid stress: export OMP_NUM_THREADS = 1
 beside grid stress: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help serve test test-all dev lint types unit beside serial grid stress docs parity avx2 export families golden audit clean
+.PHONY: help serve test test-all dev lint types unit beside serial grid stress docs parity avx2 export families golden lock audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -85,13 +87,20 @@ golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOI
 	.venv-dev/bin/python tests/golden/make_fill_mask.py $(CHECKPOINTS)/fill-mask > tests/golden/fill_mask.jsonl
 	.venv-qa/bin/python tests/golden/make_question_answering.py $(CHECKPOINTS)/qa > tests/golden/question_answering.jsonl
 
+lock: ## write locks/: what the image installs, with hashes
+	$(PYTHON) -m venv .venv-lock
+	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOCK) --extra cpu pyproject.toml --output-file locks/cpu.txt
+	$(LOCK) --extra gpu pyproject.toml --output-file locks/gpu.txt
+	$(LOCK) --group build --output-file locks/build.txt
+
 audit: ## look for known vulnerabilities in the pinned dependencies
 	$(PYTHON) -m venv .venv-audit
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
-	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 clean: ## remove the environments
-	rm -rf .venv .venv-dev .venv-qa .venv-audit
+	rm -rf .venv .venv-dev .venv-qa .venv-audit .venv-lock
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
