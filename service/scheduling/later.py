@@ -50,7 +50,7 @@ class Later:
     def expect(self, job: Job, entries: int) -> None:
         """Counts about so many equal entries of a job just admitted; each will rank after the one before it."""
         parts = min(entries, MAX_PARTS)
-        seconds = job.seconds / parts
+        seconds = job.seconds / max(parts, 1)  # a list without texts has none
         for before in range(1, parts):
             self.add(Part(job, seconds, job.arrived + before * seconds))
 
