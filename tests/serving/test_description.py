@@ -25,7 +25,7 @@ from conftest import Served, running
 from service.http.inference import TIMEOUT_HEADER
 from service.tasks.catalog import TASKS
 
-SHARE = 0.1  # of all hostile cases
+SHARE = 0.05  # of all hostile cases
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

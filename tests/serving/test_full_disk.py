@@ -66,6 +66,7 @@ def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
             assert EXPECTED == answers(client)
 
 
+@pytest.mark.full_grid
 @pytest.mark.skipif(not mounts(), reason="this takes the right to mount a disk")
 def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) -> None:
     """Their room is theirs from the start. A worker that comes later counts for itself, and the log says so."""

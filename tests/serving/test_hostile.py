@@ -17,7 +17,7 @@ from application import Send, started
 from service.tasks.catalog import TASKS
 
 ALLOWED = {200, 400, 404, 413, 415, 422}
-SHARE = 0.7  # of all cases; the others are of test_raw_http.py and test_description.py
+SHARE = 0.75  # of all cases; the others are of test_raw_http.py and test_description.py
 MODELS = {
     "text-classification": "/models/classifier",
     "token-classification": "/models/names",
