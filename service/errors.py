@@ -130,14 +130,16 @@ class RefusedError(ServerError):
     """No room now. `retry_after_s` is the predicted wait until there is room.
 
     Attributes:
-        reason: `queue_full` or `deadline`, the label of the refusal metric.
+        reason: `queue_full` or `deadline`, the label of the refusal metric; `key` where a key has too many requests under way.
         retry_after_s: Predicted seconds until the same request would be admitted.
+        key: Name of the API key that has too many.
     """
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, reason: str, retry_after_s: float, key: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.retry_after_s = retry_after_s
+        self.key = key
 
 
 class ExpiredError(ServerError):

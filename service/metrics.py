@@ -15,6 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+RATIOS = (0.1, 0.25, 0.5, 0.8, 1.25, 2, 4, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNKNOWN = "unknown"
 ENDS = ("head_timeout", "body_timeout", "send_timeout", "head_too_large", "malformed", "evicted", "refused", "stopping")
@@ -46,6 +47,11 @@ class Metrics:
         self.request_seconds = histogram("request_seconds", "Seconds from the request's head to its answer.")
         self.tokenize_seconds = histogram("tokenize_seconds", "Seconds to tokenize a request.")
         self.queue_seconds = histogram("queue_seconds", "Seconds until the last entry of a request started.")
+        self.wait_prediction_ratio = histogram(
+            "wait_prediction_ratio",
+            "Predicted over real wait until a request's first entry started, where either was 10 ms or more.",
+            RATIOS,
+        )
         self.inference_seconds = histogram("inference_seconds", "Seconds of one run of the graph.")
         self.decode_seconds = histogram("decode_seconds", "Seconds to decode a request's outputs.")
         self.batch_rows = histogram("batch_rows", "Rows of one run of the graph.", ROWS)
@@ -110,6 +116,7 @@ class ModelMetrics:
         self.request_seconds = metrics.request_seconds.labels(*labels)
         self.tokenize_seconds = metrics.tokenize_seconds.labels(*labels)
         self.queue_seconds = metrics.queue_seconds.labels(*labels)
+        self.wait_prediction_ratio = metrics.wait_prediction_ratio.labels(*labels)
         self.inference_seconds = metrics.inference_seconds.labels(*labels)
         self.decode_seconds = metrics.decode_seconds.labels(*labels)
         self.batch_rows = metrics.batch_rows.labels(*labels)

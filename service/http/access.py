@@ -85,6 +85,7 @@ class Access:
                 "send the next one when one of them is answered.",
                 reason="key",
                 retry_after_s=RETRY_AFTER_S,
+                key=holder,
             )
         self._inside[holder] += 1
         return holder

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.errors import RefusedError
 from service.http import errors
 from service.http.access import FIXED_PATHS, Access
 from service.http.error_log import ErrorLog
@@ -60,6 +61,7 @@ class RequestMiddleware:
         scope[REQUEST_ID] = request_id.decode()
         status = 0
         holder: str | None = None
+        refused: str | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -76,11 +78,12 @@ class RequestMiddleware:
         except Exception as raised:  # noqa: BLE001 - the process boundary of a request
             error = scope.get(errors.REFUSAL, raised)
             self._errors.write(error, scope[REQUEST_ID])
+            refused = error.key if isinstance(error, RefusedError) else None
             if status == 0:
                 await errors.response(error, scope[REQUEST_ID])(scope, receive, send_with_id)
         finally:
             self._access.leave(holder)
-            self._record(scope, status or _INTERNAL, time.perf_counter() - start, holder)
+            self._record(scope, status or _INTERNAL, time.perf_counter() - start, holder or refused)
 
     def _record(self, scope: Scope, status: int, seconds: float, holder: str | None) -> None:
         task, model = scope.get(LABELS, (None, None))

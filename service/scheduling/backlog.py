@@ -90,7 +90,7 @@ class Backlog:
                 reason="deadline",
                 retry_after_s=now + wait - deadline,
             )
-        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now)
+        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, predicted_wait_s=wait)
         self._open_jobs += 1
         self._hold(tokens, seconds)
         self._later.expect(job, entries)
@@ -263,6 +263,8 @@ class Backlog:
     def _start(self, entry: Entry, now: float) -> None:
         job = entry.job
         entry.waiting = False
+        if job.waiting == len(job.results):
+            job.wait_s = now - job.arrived
         job.waiting -= 1
         job.tokens -= entry.tokens
         job.seconds -= entry.seconds

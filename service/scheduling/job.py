@@ -32,6 +32,8 @@ class Job:
         estimated: Whether its entries are not known yet.
         queued_at: Time at which its entries were put.
         queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
+        predicted_wait_s: Seconds until its first entry would start, as predicted when it was admitted.
+        wait_s: Seconds from its arrival until the first entry of its last stage started.
         run_s: Longest run of its entries in the last stage.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.
         owner: What the scheduler attaches to it; opaque here.
@@ -48,6 +50,8 @@ class Job:
     estimated: bool = True
     queued_at: float = 0.0
     queued_s: float = 0.0
+    predicted_wait_s: float = 0.0
+    wait_s: float = 0.0
     run_s: float = 0.0
     later_s: float = 0.0
     owner: Any = None

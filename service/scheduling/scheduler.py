@@ -301,7 +301,7 @@ class Scheduler:
         except BaseException as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
             self._fail(job, error)
             return
-        self._resolve(job, JobResult(value, job.queued_s, job.run_s))
+        self._resolve(job, JobResult(value, job.queued_s, job.run_s, job.predicted_wait_s, job.wait_s))
 
     def _put(self, job: Job, stage: Stage, *, own: int = 0) -> None:
         job.owner.stage = stage

@@ -34,6 +34,8 @@ MAX_HELD = 2**24
 MAX_LOGITS = 2**24
 # What tokenizing takes of a lane (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
+# Shorter waits are not compared with what was predicted for them: nobody plans by them.
+LEAST_WAIT_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class Model:
         prediction.queue_s, prediction.inference_s = done.queue_s, done.run_s
         metrics.tokenize_seconds.observe(prediction.tokenize_s)
         metrics.queue_seconds.observe(prediction.queue_s)
+        if max(done.predicted_wait_s, done.wait_s) >= LEAST_WAIT_S:
+            metrics.wait_prediction_ratio.observe(done.predicted_wait_s / max(done.wait_s, 1e-3))
         metrics.decode_seconds.observe(prediction.decode_s)
         metrics.truncated.inc(len(prediction.truncated))
         return prediction

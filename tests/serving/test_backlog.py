@@ -585,3 +585,18 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
     assert (0, 0, 0.0) == (queue.queue_entries, queue.queue_tokens, queue.queue_seconds)
     assert (0, 0, 0) == (len(keys), len(payloads), len(results))
     assert len(owners) < 100
+
+
+def test_a_job_knows_the_wait_that_was_predicted_for_it_and_the_real_one() -> None:
+    """Of several stages the last one counts, from the arrival until the first of its entries starts."""
+    queue = backlog()
+    queue.admit(tokens=10, seconds=3.0, deadline=100.0, now=0.0)
+    job = queue.admit(tokens=10, seconds=1.0, deadline=100.0, now=1.0)
+    queue.put(job, None, [(0, "texts")], no_fixed_cost, 1.0)
+    [entry] = queue.take(2.0)
+    queue.finish(entry, None, 0.0)
+    queue.put(job, None, [(5, "a"), (5, "b")], no_fixed_cost, 2.5)
+    queue.take(5.0)
+    queue.take(6.0)
+
+    assert (3.0, 4.0) == (job.predicted_wait_s, job.wait_s)

@@ -22,6 +22,7 @@ DOCUMENTED = {
     "request_seconds": LABELED,
     "tokenize_seconds": LABELED,
     "queue_seconds": LABELED,
+    "wait_prediction_ratio": LABELED,
     "inference_seconds": LABELED,
     "decode_seconds": LABELED,
     "queue_entries": (),
@@ -119,6 +120,12 @@ def test_one_request_is_observed_once_in_each_part(models: Path) -> None:
     for part in ("request", "tokenize", "queue", "decode"):
         assert value(found, f"{part}_seconds_count", **TINY) == 1
     assert value(found, "batch_rows_sum", **TINY) == 3
+
+
+def test_who_does_not_wait_is_not_compared_with_a_prediction(models: Path) -> None:
+    """The ratio is of waits that somebody would plan by; those of an idle service are noise."""
+    found = families(models, ("/classify", {"inputs": "good"}))
+    assert value(found, "wait_prediction_ratio_count", **TINY) == 0
 
 
 def test_tokens_are_counted_real_and_padded(models: Path) -> None:
