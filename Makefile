@@ -9,6 +9,8 @@ MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.mall
 WORKERS ?= 2
 # how many hostile requests `make stress` sends
 CASES ?= 100000
+# how many seconds its longest load lasts
+STRESS_SECONDS ?= 600
 PYTEST = .venv-dev/bin/python -m pytest
 # no other file is looked at: to collect them all takes longer than some of the tests
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
@@ -59,8 +61,11 @@ grid: dev ## every family with every head, and what else make test takes a part 
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
-stress: dev ## a hundred thousand hostile requests: make stress CASES=N
+stress: dev .venv/.installed ## what clients, faults and operators do, for minutes: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
+	$(PYTEST) tests/serving/test_stopping.py tests/serving/test_workers.py tests/serving/test_hang.py \
+	  tests/serving/test_connections.py tests/serving/test_reload.py tests/serving/test_hangup.py
+	STRESS_SECONDS=$(STRESS_SECONDS) $(PYTEST) -s tests/stress
 
 docs: dev ## write the tables of the docs from the code
 	.venv-dev/bin/python docs/generate.py

@@ -1,8 +1,8 @@
 """One keep-alive HTTP/1.1 connection with at most one request in flight. Responses are parsed by httptools.
 
 A request must cost little CPU time, which the service under test may need. The connection is therefore an asyncio protocol with
-callbacks, without streams or tasks, and it keeps only the status and the `server-timing` header of a response. Its owner decides what
-is sent next.
+callbacks, without streams or tasks, and it keeps only the status and two headers of a response, `server-timing` and `retry-after`. Its
+owner decides what is sent next.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Connection(asyncio.Protocol):
         sent: When it was sent.
         body_index: Index of its body among those of the target.
         closing: Whether the server closes the connection after this response.
+        retry_after: Whether the response said when to come again.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Connection(asyncio.Protocol):
         "busy",
         "closing",
         "intended",
+        "retry_after",
         "sent",
     )
 
@@ -64,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._server_timing = b""
         self.busy = False
         self.closing = False
+        self.retry_after = False
         self.intended = self.sent = 0.0
         self.body_index = 0
 
@@ -76,6 +79,7 @@ class Connection(asyncio.Protocol):
         self.sent = now
         self._headers_complete = self._has_length = self._complete = False
         self._server_timing = b""
+        self.retry_after = False
         self._transport.write(request)
 
     def abort(self, reason: str) -> None:
@@ -118,6 +122,8 @@ class Connection(asyncio.Protocol):
             self._server_timing = b", ".join(filter(None, (self._server_timing, value.lower())))
         elif name in (b"content-length", b"transfer-encoding"):
             self._has_length = True
+        elif name == b"retry-after":
+            self.retry_after = True
 
     def on_headers_complete(self) -> None:
         """Called by the parser after the last header."""

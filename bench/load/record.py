@@ -17,6 +17,7 @@ class Record(NamedTuple):
         outcome: HTTP status, or the kind of the failure: `timeout`, `closed`, `refused`, `unreachable`, `malformed`, `interrupted`.
         body_index: Index of its body among those of the target.
         server_timing: Value of the response's `server-timing` header, empty if there is none.
+        retry_after: Whether the response said when to come again.
     """
 
     intended: float
@@ -25,3 +26,4 @@ class Record(NamedTuple):
     outcome: int | str
     body_index: int
     server_timing: bytes
+    retry_after: bool = False

@@ -97,7 +97,9 @@ class Stream(ABC):
     def on_response(self, connection: Connection, status: int, server_timing: bytes, now: float) -> None:
         """Records a response and uses the connection again."""
         self.failed += status != OK
-        self.records.append(Record(connection.intended, connection.sent, now, status, connection.body_index, server_timing))
+        self.records.append(
+            Record(connection.intended, connection.sent, now, status, connection.body_index, server_timing, connection.retry_after)
+        )
         if connection.closing:
             connection.abort("closed")
         else:

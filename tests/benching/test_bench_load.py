@@ -80,6 +80,17 @@ def test_a_closed_loop_keeps_its_connections() -> None:
     assert b"tokenize;dur=0.5, inference;dur=2.0" == load.records[0][0].server_timing
 
 
+def test_a_record_says_whether_the_answer_said_when_to_come_again() -> None:
+    """Each answer counts for its own request, also on one connection."""
+
+    async def every_other(i: int) -> bytes:
+        return OK if i % 2 else BUSY.replace(b"\r\n\r\n", b"\r\nRetry-After: 2\r\n\r\n")
+
+    load, _ = closed_loop(every_other, 6)
+
+    assert {(503, True), (200, False)} == {(record.outcome, record.retry_after) for record in load.records[0]}
+
+
 def test_one_connection_has_one_request_in_flight() -> None:
     """A closed loop of one connection sends a request only after the last one was answered."""
     load, _ = closed_loop(ok, 20)

@@ -1,6 +1,6 @@
 """Tiny bundles that take their time; their answers are the tiny one's.
 
-One runs each text alone and multiplies large matrices first, the other hangs, for hours, on a text with a certain word.
+One runs each text alone and multiplies large matrices first, the other hangs, for hours or seconds, on a text with a certain word.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from service.bundle.manifest import Manifest
 SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
 
 
-HOURS = 10**13  # turns of a loop
+SECOND = 4 * 10**5  # turns of a loop, half a second to a whole one
+HOURS = 10**13
 
 
 def bundle(folder: Path, name: str = "slow") -> Path:
@@ -27,9 +28,9 @@ def bundle(folder: Path, name: str = "slow") -> Path:
     return _with_graph(folder, name, _graph(), batch_invariant=False)
 
 
-def hanging_bundle(folder: Path, name: str = "hanging", word: str = "dull") -> Path:
-    """Writes a bundle whose runs do not end where a text has the word to `folder/name`, and returns its path."""
-    return _with_graph(folder, name, _hanging_graph(tiny.VOCABULARY.index(word)))
+def hanging_bundle(folder: Path, name: str = "hanging", word: str = "dull", *, turns: int = HOURS, **changes: Any) -> Path:
+    """Writes a bundle whose runs do not end for so many turns where a text has the word to `folder/name`, and returns its path."""
+    return _with_graph(folder, name, _hanging_graph(tiny.VOCABULARY.index(word), turns), **changes)
 
 
 def _with_graph(folder: Path, name: str, graph: onnx.ModelProto, **changes: Any) -> Path:
@@ -42,8 +43,8 @@ def _with_graph(folder: Path, name: str, graph: onnx.ModelProto, **changes: Any)
     return path
 
 
-def _hanging_graph(token: int) -> onnx.ModelProto:
-    """Returns the tiny graph with a loop behind it that turns once, and with the token very often."""
+def _hanging_graph(token: int, turns: int) -> onnx.ModelProto:
+    """Returns the tiny graph with a loop behind it that turns once, and with the token so many times more."""
     made = tiny.graph()
     made.graph.node[-1].output[0] = "quick"
     body = helper.make_graph(
@@ -67,12 +68,12 @@ def _hanging_graph(token: int) -> onnx.ModelProto:
             helper.make_node("Equal", ["input_ids", "guilty"], ["found"]),
             helper.make_node("Cast", ["found"], ["counted"], to=onnx.TensorProto.INT64),
             helper.make_node("ReduceMax", ["counted"], ["any"], keepdims=0),
-            helper.make_node("Mul", ["any", "hours"], ["long"]),
+            helper.make_node("Mul", ["any", "turns_more"], ["long"]),
             helper.make_node("Add", ["long", "once"], ["turns"]),
             helper.make_node("Loop", ["turns", "true", "quick"], ["logits"], body=body),
         ]
     )
-    values = {"guilty": np.array(token), "hours": np.array(HOURS), "once": np.array(1), "true": np.array(True), "one": np.float32(1)}
+    values = {"guilty": np.array(token), "turns_more": np.array(turns), "once": np.array(1), "true": np.array(True), "one": np.float32(1)}
     made.graph.initializer.extend([numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()])
     onnx.checker.check_model(made)
     return made

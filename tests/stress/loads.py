@@ -1,0 +1,167 @@
+"""Loads on a real service: how long they last, what the service says of itself before and after, and how every request ended.
+
+`make test` runs each load for half a second, on tiny models, and looks at what must always hold. `make stress` sets STRESS_SECONDS, runs them as long as their
+bars say on the embedded ones, and prints each figure beside its bar.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+import tiny
+from bench.load import generator
+from bench.load.generator import Durations, LoadResult
+from bench.load.record import Record
+from bench.progress import Progress
+from bench.target.address import parse_url
+from bench.target.target import Target, build_target
+from bench.workload.bodies import Body
+from conftest import ROOT, Served
+
+LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))
+LONG = "STRESS_SECONDS" in os.environ
+QUIET = Progress(quiet=True)
+# a client that waits longer has lost its request: every deadline here is far shorter
+CLIENT_TIMEOUT_S = 60.0
+
+TASKS_OF = {"sentiment": "text-classification", "ner": "token-classification", "qa": "question-answering", "fill-mask": "fill-mask"}
+
+Samples = Counter[tuple[str, frozenset[tuple[str, str]]]]
+
+
+def seconds(most: float) -> float:
+    """Returns how long a load lasts that takes so many seconds in `make stress`."""
+    return min(most, LONGEST_S)
+
+
+def models_for(folder: Path) -> Path:
+    """Returns a folder of models: the embedded ones in `make stress`, else tiny ones of the same names and tasks."""
+    if LONG:
+        return ROOT / "models"
+    for name, task in TASKS_OF.items():
+        tiny.bundle(folder / "models", name, task=task, max_length=512)
+    return folder / "models"
+
+
+def target(served: Served, path: str, bodies: Iterable[Any], **headers: str) -> Target:
+    """Returns what the generator loads: a path of the service, with bodies that take turns: bytes as they are, anything else as JSON."""
+    encoded = [Body(body if isinstance(body, bytes) else json.dumps(body).encode(), 1) for body in bodies]
+    return build_target(parse_url(served.url + path), "stress", encoded, headers)
+
+
+def closed_loop(targets: Sequence[Target], connections: int, duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
+    """Has so many connections to each target ask again as soon as they are answered."""
+    durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
+    return generator.run_closed_loop(targets, connections, durations, stop=threading.Event(), progress=QUIET)
+
+
+@contextmanager
+def beside(load: Callable[[], LoadResult]) -> Iterator[Future[LoadResult]]:
+    """Runs a load beside the block; its result is there when both have ended."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(load)
+
+
+def open_loop(targets: Sequence[Target], arrivals: Sequence[Sequence[float]], duration_s: float, *, warmup_s: float = 0.0) -> LoadResult:
+    """Sends each target's requests when they are due, whatever the service does."""
+    durations = Durations(duration_s, warmup_s, CLIENT_TIMEOUT_S)
+    return generator.run_open_loop(targets, arrivals, 4000, durations, stop=threading.Event(), progress=QUIET)
+
+
+def measured(load: LoadResult, of: int = 0) -> list[Record]:
+    """Returns a target's requests that were due within the measured time."""
+    start, end = load.measured
+    return [record for record in load.records[of] if start <= record.intended < end]
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Returns the value that so large a share of the values does not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)] if ordered else 0.0
+
+
+def samples(served: Served) -> Samples:
+    """Returns every sample of the service's metrics by name and labels."""
+    page = httpx.get(f"{served.url}/metrics", trust_env=False, timeout=60).text
+    found: Samples = Counter()
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            found[sample.name.removeprefix("bertserve_"), frozenset(sample.labels.items())] += sample.value
+    return found
+
+
+def total(found: Samples, name: str, **labels: str) -> float:
+    """Returns the sum of a metric's samples that have these labels."""
+    return sum(value for (one, having), value in found.items() if one == name and labels.items() <= dict(having).items())
+
+
+def by_status(found: Samples, metric: str = "requests_total") -> Counter[int]:
+    """Returns how many requests the service has answered with each status."""
+    counted: Counter[int] = Counter()
+    for (name, labels), value in found.items():
+        if name == metric:
+            counted[int(dict(labels)["status"])] += int(value)
+    return counted
+
+
+def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, metric: str = "requests_total") -> Counter[int | str]:
+    """Asserts that each request got one answer, the one that the service has counted, and that none waits; returns how often each came.
+
+    The generator keeps a record for each request that it sent: one that was never answered, or whose connection was lost, has a word
+    in the place of a status.
+    """
+    ended = Counter(record.outcome for load in loads for records in load.records for record in records)
+    answered = by_status(after, metric) - by_status(before, metric)
+    assert answered == ended, (answered, ended)
+    assert (0, 0) == (total(after, "queue_entries"), total(after, "queue_tokens"))
+    hurried = [record for load in loads for records in load.records for record in records if record.outcome in (429, 503)]
+    assert all(record.retry_after for record in hurried)
+    return ended
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+
+
+def show(bar: str, figure: str) -> None:
+    """Prints a figure beside its bar where the load lasted as long as the bar says."""
+    if LONG:
+        print(f"\n  {bar}: {figure}", end="", flush=True)
+
+
+def accesses(served: Served) -> list[dict[str, Any]]:
+    """Returns a line for each request that a service with `--access-log --log-format json` has answered."""
+    lines = map(json.loads, Path(served.log).read_text().splitlines())
+    return [line for line in lines if line["logger"] == "bertserve.access"]
+
+
+def memory_mib(served: Served) -> float:
+    """Returns the resident memory of the service's process in MiB."""
+    pages = int(Path(f"/proc/{served.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def descriptors(served: Served) -> int:
+    """Returns how many descriptors the service's process has open."""
+    return len(os.listdir(f"/proc/{served.process.pid}/fd"))
+
+
+def threads(served: Served) -> int:
+    """Returns how many threads the service's process has."""
+    return len(os.listdir(f"/proc/{served.process.pid}/task"))

@@ -1,0 +1,89 @@
+"""One client with heavy requests, beside others with short ones: how much longer these wait for it, and what its key may have under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import slow
+from bench.load.arrivals import poisson_arrivals
+from bench.load.generator import LoadResult
+from bench.workload.mixes import mix_inputs
+from loads import (
+    LONG,
+    assert_each_ended_once,
+    beside,
+    closed_loop,
+    measured,
+    models_for,
+    open_loop,
+    percentile,
+    samples,
+    seconds,
+    show,
+    target,
+)
+
+pytestmark = pytest.mark.serial
+
+SHARE = 0.2  # of what the service can do, that the others send
+TURNS = 3 if LONG else 1
+SHORT = mix_inputs("short", seed=1)
+# (what is sent, path, body): lists of 500 texts, and a question about a document of a hundred windows
+HEAVY = [
+    ("lists of 500 texts", "/classify", {"inputs": [SHORT[i % len(SHORT)] for i in range(500)]}),
+    ("documents of 100 windows", "/answer", {"inputs": {"question": "How long is it?", "context": "The river is long and wide. " * 3600}}),
+]
+
+
+def test_one_heavy_client_among_others(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    """All of both are answered, each once; how long the others wait is measured with and without it in turn."""
+    with serve(models_for(tmp_path)) as served:
+        others = target(served, "/classify", [{"inputs": text} for text in SHORT])
+        before = samples(served)
+        loads = [closed_loop([others], 8, seconds(4) / 4)]
+        rate = SHARE * len(loads[0].records[0]) / (loads[0].measured[1] - loads[0].measured[0])
+
+        def others_alone() -> LoadResult:
+            loads.append(open_loop([others], [poisson_arrivals(rate, seconds(15) / 2, seed=len(loads))], seconds(15) / 2))
+            return loads[-1]
+
+        for name, path, body in HEAVY:
+            client = target(served, path, [body])
+            alone, among = [], []
+            for _ in range(TURNS):
+                alone.append(others_alone())
+                # it stops with the first answer behind the end of the others' load, so that it is there all the time
+                with beside(lambda client=client: closed_loop([client], 1, seconds(15) / 2)) as heavy:  # type: ignore[misc]
+                    among.append(others_alone())
+                loads.append(heavy.result())
+            _show_figures(name, rate, alone, among)
+        assert {200} == set(assert_each_ended_once(before, samples(served), *loads))
+
+
+def _show_figures(name: str, rate: float, alone: list[LoadResult], among: list[LoadResult]) -> None:
+    waits = [[record.ended - record.intended for load in loads for record in measured(load)] for loads in (alone, among)]
+    (usual, most), (raised, raised_most) = ([percentile(times, share) * 1000 for share in (0.5, 0.99)] for times in waits)
+    show(
+        f"{rate:.0f} others a second beside {name}, bar p99 3x",
+        f"p99 {most:.1f} ms alone, {raised_most:.1f} ms beside: {raised_most / most:.1f}x; p50 {usual:.1f} and {raised:.1f} ms",
+    )
+
+
+def test_a_key_has_no_more_under_way_than_it_may(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    """Of one key's requests at once some are answered and the others refused, each once; another key's are answered meanwhile."""
+    slow.bundle(tmp_path / "models")
+    (tmp_path / "keys").write_text("greedy\nmodest")
+    flags = ("--api-key-file", str(tmp_path / "keys"), "--max-concurrent-per-key", "4")
+    with serve(tmp_path / "models", *flags) as served:
+        greedy, modest = (target(served, "/classify", [{"inputs": "good"}], Authorization=f"Bearer {key}") for key in ("greedy", "modest"))
+        before = samples(served)
+        with beside(lambda: closed_loop([greedy], 16, seconds(10))) as many:
+            few = closed_loop([modest], 4, seconds(10) / 2)
+        ended = assert_each_ended_once(before, samples(served), many.result(), few, metric="key_requests_total")
+        assert {200, 429} == set(ended)
+        assert {200} == {record.outcome for record in few.records[0]}
+        show("429 of a key with 16 connections of which 4 may ask", f"{sum(r.outcome == 429 for r in many.result().records[0])}")

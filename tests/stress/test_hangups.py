@@ -1,0 +1,120 @@
+"""A thousand clients that hang up, while they wait and while they run: nobody computes for them, and nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import slow
+from conftest import Served
+from loads import LONG, by_status, descriptors, memory_mib, samples, show, threads, total, wait_until
+
+pytestmark = pytest.mark.serial
+
+CLIENTS, WAVES, HELD_S = (1000, 5, 8) if LONG else (60, 1, 0.5)
+LANES = 2
+TRIES = 5
+GONE = 499
+# Python's pool for the metrics page starts another thread where the last one has not quite ended its work
+PAGE_THREADS = 6
+# half of the clients send 100,000 characters, so that what is kept of a request shows in the memory
+TEXTS = [json.dumps({"inputs": text}).encode() for text in ("good", "good film " * 10_000)]
+LONG_RUN = json.dumps({"inputs": "dull"}).encode()
+
+
+def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    """No text of a client that left while it waited runs; lanes, descriptors and threads are what they were, and the memory comes back."""
+    slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
+    with serve(tmp_path / "models", "--lanes", str(LANES), "--max-queue-tokens", "4000000") as served:
+        samples(served)  # a thread comes with the first page
+        held, working = descriptors(served), threads(served)
+        memory = [memory_mib(served)]
+        peaks = [wave(served) for _ in range(WAVES)]
+        wait_until(lambda: descriptors(served) == held)
+        assert threads(served) < working + PAGE_THREADS
+        memory.append(memory_mib(served))
+        assert_lanes_live(served)
+        show(f"rows run for {WAVES} times {CLIENTS} clients that left while they waited, bar 0", "0")
+        show("memory before, at most while they waited, and after", f"{memory[0]:.0f}, {max(peaks):.0f}, {memory[1]:.0f} MiB")
+        assert "ERROR" not in served.log.read_text()
+
+
+def wave(served: Served) -> float:
+    """Has clients come and hang up, until all of them were seen to leave while the lanes still ran; returns the memory in MiB while they waited."""
+    for _ in range(TRIES):
+        memory = try_wave(served, samples(served))
+        if memory is not None:
+            return memory
+    raise AssertionError(f"of {TRIES} times the runs were over before the clients were seen to leave")
+
+
+def try_wave(served: Served, before: Any) -> float | None:
+    """Has clients come while all lanes run long, and hang up, those whose texts run too.
+
+    Returns:
+        Memory of the service while they waited, in MiB; None where the runs were over too soon, so that others may have run.
+    """
+    with leaving() as connections:
+        connections += [connect(served, LONG_RUN) for _ in range(LANES + 1)]
+        wait_until(lambda: queued(served) == queued(served) == 1 or runs(served, before) > 0)
+        connections += [connect(served, TEXTS[number % 2]) for number in range(CLIENTS - LANES - 1)]
+        wait_until(lambda: queued(served) == CLIENTS - LANES or runs(served, before) > 0)
+        memory = memory_mib(served)
+    wait_until(lambda: (by_status(samples(served)) - by_status(before)).total() == CLIENTS)
+    busy = runs(served, before) == 0
+    assert 0 == queued(served)
+    wait_until(lambda: runs(served, before) >= LANES)
+    if not busy:
+        return None
+    after = samples(served)
+    assert {GONE: CLIENTS} == by_status(after) - by_status(before)
+    assert CLIENTS == total(after - before, "cancelled_total")
+    assert LANES == total(after - before, "batch_rows_sum")
+    return memory
+
+
+def queued(served: Served) -> float:
+    """Returns the entries that wait."""
+    return total(samples(served), "queue_entries")
+
+
+def runs(served: Served, before: Any) -> float:
+    """Returns how many runs have ended since some samples were taken."""
+    return total(samples(served), "inference_seconds_count") - total(before, "inference_seconds_count")
+
+
+def assert_lanes_live(served: Served) -> None:
+    """Asserts that as many runs as there are lanes end, side by side."""
+    with ThreadPoolExecutor(LANES) as pool:
+        asked = [pool.submit(httpx.post, f"{served.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(LANES)]
+        assert [200] * LANES == [answer.result().status_code for answer in asked]
+
+
+def connect(served: Served, body: bytes) -> socket.socket:
+    """Sends a request over a connection of its own, of which the answer is not read."""
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+    return connection
+
+
+@contextmanager
+def leaving() -> Iterator[list[socket.socket]]:
+    """Yields a list of connections that all hang up in the end: half of them in order, half with a reset, as of a process that dies."""
+    connections: list[socket.socket] = []
+    try:
+        yield connections
+    finally:
+        for number, connection in enumerate(connections):
+            if number % 2:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()

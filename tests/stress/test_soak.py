@@ -1,0 +1,91 @@
+"""Hours in short: all tasks, lengths and mistakes side by side. Memory, descriptors and threads stay what they are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import Served
+from loads import LONG, assert_each_ended_once, closed_loop, descriptors, memory_mib, models_for, samples, seconds, show, target, threads
+from test_mixed import RIGHT, WRONG
+
+pytestmark = pytest.mark.serial
+
+CONNECTIONS = 2  # to each endpoint
+SETTLED_S = 60.0
+EVERY_S = 5.0
+MOST_GROWTH = 0.05
+# more of each: lists, the longest texts there may be, and bodies that are none
+MORE: list[tuple[str, Any]] = [
+    ("/classify", {"inputs": ["A warm, funny film."] * 64}),
+    ("/classify", {"inputs": "A poor book. " * 10_000}),
+    ("/answer", {"inputs": {"question": "How long is it?", "context": "The river is long and wide. " * 400}}),
+    ("/classify", b'{"inputs": '),
+    ("/ner", {"inputs": ["good"] * 513}),
+    ("/fill-mask", {}),
+]
+
+
+class Watch:
+    """Reads what a process holds every few seconds, while a block runs.
+
+    Attributes:
+        readings: Seconds since the start, MiB of memory, descriptors and threads.
+    """
+
+    def __init__(self, served: Served) -> None:
+        """Watches the process of a service."""
+        self.readings: list[tuple[float, float, int, int]] = []
+        self._served = served
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read)
+
+    def __enter__(self) -> Watch:
+        """Begins."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends."""
+        self._over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        start = time.monotonic()
+        while not self._over.wait(min(EVERY_S, seconds(EVERY_S))):
+            self.readings.append((time.monotonic() - start, memory_mib(self._served), descriptors(self._served), threads(self._served)))
+
+
+def test_a_long_time_of_everything(tmp_path: Path, serve: Callable[..., Any]) -> None:
+    """Every request ends once, right ones are answered and wrong ones refused, and the process holds no more after ten minutes than after one."""
+    by_path: dict[str, list[Any]] = {}
+    for path, body in RIGHT + WRONG + MORE:
+        by_path.setdefault(path, []).append(body)
+    with serve(models_for(tmp_path)) as served:
+        everything = [target(served, path, bodies) for path, bodies in by_path.items()]
+        before = samples(served)
+        with Watch(served) as watch:
+            load = closed_loop(everything, CONNECTIONS, seconds(600))
+        ended = assert_each_ended_once(before, samples(served), load)
+        assert {200, 422} <= set(ended) <= {200, 400, 404, 413, 422}
+        assert_constant(watch.readings)
+        show("requests", ", ".join(f"{count} of {status}" for status, count in sorted(ended.items())))
+        assert "ERROR" not in served.log.read_text()
+
+
+def assert_constant(readings: list[tuple[float, float, int, int]]) -> None:
+    """Asserts that nothing grew after the first minute; a shorter load has only its figures."""
+    settled = [reading for reading in readings if reading[0] >= SETTLED_S]
+    if not (LONG and settled):
+        return
+    first, last = settled[0][1], settled[-1][1]
+    show("memory after a minute and at the end, bar +5 %", f"{first:.0f} and {last:.0f} MiB, {last / first - 1:+.1%}")
+    show("descriptors and threads, bar constant", f"{sorted({one[2] for one in settled})} and {sorted({one[3] for one in settled})}")
+    assert last <= first * (1 + MOST_GROWTH)
+    assert 1 == len({one[2] for one in settled})
+    assert 1 == len({one[3] for one in settled})
