@@ -20,7 +20,7 @@ from typing import Any
 
 from service.errors import InvalidValueError, RefusedError, TooLargeError
 from service.scheduling.group import Group
-from service.scheduling.job import Cost, Entry, Job, Shape, exact
+from service.scheduling.job import PACE, Cost, Entry, Job, Shape, exact
 from service.scheduling.later import MAX_PARTS, Later
 
 # Jobs and entries that have ended and may be kept beside as many as are alive, so that one in so many lets go of them.
@@ -31,6 +31,9 @@ OVERTAKEN_S = 0.1
 
 # A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
 UNDERESTIMATED = 4
+
+# Least part of a run that a companion must save. Nobody can interrupt a run, so that one is no longer than what it gains from it.
+LEAST_GAIN = 1 / 32
 
 
 class Backlog:
@@ -147,7 +150,7 @@ class Backlog:
             self._enter(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
             if rank > now:
                 self._later.add(entry)
-            rank += seconds
+            rank += PACE * seconds
             job.tokens += tokens
             job.seconds += seconds
         self._hold(job.tokens, job.seconds)
@@ -165,13 +168,18 @@ class Backlog:
                 retry_after_s=self.queue_seconds / self.lanes,
             )
 
-    def take(self, now: float) -> list[Entry]:
+    def take(self, now: float, *, ahead: bool = True) -> list[Entry]:
         """Takes the best batch there is: the first entry in rank and its best companions; empty if nothing waits.
 
         Companions have the head's key, and have waited nearly as long. The nearest lengths come first, and one joins as long as the batch
         stays within the budget and the fixed cost that it saves everyone who waits outweighs the delay to those already in the batch.
+        It is not too small a part of the run either.
+
+        Args:
+            now: The time.
+            ahead: Whether entries may start whose rank is still to come; with a part of their own job they always may.
         """
-        head = self._pop_first()
+        head = self._pop_first(inf if ahead else now)
         if head is None:
             return []
         batch = [head]
@@ -180,6 +188,8 @@ class Backlog:
         # who has waited less than two thirds as long as the head waits on, so that waits can be predicted
         last_rank = head.rank + max((now - head.rank) / 3, OVERTAKEN_S)
         self._start(head, now)
+        if not ahead and not head.job.waiting:
+            last_rank = min(last_rank, now)
         while group is not None and (companion := self._companion(group, len(batch), length, head, last_rank)) is not None:
             length = max(length, _length(head.shape(1, companion.tokens)))
             batch.append(companion)
@@ -275,8 +285,12 @@ class Backlog:
             job.queued_s += now - job.queued_at
         self._clean(entry)
 
-    def _pop_first(self) -> Entry | None:
-        while self._ranked:
+    def due_s(self, now: float) -> float | None:
+        """Returns the seconds until the first rank comes, 0 if it has come; None if nothing waits."""
+        return max(self._ranked[0][0] - now, 0.0) if self._ranked else None
+
+    def _pop_first(self, latest: float) -> Entry | None:
+        while self._ranked and self._ranked[0][0] <= latest:
             entry = heapq.heappop(self._ranked)[2]
             if entry.alive:
                 return entry
@@ -298,9 +312,12 @@ class Backlog:
             alone = _length(head.shape(1, entry.tokens))
             longer = max(length, alone)
             # by the rows that are worth something: rows that fill up a planned shape are there for the next companion
-            delay = head.cost(rows + 1, longer) - head.cost(rows, length)
+            run_s = head.cost(rows + 1, longer)
+            delay = run_s - head.cost(rows, length)
             saved = head.cost(1, alone) - delay
-            if _area(head.shape(rows + 1, longer)) <= self.max_batch_tokens and saved * self.queue_entries > delay * rows:
+            if _area(head.shape(rows + 1, longer)) > self.max_batch_tokens:
+                continue
+            if saved * self.queue_entries > delay * rows and saved >= LEAST_GAIN * run_s:
                 return entry
         return None
 

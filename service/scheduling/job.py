@@ -10,6 +10,10 @@ Cost = Callable[[int, int], float]
 # rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once
 Shape = Callable[[int, int], tuple[int, int] | None]
 
+# Times their prediction that a job's earlier entries count in the ranks of its later ones: its pace is two thirds of a lane's, and more where lanes are
+# free. On a machine that is slower than predicted it does not overtake everyone who comes later.
+PACE = 1.5
+
 
 def exact(rows: int, tokens: int) -> tuple[int, int]:
     """Returns the shape of a batch that is padded to its longest text and no further."""
@@ -70,7 +74,7 @@ class Entry:
         cost: Predicted seconds of a batch of its kind.
         shape: What a batch of its kind is run at.
         seconds: Predicted seconds that it takes of a lane: its share of a full batch.
-        rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries.
+        rank: Order of service, in seconds: arrival plus twice the predicted cost of the job's earlier entries.
         waiting: Whether it has not started.
         later: Whether it counts among those whose rank is still to come.
     """

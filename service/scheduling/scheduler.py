@@ -73,6 +73,7 @@ class Scheduler:
         self._waiting_lanes = 0
         self._running = 0
         self._concurrency = PeakConcurrency()
+        self._callers = PeakConcurrency()
         self._withdrawn = False
         self._stopping = False
         self._stopped = False
@@ -124,6 +125,7 @@ class Scheduler:
             if not self._accepts:
                 raise self._unavailable()
             now = self._clock()
+            self._callers.record(1 + len(self._submitted), now)
             self._backlog.lanes = max(1, self._lane_count - self._watchdog.hung)
             busy_s = self._busy_s(now)
             job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, entries=entries)
@@ -231,15 +233,19 @@ class Scheduler:
             while not self._stopped:
                 now = self._clock()
                 self._close_expired(now)
-                if batch := self._backlog.take(now):
+                if batch := self._backlog.take(now, ahead=self._may_run_ahead(now)):
                     self._changed()
                     solo = self._may_run_solo(now)
                     self._running += 1  # here, under the lock: a lane that takes the next batch must see this one
                     return batch, solo
                 self._waiting_lanes += 1
-                self._condition.wait()
+                self._condition.wait(self._backlog.due_s(now))  # what may not run ahead of its rank
                 self._waiting_lanes -= 1
             return None
+
+    def _may_run_ahead(self, now: float) -> bool:
+        """Returns whether this lane may take what ranks behind all who come now: where another is free for these, or nobody came of late."""
+        return self._waiting_lanes > 0 or self._lane_count == 1 or self._callers.peak(now) < 2
 
     def _may_run_solo(self, now: float) -> bool:
         self._concurrency.record(1 + self._running + self._backlog.queue_entries, now)

@@ -25,6 +25,11 @@ def expensive_start(rows: int, length: int) -> float:
     return 1.0 + rows * length * 1e-6
 
 
+def batches_well(rows: int, length: int) -> float:
+    """Predicts short runs, whose entries rank close behind each other."""
+    return 0.01 + rows * length * 1e-6
+
+
 def no_fixed_cost(rows: int, length: int) -> float:
     """Predicts runs where a batch saves nothing, as long texts on a CPU."""
     return rows * length * 1e-3
@@ -266,14 +271,14 @@ def test_the_predicted_wait_counts_what_comes_before() -> None:
     queue = backlog(lanes=2)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
 
-    assert [0.5, 0.5 + 1.5, 1.5, 5.0] == [
+    assert [0.5, 0.5 + 1.5, 1.0, 3.5] == [
         queue.wait_s(0.0),
         queue.wait_s(0.0, busy_s=3.0),
         queue.wait_s(2.0),
         queue.wait_s(9.0),
     ]
     queue.take(9.0)
-    assert 4.5 == queue.wait_s(9.0)
+    assert 3.0 == queue.wait_s(9.0)
     queue.close(document)
     assert 0.0 == queue.wait_s(9.0)
 
@@ -294,7 +299,7 @@ def test_a_document_counts_by_its_parts_before_it_is_tokenized() -> None:
     queue = backlog(lanes=2)
     document = queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, entries=10)
 
-    assert [0.5, 1.5, 5.0] == [queue.wait_s(now) for now in (0.0, 2.0, 9.0)]
+    assert [0.5, 1.0, 3.5] == [queue.wait_s(now) for now in (0.0, 2.0, 9.0)]
     queue.put(document, None, [(60, None)] * 4, lambda rows, length: 1.0, 9.0)
     assert 2.0 == queue.wait_s(9.0)
     queue.close(document)
@@ -311,13 +316,13 @@ def test_a_document_that_ends_before_it_is_tokenized_counts_no_more() -> None:
 
 
 def test_short_texts_slip_between_the_windows_of_a_long_document() -> None:
-    """A job's later entries rank as if they had arrived after its earlier ones had run."""
+    """A job's later entries rank as if they had arrived after its earlier ones had run, at two thirds of the pace of a lane."""
     queue = backlog(max_queue_tokens=10_000)
     document = add(queue, *[60] * 10, now=0.0, cost=lambda rows, length: 1.0, key=None)
     text = add(queue, 5, now=2.5, cost=lambda rows, length: 0.1, key=None)
 
     order = [batch[0].job for batch in drain(queue)]
-    assert [document] * 3 + [text] + [document] * 7 == order
+    assert [document] * 2 + [text] + [document] * 8 == order
 
 
 def test_no_entry_starves() -> None:
@@ -600,3 +605,29 @@ def test_a_job_knows_the_wait_that_was_predicted_for_it_and_the_real_one() -> No
     queue.take(6.0)
 
     assert (3.0, 4.0) == (job.predicted_wait_s, job.wait_s)
+
+
+def test_a_run_is_no_longer_than_what_it_gains_from_its_length() -> None:
+    """However many wait, a companion that would save less than a thirty-second part of the run is left to the next one."""
+    queue = backlog(max_batch_tokens=10_000, max_queue_tokens=10_000)
+    for _ in range(500):
+        add(queue, 1, deadline=1e4, cost=lambda rows, length: 1.0 + rows * length)
+
+    assert 31 == len(queue.take(0.0))
+
+
+def test_what_ranks_ahead_of_time_can_be_held_back() -> None:
+    """Whoever comes now is taken, and entries whose rank is still to come are not, beside others neither; those of the head's own job may go with it."""
+    queue = backlog(max_queue_tokens=10_000)
+    listed = add(queue, *[30] * 6, now=0.0, cost=batches_well)
+    assert [listed, listed] == [entry.job for entry in queue.take(0.0, ahead=False)]
+    assert [] == queue.take(0.0, ahead=False)
+    due_s = queue.due_s(0.0)
+    assert due_s is not None
+    assert due_s > 0.001
+    text = add(queue, 30, now=0.001, cost=batches_well)
+
+    assert [text] == [entry.job for entry in queue.take(0.001, ahead=False)]
+    assert [] == queue.take(0.001, ahead=False)
+    assert 0.0 == queue.due_s(2.0)
+    assert [listed, listed] == [entry.job for entry in queue.take(0.001)]

@@ -471,11 +471,11 @@ class Broken(Backlog):
 
     broken = False
 
-    def take(self, now: float) -> list[Entry]:
+    def take(self, now: float, *, ahead: bool = True) -> list[Entry]:
         """Takes the best batch there is, or fails."""
         if self.broken:
             raise RuntimeError("a bug of the backlog")
-        return super().take(now)
+        return super().take(now, ahead=ahead)
 
 
 def test_a_dead_lane_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
@@ -893,9 +893,9 @@ class Watched(Backlog):
 
     in_vain = 0
 
-    def take(self, now: float) -> list[Entry]:
+    def take(self, now: float, *, ahead: bool = True) -> list[Entry]:
         """Takes the best batch there is."""
-        batch = super().take(now)
+        batch = super().take(now, ahead=ahead)
         self.in_vain += not batch
         return batch
 
@@ -918,3 +918,35 @@ def test_the_next_stage_of_a_lone_job_is_alone_too(scenario: Scenario) -> None:
         assert 2 + 49 <= bench.backlog.in_vain <= 2 + 50
 
     scenario(check, lanes=2, backlog=Watched)
+
+
+def test_a_lane_stays_free_for_those_who_come(scenario: Scenario) -> None:
+    """While there are several callers a list that runs ahead of its ranks leaves one lane to the others."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        listed = bench.submit("a", "b", "c", key=None, cost=lambda rows, length: 1000.0)
+        await asyncio.to_thread(bench.work.started.acquire)
+        await bench.work.let_one_pass()  # both lanes' runs end, and one of the lanes takes the second text
+        text = bench.submit("text")
+        await asyncio.to_thread(bench.work.started.acquire)
+        assert 1 == bench.backlog.queue_entries
+        bench.work.gate.set()
+        assert ["blocker"] == (await blocker).value
+        assert ["text"] == (await text).value
+        assert ["a", "b", "c"] == (await listed).value
+
+    scenario(check, lanes=2, manual=True)
+
+
+def test_what_was_held_back_runs_when_its_rank_comes(scenario: Scenario) -> None:
+    """Nobody has to come for that, and no other lane to end its run."""
+
+    async def check(bench: Bench) -> None:
+        blocker = await bench.blocked()
+        listed = bench.submit("a", "b", "c", key=None, run=list, cost=lambda rows, length: 0.05)
+        assert ["a", "b", "c"] == (await listed).value
+        bench.work.gate.set()
+        assert ["blocker"] == (await blocker).value
+
+    scenario(check, lanes=2)

@@ -1,0 +1,85 @@
+"""One caller with long lists or documents beside others with short texts, in virtual time: how much longer these wait for it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from service.scheduling.backlog import predicted_s
+from service.scheduling.job import Entry, Job
+from test_waits import COST, Simulation
+
+SHORT = 23
+LANES = 2
+SECONDS = 40.0
+OTHERS = 0.3  # of what the lanes can do
+HEAVY = {"lists of 500 texts": (SHORT,) * 500, "documents of 100 windows": (384,) * 100}
+
+
+@dataclass
+class Crowd(Simulation):
+    """Lanes of which one stays free for those who come, as the scheduler has it while there are several callers.
+
+    Attributes:
+        slower: Times its prediction that a run takes: a neighbor may have the machine.
+        heavy: What the one caller sends, again and again.
+        others: The other requests.
+        times: Seconds from arrival to answer of each of the others' requests.
+    """
+
+    slower: float = 1.0
+    heavy: tuple[int, ...] = ()
+    others: set[Job] = field(default_factory=set)
+    times: list[float] = field(default_factory=list)
+
+    def ask(self) -> None:
+        """Sends the heavy caller's request."""
+        if self.heavy and self.now < SECONDS:
+            self.arrive(*self.heavy)
+
+    def _start(self) -> None:
+        while len(self.runs) < self.lanes:
+            batch = self.backlog.take(self.now, ahead=len(self.runs) < self.lanes - 1)
+            if not batch:
+                if due_s := self.backlog.due_s(self.now):
+                    self.at(self.now + due_s, self._start)
+                return
+            run, seconds = self.made, predicted_s(batch) * self.slower
+            self.runs[run] = (self.now, self.now + seconds)
+            self.at(self.now + seconds * self.random.lognormvariate(0, 0.1), lambda run=run, batch=batch: self._end(run, batch))  # type: ignore[misc]
+
+    def _end(self, run: int, batch: list[Entry]) -> None:
+        super()._end(run, batch)
+        for job in {entry.job for entry in batch if not entry.job.open}:
+            if job in self.others:
+                self.times.append(self.now - job.arrived)
+            else:
+                self.ask()
+
+
+def p99(slower: float, heavy: tuple[int, ...] = ()) -> float:
+    """Returns the seconds within which 99 of 100 of the others' requests are answered."""
+    crowd, dice = Crowd(LANES, "model", slower=slower, heavy=heavy), random.Random(5)
+
+    def come() -> None:
+        before = set(crowd.waits)
+        crowd.arrive(dice.randint(SHORT - 4, SHORT + 4))
+        crowd.others |= set(crowd.waits) - before
+
+    time = 0.0
+    while time < SECONDS:
+        time += dice.expovariate(OTHERS * LANES / (COST(1, SHORT) * slower))
+        crowd.at(time, come)
+    crowd.at(0.5, crowd.ask)
+    crowd.play()
+    assert len(crowd.times) == len(crowd.others) > 500
+    return sorted(crowd.times)[int(0.99 * len(crowd.times))]
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+@pytest.mark.parametrize("heavy", HEAVY)
+def test_a_heavy_caller_makes_others_wait_three_times_as_long_at_most(heavy: str, slower: float) -> None:
+    """Also where runs take longer than predicted, so that the heavy one falls behind its ranks."""
+    assert p99(slower, HEAVY[heavy]) <= 3 * p99(slower)
