@@ -20,7 +20,7 @@ from loads import LONG, by_status, descriptors, memory_mib, samples, show, threa
 
 pytestmark = pytest.mark.serial
 
-CLIENTS, WAVES, HELD_S = (1000, 5, 4) if LONG else (60, 1, 0.5)
+CLIENTS, WAVES, HELD_S = (1000, 5, 2) if LONG else (60, 1, 0.5)
 LANES = 2
 TRIES = 5
 GONE = 499
@@ -69,9 +69,12 @@ def try_wave(served: Served, before: Any) -> float | None:
         Memory of the service while they waited, in MiB; None where the runs were over too soon, so that others may have run.
     """
     with leaving() as connections:
-        connections += [connect(served, LONG_RUN) for _ in range(LANES + 1)]
+        connections += [connect(served) for _ in range(CLIENTS)]
+        for connection in connections[: LANES + 1]:
+            send(connection, LONG_RUN)
         wait_until(lambda: queued(served) == queued(served) == 1 or runs(served, before) > 0)
-        connections += [connect(served, TEXTS[number % 2]) for number in range(CLIENTS - LANES - 1)]
+        for number, connection in enumerate(connections[LANES + 1 :]):
+            send(connection, TEXTS[number % 2])
         wait_until(lambda: queued(served) == CLIENTS - LANES or runs(served, before) > 0)
         memory = memory_mib(served)
         all_wait = queued(served) == CLIENTS - LANES and runs(served, before) == 0
@@ -104,12 +107,15 @@ def assert_lanes_live(served: Served) -> None:
         assert [200] * LANES == [answer.result().status_code for answer in asked]
 
 
-def connect(served: Served, body: bytes) -> socket.socket:
-    """Sends a request over a connection of its own, of which the answer is not read."""
+def connect(served: Served) -> socket.socket:
+    """Returns a connection of its own."""
     host, _, port = served.url.removeprefix("http://").partition(":")
-    connection = socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def send(connection: socket.socket, body: bytes) -> None:
+    """Sends a request, of which the answer is not read."""
     connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
-    return connection
 
 
 @contextmanager
