@@ -20,7 +20,7 @@ from loads import LONG, by_status, descriptors, memory_mib, samples, show, threa
 
 pytestmark = pytest.mark.serial
 
-CLIENTS, WAVES, HELD_S = (1000, 5, 2) if LONG else (60, 1, 0.5)
+CLIENTS, WAVES, HELD_S = (1000, 5, 2) if LONG else (60, 1, 1.5)
 LANES = 2
 TRIES = 5
 GONE = 499
