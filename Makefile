@@ -5,8 +5,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
-# how many tests run at once: each process of them takes a core and about 1 GiB
-WORKERS ?= 2
+# how many tests run at once: each process of them takes about 1 GiB, and waits for disks and other processes a part of its time
+WORKERS ?= 3
 # how many hostile requests `make stress` sends
 CASES ?= 100000
 # how many seconds its longest load lasts
@@ -21,7 +21,7 @@ EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
 
 # what one process compiled of the project, the next ones read: tests start dozens
 export PYTHONDONTWRITEBYTECODE =
-# each test process has a core of its own
+# tests run beside each other, so none of them needs threads
 beside grid stress: export OMP_NUM_THREADS = 1
 beside grid stress: export OPENBLAS_NUM_THREADS = 1
 

@@ -106,10 +106,10 @@ def _save_tokenizer(path: Path, model_max_length: int, tokenizer_class: str) -> 
     )
 
 
-def few_texts(folder: Path) -> Path:
-    """Writes the first 20 of the built-in calibration texts to a file and returns its path: tiny models need no more."""
+def few_texts(folder: Path, count: int = 20) -> Path:
+    """Writes the first of the built-in calibration texts to a file and returns its path: most tiny models need no more."""
     path = folder / "texts.txt"
-    path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:20]), encoding="utf-8")
+    path.write_text("".join(BUILT_IN.read_text(encoding="utf-8").splitlines(keepends=True)[:count]), encoding="utf-8")
     return path
 
 

@@ -127,7 +127,7 @@ def sentence_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(name="bundle", scope="module")
 def exported_encoder(source: Path) -> Path:
     """Its bundle, of both precisions, with the last four layers."""
-    spec = ExportSpec(str(source), source.parent / "models", layers="last_four", calibration=few_texts(source.parent))
+    spec = ExportSpec(str(source), source.parent / "models", layers="last_four", calibration=few_texts(source.parent, 40))
     return export(spec, silent)[0]
 
 

@@ -22,8 +22,6 @@ from conftest import Served, running
 from service.errors import SettingsError
 from service.process.descriptors import RESERVE, max_connections
 
-pytestmark = pytest.mark.serial
-
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
 BODY = b'{"inputs":"good"}'

@@ -19,8 +19,6 @@ import pytest
 
 from service.process import metrics_files
 
-pytestmark = pytest.mark.serial
-
 COMMAND = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0"]
 PRIVATE_DISK = ["unshare", "--mount", "/bin/sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
 FULL = Path("/dev/full")  # a device that never has room

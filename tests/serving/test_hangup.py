@@ -19,8 +19,6 @@ from service.cli import main
 from service.errors import SettingsError
 from service.process.tls import Certificate
 
-pytestmark = pytest.mark.serial
-
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()
 BODY = {"inputs": "good"}

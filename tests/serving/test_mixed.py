@@ -15,7 +15,7 @@ from application import assert_same
 from conftest import ROOT
 
 CLIENTS = 32
-TURNS = 2
+TURNS = 1
 FILLER = "The river is long and the valley is wide. "
 TEXT = "Ada Lovelace wrote to Charles Babbage from London."
 PASSAGE = "The bridge was built in Porto in 1886 by a company of engineers."
