@@ -122,10 +122,14 @@ def test_one_request_is_observed_once_in_each_part(models: Path) -> None:
     assert value(found, "batch_rows_sum", **TINY) == 3
 
 
-def test_who_does_not_wait_is_not_compared_with_a_prediction(models: Path) -> None:
-    """The ratio is of waits that somebody would plan by; those of an idle service are noise."""
+@pytest.mark.parametrize(("least_s", "counted"), [(60.0, 0), (0.0, 1)])
+def test_who_does_not_wait_is_not_compared_with_a_prediction(
+    models: Path, monkeypatch: pytest.MonkeyPatch, least_s: float, counted: int
+) -> None:
+    """The ratio is of waits that somebody would plan by; shorter ones are noise."""
+    monkeypatch.setattr("service.serving.model.LEAST_WAIT_S", least_s)
     found = families(models, ("/classify", {"inputs": "good"}))
-    assert value(found, "wait_prediction_ratio_count", **TINY) == 0
+    assert value(found, "wait_prediction_ratio_count", **TINY) == counted
 
 
 def test_tokens_are_counted_real_and_padded(models: Path) -> None:

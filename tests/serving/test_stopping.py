@@ -135,6 +135,7 @@ def test_a_second_interrupt_ends_one_worker_at_once(tmp_path: Path, serve: Serve
         assert "Traceback" not in served.log.read_text()
 
 
+@pytest.mark.full_grid
 def test_a_worker_that_hangs_while_it_drains_keeps_nobody_waiting(tmp_path: Path, serve: Serve) -> None:
     """It is killed long before the grace is over, and what the other one has accepted is answered."""
     slow.bundle(tmp_path / "slow")

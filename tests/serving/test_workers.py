@@ -328,7 +328,7 @@ def test_workers_that_cannot_be_replaced_end_the_service(models: Path, serve: Se
     assert "tokenizer.json" in log.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full_grid)])
 def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) -> None:
     """What was accepted by either worker is answered after the signal, even if the workers get it too, and the exit code is 0."""
     slow.bundle(tmp_path / "slow")
