@@ -55,10 +55,11 @@ class Backlog:
         self.lanes = lanes
         self._later = Later()
         self._tie = count()
-        self._ranked: list[tuple[float, int, Entry]] = []
+        self._ranked: list[tuple[float, int, Job]] = []  # by the rank of the first entry that waited when it was pushed: no later than now
         self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, Job]] = []
         self._open_jobs = 0
+        self._ended = 0  # entries in groups that will never start
 
     def admit(self, *, tokens: int, seconds: float, deadline: float, now: float, busy_s: float = 0.0, entries: int = 1) -> Job:
         """Admits a whole request by its estimated cost.
@@ -147,7 +148,8 @@ class Backlog:
         rank = job.arrived
         for index, (tokens, payload) in enumerate(work):
             seconds = self._share(key, tokens, cost, shape)
-            self._enter(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
+            job.entries.append(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
+            self._group(entry)
             if rank > now:
                 self._later.add(entry)
             rank += PACE * seconds
@@ -155,6 +157,7 @@ class Backlog:
             job.seconds += seconds
         self._hold(job.tokens, job.seconds)
         self.queue_entries += len(work)
+        heapq.heappush(self._ranked, (job.arrived, next(self._tie), job))
         self._watch(job)
 
     def _check_underestimated(self, job: Job, tokens: int) -> None:
@@ -168,7 +171,7 @@ class Backlog:
                 retry_after_s=self.queue_seconds / self.lanes,
             )
 
-    def take(self, now: float, *, ahead: bool = True) -> list[Entry]:
+    def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
         """Takes the best batch there is: the first entry in rank and its best companions; empty if nothing waits.
 
         Companions have the head's key, and have waited nearly as long. The nearest lengths come first, and one joins as long as the batch
@@ -177,9 +180,9 @@ class Backlog:
 
         Args:
             now: The time.
-            ahead: Whether entries may start whose rank is still to come; with a part of their own job they always may.
+            last_lane: Whether no other lane is free and others may come: then only jobs of which nothing runs may start, so that none has all lanes.
         """
-        head = self._pop_first(inf if ahead else now)
+        head = self._first(last_lane)
         if head is None:
             return []
         batch = [head]
@@ -188,9 +191,7 @@ class Backlog:
         # who has waited less than two thirds as long as the head waits on, so that waits can be predicted
         last_rank = head.rank + max((now - head.rank) / 3, OVERTAKEN_S)
         self._start(head, now)
-        if not ahead and not head.job.waiting:
-            last_rank = min(last_rank, now)
-        while group is not None and (companion := self._companion(group, len(batch), length, head, last_rank)) is not None:
+        while group is not None and (companion := self._companion(group, len(batch), length, head, last_rank, last_lane)) is not None:
             length = max(length, _length(head.shape(1, companion.tokens)))
             batch.append(companion)
             self._start(companion, now)
@@ -205,6 +206,7 @@ class Backlog:
         if not job.open:
             return False
         job.results[entry.index] = result
+        job.running -= 1
         job.run_s = max(job.run_s, run_s)
         job.remaining -= 1
         return job.remaining == 0
@@ -216,6 +218,8 @@ class Backlog:
         job.open = False
         self._later.drop_all(job)
         job.results = []  # the deadline heap may hold the job for a while longer
+        self._ended += sum(entry.key is not None for entry in job.entries if entry.waiting)
+        job.entries.clear()
         self._open_jobs -= 1
         self._hold(-job.tokens, -job.seconds)
         self.queue_entries -= job.waiting
@@ -240,12 +244,16 @@ class Backlog:
         if len(self._deadlines) > 2 * self._open_jobs + slack:
             self._deadlines = [item for item in self._deadlines if item[2].open]
             heapq.heapify(self._deadlines)
-        if len(self._ranked) > 2 * self.queue_entries + slack:
-            self._ranked = [item for item in self._ranked if item[2].alive]
+        if len(self._ranked) > 2 * self._open_jobs + slack:
+            self._ranked = [item for item in self._ranked if item[2].open]
             heapq.heapify(self._ranked)
+        if self._ended > self.queue_entries + slack:
+            self._ended = 0
             self._groups.clear()
-            for item in self._ranked:
-                self._group(item)
+            for _, _, job in self._ranked:
+                for entry in job.entries:
+                    if entry.waiting:
+                        self._group(entry)
         if len(self._later) > 2 * (self.queue_entries + MAX_PARTS * self._open_jobs) + slack:
             self._later.let_go()
 
@@ -260,15 +268,9 @@ class Backlog:
         rows = 1 if key is None else max(1, self.max_batch_tokens // max(1, length))
         return cost(rows, length) / rows
 
-    def _enter(self, entry: Entry) -> None:
-        item = (entry.rank, next(self._tie), entry)
-        heapq.heappush(self._ranked, item)
-        self._group(item)
-
-    def _group(self, item: tuple[float, int, Entry]) -> None:
-        entry = item[2]
+    def _group(self, entry: Entry) -> None:
         if entry.key is not None:
-            self._groups.setdefault(entry.key, Group()).push(entry.tokens, item)
+            self._groups.setdefault(entry.key, Group()).push(entry.tokens, (entry.rank, next(self._tie), entry))
 
     def _start(self, entry: Entry, now: float) -> None:
         job = entry.job
@@ -276,6 +278,7 @@ class Backlog:
         if job.waiting == len(job.results):
             job.wait_s = now - job.arrived
         job.waiting -= 1
+        job.running += 1
         job.tokens -= entry.tokens
         job.seconds -= entry.seconds
         self.queue_entries -= 1
@@ -285,17 +288,25 @@ class Backlog:
             job.queued_s += now - job.queued_at
         self._clean(entry)
 
-    def due_s(self, now: float) -> float | None:
-        """Returns the seconds until the first rank comes, 0 if it has come; None if nothing waits."""
-        return max(self._ranked[0][0] - now, 0.0) if self._ranked else None
-
-    def _pop_first(self, latest: float) -> Entry | None:
-        while self._ranked and self._ranked[0][0] <= latest:
-            entry = heapq.heappop(self._ranked)[2]
-            if entry.alive:
-                return entry
-            self._clean(entry)
-        return None
+    def _first(self, last_lane: bool) -> Entry | None:
+        """Returns the first waiting entry in rank of a job that may start one; a job stays in the heap for as long as any of its waits."""
+        passed: list[tuple[float, int, Job]] = []
+        found = None
+        while self._ranked and found is None:
+            rank, tie, job = self._ranked[0]
+            while job.entries and not job.entries[0].waiting:  # it has started as a companion
+                job.entries.popleft()
+            if not job.entries:
+                heapq.heappop(self._ranked)
+            elif job.entries[0].rank > rank:
+                heapq.heapreplace(self._ranked, (job.entries[0].rank, tie, job))
+            elif last_lane and job.running:
+                passed.append(heapq.heappop(self._ranked))
+            else:
+                found = job.entries[0]
+        for item in passed:
+            heapq.heappush(self._ranked, item)
+        return found
 
     def _clean(self, entry: Entry) -> None:
         """Lets go of a dead entry that has the first rank of its length, so that no group grows without end."""
@@ -304,10 +315,10 @@ class Backlog:
             if not group.lengths:
                 del self._groups[entry.key]
 
-    def _companion(self, group: Group, rows: int, length: int, head: Entry, last_rank: float) -> Entry | None:
+    def _companion(self, group: Group, rows: int, length: int, head: Entry, last_rank: float, last_lane: bool) -> Entry | None:
         """Returns the best entry to add to a batch of `rows` padded to `length`, or None if none is worth it."""
         for entry in (group.longest_within(length, last_rank), group.shortest_over(length, last_rank)):
-            if entry is None:
+            if entry is None or (last_lane and entry.job.running and entry.job is not head.job):
                 continue
             alone = _length(head.shape(1, entry.tokens))
             longer = max(length, alone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,8 @@ Cost = Callable[[int, int], float]
 # rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once
 Shape = Callable[[int, int], tuple[int, int] | None]
 
-# Times their prediction that a job's earlier entries count in the ranks of its later ones: its pace is two thirds of a lane's, and more where lanes are
-# free. On a machine that is slower than predicted it does not overtake everyone who comes later.
+# Times their prediction that a job's earlier entries count in the ranks of its later ones, so that others come between them also on a machine that
+# is slower than predicted.
 PACE = 1.5
 
 
@@ -30,7 +31,9 @@ class Job:
         seconds: Predicted seconds of what it holds.
         arrived: Time at which it was admitted.
         results: One per entry, in order, filled as they finish.
+        entries: Its entries in rank, from the first that waits on.
         waiting: Entries that have not started.
+        running: Entries that have started and not finished.
         remaining: Entries that have not finished.
         open: Whether it is neither answered nor failed.
         estimated: Whether its entries are not known yet.
@@ -48,7 +51,9 @@ class Job:
     seconds: float
     arrived: float = 0.0
     results: list[Any] = field(default_factory=list)
+    entries: deque[Entry] = field(default_factory=deque)
     waiting: int = 0
+    running: int = 0
     remaining: int = 0
     open: bool = True
     estimated: bool = True
@@ -74,7 +79,7 @@ class Entry:
         cost: Predicted seconds of a batch of its kind.
         shape: What a batch of its kind is run at.
         seconds: Predicted seconds that it takes of a lane: its share of a full batch.
-        rank: Order of service, in seconds: arrival plus twice the predicted cost of the job's earlier entries.
+        rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries.
         waiting: Whether it has not started.
         later: Whether it counts among those whose rank is still to come.
     """

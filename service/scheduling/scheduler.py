@@ -233,19 +233,21 @@ class Scheduler:
             while not self._stopped:
                 now = self._clock()
                 self._close_expired(now)
-                if batch := self._backlog.take(now, ahead=self._may_run_ahead(now)):
+                if batch := self._backlog.take(now, last_lane=self._keeps_last_lane(now)):
                     self._changed()
+                    if self._waiting_lanes and self._backlog.queue_entries:
+                        self._condition.notify()  # it found nothing that it might take, and perhaps may now
                     solo = self._may_run_solo(now)
                     self._running += 1  # here, under the lock: a lane that takes the next batch must see this one
                     return batch, solo
                 self._waiting_lanes += 1
-                self._condition.wait(self._backlog.due_s(now))  # what may not run ahead of its rank
+                self._condition.wait()
                 self._waiting_lanes -= 1
             return None
 
-    def _may_run_ahead(self, now: float) -> bool:
-        """Returns whether this lane may take what ranks behind all who come now: where another is free for these, or nobody came of late."""
-        return self._waiting_lanes > 0 or self._lane_count == 1 or self._callers.peak(now) < 2
+    def _keeps_last_lane(self, now: float) -> bool:
+        """Returns whether a job that runs leaves this lane to others: no other lane is free for them, and of late there were some."""
+        return self._lane_count > 1 and not self._waiting_lanes and self._callers.peak(now) > 1
 
     def _may_run_solo(self, now: float) -> bool:
         self._concurrency.record(1 + self._running + self._backlog.queue_entries, now)

@@ -616,18 +616,19 @@ def test_a_run_is_no_longer_than_what_it_gains_from_its_length() -> None:
     assert 31 == len(queue.take(0.0))
 
 
-def test_what_ranks_ahead_of_time_can_be_held_back() -> None:
-    """Whoever comes now is taken, and entries whose rank is still to come are not, beside others neither; those of the head's own job may go with it."""
+def test_a_job_that_runs_leaves_the_last_lane_to_others() -> None:
+    """Whoever else waits is taken, without a companion of that job, until nothing of it runs any more; its own entries may go with each other."""
     queue = backlog(max_queue_tokens=10_000)
     listed = add(queue, *[30] * 6, now=0.0, cost=batches_well)
-    assert [listed, listed] == [entry.job for entry in queue.take(0.0, ahead=False)]
-    assert [] == queue.take(0.0, ahead=False)
-    due_s = queue.due_s(0.0)
-    assert due_s is not None
-    assert due_s > 0.001
+    running = queue.take(0.0, last_lane=True)
+    assert [listed, listed] == [entry.job for entry in running]
+    assert [] == queue.take(0.0, last_lane=True)
     text = add(queue, 30, now=0.001, cost=batches_well)
 
-    assert [text] == [entry.job for entry in queue.take(0.001, ahead=False)]
-    assert [] == queue.take(0.001, ahead=False)
-    assert 0.0 == queue.due_s(2.0)
+    assert [text] == [entry.job for entry in queue.take(0.001, last_lane=True)]
+    assert [] == queue.take(0.001, last_lane=True)
+    for entry in running:
+        queue.finish(entry, None, 0.0)
+    assert [listed, listed] == [entry.job for entry in queue.take(0.001, last_lane=True)]
     assert [listed, listed] == [entry.job for entry in queue.take(0.001)]
+    assert [] == queue.take(0.001)

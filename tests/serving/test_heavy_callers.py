@@ -20,7 +20,7 @@ HEAVY = {"lists of 500 texts": (SHORT,) * 500, "documents of 100 windows": (384,
 
 @dataclass
 class Crowd(Simulation):
-    """Lanes of which one stays free for those who come, as the scheduler has it while there are several callers.
+    """Lanes of which no job has all, as the scheduler has it while there are several callers.
 
     Attributes:
         slower: Times its prediction that a run takes: a neighbor may have the machine.
@@ -41,10 +41,7 @@ class Crowd(Simulation):
 
     def _start(self) -> None:
         while len(self.runs) < self.lanes:
-            batch = self.backlog.take(self.now, ahead=len(self.runs) < self.lanes - 1)
-            if not batch:
-                if due_s := self.backlog.due_s(self.now):
-                    self.at(self.now + due_s, self._start)
+            if not (batch := self.backlog.take(self.now, last_lane=len(self.runs) == self.lanes - 1)):
                 return
             run, seconds = self.made, predicted_s(batch) * self.slower
             self.runs[run] = (self.now, self.now + seconds)
@@ -78,8 +75,8 @@ def p99(slower: float, heavy: tuple[int, ...] = ()) -> float:
     return sorted(crowd.times)[int(0.99 * len(crowd.times))]
 
 
-@pytest.mark.parametrize("slower", [1.0, 1.3])
+@pytest.mark.parametrize(("slower", "most"), [(1.0, 3.0), (1.3, 3.0), (3.0, 3.5)])
 @pytest.mark.parametrize("heavy", HEAVY)
-def test_a_heavy_caller_makes_others_wait_three_times_as_long_at_most(heavy: str, slower: float) -> None:
-    """Also where runs take longer than predicted, so that the heavy one falls behind its ranks."""
-    assert p99(slower, HEAVY[heavy]) <= 3 * p99(slower)
+def test_a_heavy_caller_makes_others_wait_three_times_as_long_at_most(heavy: str, slower: float, most: float) -> None:
+    """And hardly more where runs take much longer than predicted, so that the heavy one falls behind its ranks."""
+    assert p99(slower, HEAVY[heavy]) <= most * p99(slower)

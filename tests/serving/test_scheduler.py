@@ -471,11 +471,11 @@ class Broken(Backlog):
 
     broken = False
 
-    def take(self, now: float, *, ahead: bool = True) -> list[Entry]:
+    def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
         """Takes the best batch there is, or fails."""
         if self.broken:
             raise RuntimeError("a bug of the backlog")
-        return super().take(now, ahead=ahead)
+        return super().take(now, last_lane=last_lane)
 
 
 def test_a_dead_lane_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
@@ -893,9 +893,9 @@ class Watched(Backlog):
 
     in_vain = 0
 
-    def take(self, now: float, *, ahead: bool = True) -> list[Entry]:
+    def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
         """Takes the best batch there is."""
-        batch = super().take(now, ahead=ahead)
+        batch = super().take(now, last_lane=last_lane)
         self.in_vain += not batch
         return batch
 
@@ -921,7 +921,7 @@ def test_the_next_stage_of_a_lone_job_is_alone_too(scenario: Scenario) -> None:
 
 
 def test_a_lane_stays_free_for_those_who_come(scenario: Scenario) -> None:
-    """While there are several callers a list that runs ahead of its ranks leaves one lane to the others."""
+    """While there are several callers a list that runs leaves one lane to the others."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -939,8 +939,8 @@ def test_a_lane_stays_free_for_those_who_come(scenario: Scenario) -> None:
     scenario(check, lanes=2, manual=True)
 
 
-def test_what_was_held_back_runs_when_its_rank_comes(scenario: Scenario) -> None:
-    """Nobody has to come for that, and no other lane to end its run."""
+def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> None:
+    """The lane that ran the one text takes the next, while the other lane is busy all the time."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()

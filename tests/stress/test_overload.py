@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,14 @@ CONNECTIONS = (8, 32, 128) if LONG else (8,)
 
 
 def short_and_long() -> list[Any]:
-    """Returns bodies: four of five have a short text, one a long one."""
+    """Returns bodies in random order: four of five have a short text, one a long one.
+
+    By turns a long one would always come behind short ones, when there is room again, and be accepted more often.
+    """
     short, long = mix_inputs("short", seed=1), mix_inputs("long", seed=1)
-    return [{"inputs": text} for i, one in enumerate(long) for text in (*(short[(4 * i + k) % len(short)] for k in range(4)), one)]
+    bodies = [{"inputs": text} for i, one in enumerate(long) for text in (*(short[(4 * i + k) % len(short)] for k in range(4)), one)]
+    random.Random(1).shuffle(bodies)
+    return bodies
 
 
 def test_twice_the_capacity(tmp_path: Path, serve: Callable[..., Any]) -> None:
