@@ -26,6 +26,9 @@ from service.scheduling.later import MAX_PARTS, Later
 # Jobs and entries that have ended and may be kept beside as many as are alive, so that one in so many lets go of them.
 KEPT_ENDED = 64
 
+# Times its prediction that nearly every wait is at most.
+PREDICTION_ERROR = 1.05
+
 # Seconds by which a companion may always rank after the head: while waits are this short, the best batch counts for more.
 OVERTAKEN_S = 0.1
 
@@ -88,11 +91,13 @@ class Backlog:
                 reason="queue_full",
                 retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.lanes,  # room comes with starts, after the runs of now
             )
-        if now + wait > deadline:
+        # an answer after the deadline helps nobody; what finds nothing before it has the best chance that there is
+        run_s = seconds / max(entries, 1) if wait else 0.0
+        if now + PREDICTION_ERROR * (wait + run_s) > deadline:
             raise RefusedError(
-                f"the queue is about {wait:.1f} s long, so the request would expire before it could start; try again later, or allow more time.",
+                f"the queue is about {wait:.1f} s long, so the request would expire before it could run; try again later, or allow more time.",
                 reason="deadline",
-                retry_after_s=now + wait - deadline,
+                retry_after_s=wait + run_s - (deadline - now) / PREDICTION_ERROR,
             )
         job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, predicted_wait_s=wait)
         self._open_jobs += 1
