@@ -6,7 +6,7 @@ PORT ?= 8000
 # weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 # how many tests run at once: each process of them takes about 1 GiB, and waits for disks and other processes a part of its time
-WORKERS ?= 3
+WORKERS ?= 4
 # how many hostile requests `make stress` sends
 CASES ?= 100000
 # how many seconds its longest load lasts

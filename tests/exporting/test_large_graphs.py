@@ -245,6 +245,7 @@ def logits(path: Path, provider: Any = "cpu", precision: Any = "fp32") -> NDArra
     return engine.run([Encoding(ids, np.zeros_like(ids))])[0]["logits"]
 
 
+@pytest.mark.full_grid
 def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
     """fp32 has, int8 and fp16 have not; nothing of the stages is left."""
     two = {f"model.{provider}.fp32.onnx" for provider in ("cpu", "cuda", "tensorrt")}
@@ -255,6 +256,7 @@ def test_graphs_over_the_bound_have_one_file_beside_them(large: Path) -> None:
     assert [large.name] == [path.name for path in large.parent.iterdir()]
 
 
+@pytest.mark.full_grid
 def test_the_manifest_has_every_file_with_digest_and_size(large: Path) -> None:
     """A graph's own file and what is beside it; what identifies it covers both."""
     manifest = bundles.load_bundle(large).manifest
@@ -277,6 +279,7 @@ def test_a_large_bundle_answers_as_a_small_one(small: Path, large: Path, provide
     assert np.array_equal(logits(small, provider, precision), logits(large, provider, precision))
 
 
+@pytest.mark.full_grid
 def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-export verify` runs every graph; the card has all digests and the whole size."""
     assert 0 == cli.main(["verify", str(large)])
@@ -311,6 +314,7 @@ def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
     assert 0 == service.cli.main(["check", "--models", str(tmp_path)])
 
 
+@pytest.mark.full_grid
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

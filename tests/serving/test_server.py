@@ -190,6 +190,7 @@ def test_a_short_text_does_not_wait_for_a_long_list(slow_service: Served) -> Non
         assert len(long.result().json()) == 60
 
 
+@pytest.mark.full_grid
 def test_sigterm_answers_what_was_accepted(slow_models: Path, serve: Serve) -> None:
     """After SIGTERM what was accepted is answered, what comes is refused with 503 while that goes on, and the exit code is 0."""
     with serve(slow_models, "--lanes", "1") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
