@@ -34,8 +34,9 @@ serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
 test: dev .venv/.installed ## install what is needed, then lint, types and tests, but for the full grid
-	@$(MAKE) --no-print-directory lint beside
-	@$(MAKE) --no-print-directory -j2 serial types
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j2 types beside
+	@$(MAKE) --no-print-directory serial
 
 test-all: test grid ## all that make test runs, and the full grid
 

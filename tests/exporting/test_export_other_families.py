@@ -43,7 +43,7 @@ OTHERS: dict[str, tuple[Family, dict[str, Any]]] = {
     "YOSO": (Family(transformers.YosoConfig, bert_tokenizer), {"type_vocab_size": 2}),
 }
 NOT_INVARIANT = {"ConvBERT", "Nyströmformer", "YOSO"}
-# What `make test` exports of these: one that batches move, one with heads of its own, one that needs a field.
+# What `make test` exports of these: one that batches move, one that needs a field.
 SAMPLE = {"ConvBERT", "X-MOD"}
 
 
