@@ -25,7 +25,10 @@ def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[.
             return httpx.post(f"{served.url}/classify", json={"inputs": text}, timeout=60, trust_env=False)
 
         def workers() -> set[int]:
-            return {httpx.get(f"{served.url}/info", timeout=60, trust_env=False).json()["worker"]["pid"] for _ in range(8)}
+            found: set[int] = set()
+            while len(found) < 2:  # a busy machine may give one of them several connections in turn
+                found.add(httpx.get(f"{served.url}/info", timeout=60, trust_env=False).json()["worker"]["pid"])
+            return found
 
         before = workers()
         hung = pool.submit(ask, "dull")
