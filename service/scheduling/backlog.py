@@ -58,7 +58,8 @@ class Backlog:
         self.lanes = lanes
         self._later = Later()
         self._tie = count()
-        self._ranked: list[tuple[float, int, Job]] = []  # by the rank of the first entry that waited when it was pushed: no later than now
+        # Jobs by a rank that is at most that of their first waiting entry: set right when it comes up. One with two stages may stand twice.
+        self._ranked: list[tuple[float, int, Job]] = []
         self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, Job]] = []
         self._open_jobs = 0
@@ -254,7 +255,7 @@ class Backlog:
         if self._ended > self.queue_entries + slack:
             self._ended = 0
             self._groups.clear()
-            for _, _, job in self._ranked:
+            for job in dict.fromkeys(item[2] for item in self._ranked):
                 for entry in job.entries:
                     if entry.waiting:
                         self._group(entry)
