@@ -1,35 +1,52 @@
-# The service with the embedded models: no torch, no transformers, a user without rights.
-#   docker build -t bertserve .                                        for CPUs
-#   docker build -t bertserve-gpu --build-arg ONNXRUNTIME=gpu .        for NVIDIA GPUs
-# All that is installed has a hash in locks/ (`make lock`).
-FROM python:3.11-slim AS build
+# The service with the embedded models: no torch, no transformers, no exporter, no load tester, a user without rights.
+#   docker build -t bertserve .                                            for CPUs
+#   docker build -t bertserve-gpu --build-arg EXTRAS=gpu .                 for NVIDIA GPUs
+#   docker build -t bertserve-export --build-arg EXTRAS=cpu,export .       with the exporter, for `serve --model`
+# All that is installed has a hash in locks/ (`make lock`), and the base its digest (3.11.16 of Python). Security fixes of the base come with
+# its next digest, which `docker buildx imagetools inspect python:3.11-slim` prints, or with the tag: --build-arg BASE=python:3.11-slim
+ARG BASE=python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff48ad5a0412fd5bfc7
 
-WORKDIR /app
+FROM ${BASE} AS build
+
+ARG EXTRAS=cpu
+
+WORKDIR /build
 COPY locks/build.txt locks/
 RUN pip install --no-cache-dir --require-hashes --requirement locks/build.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY service service
 COPY export export
-COPY bench bench
-RUN pip wheel --no-deps --no-build-isolation --wheel-dir wheels .
+# the exporter only where it can run; the same sources give the same wheel, so that the layers behind it stay
+RUN case "$EXTRAS" in *export*) parts=service,export ;; *) parts=service ;; esac \
+ && BERTSERVE_PARTS=$parts pip wheel --no-deps --no-build-isolation --wheel-dir wheels .
 
-FROM python:3.11-slim
+FROM ${BASE}
 
-# `cpu` or `gpu`: which onnxruntime wheel the image gets
-ARG ONNXRUNTIME=cpu
+# `cpu` or `gpu`, which onnxruntime wheel the image gets, or `cpu,export`
+ARG EXTRAS=cpu
+ARG REVISION=unknown
 
-WORKDIR /app
-RUN useradd --system --uid 10001 bertserve
-COPY locks/${ONNXRUNTIME}.txt /app/requirements.txt
+LABEL org.opencontainers.image.title="bertserve" \
+      org.opencontainers.image.description="Serves fine-tuned BERT-family encoders over HTTP" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# what seldom changes comes first: after a changed line of the service the last two layers are new
+RUN useradd --system --uid 10001 bertserve && install --directory --owner bertserve /cache
+COPY locks/${EXTRAS}.txt /app/requirements.txt
 RUN pip install --no-cache-dir --require-hashes --requirement /app/requirements.txt
-COPY --from=build /app/wheels /app/wheels
-RUN pip install --no-cache-dir --no-deps /app/wheels/*.whl
 COPY models /models
+COPY --from=build /build/wheels /app/wheels
+RUN pip install --no-cache-dir --no-deps /app/wheels/*.whl
+LABEL org.opencontainers.image.revision="${REVISION}"
 
 USER 10001
+# the default of --models is `models`: as a default, and no variable, it makes room for --model
+WORKDIR /
 # weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
 ENV GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
-ENV BERT_SERVE_HOST=0.0.0.0 BERT_SERVE_PORT=8000 BERT_SERVE_MODELS=/models PYTHONUNBUFFERED=1
+# exports of --model, and what they download: mount a volume there to keep them
+ENV BERT_SERVE_CACHE_DIR=/cache HF_HOME=/cache/huggingface
+ENV BERT_SERVE_HOST=0.0.0.0 BERT_SERVE_PORT=8000 PYTHONUNBUFFERED=1
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=20s CMD ["bert-serve", "health"]
 ENTRYPOINT ["bert-serve"]

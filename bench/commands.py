@@ -22,7 +22,7 @@ from bench.report.report import Report
 from bench.report.slo import Objective
 from bench.target.info import service_info
 from bench.target.probe import probe_target
-from bench.workload import bodies, endpoints
+from bench.workload import bodies, endpoints, mixes
 
 _ENGINE_LIMIT_SHARE = 0.5  # of --seconds, for an engine limit that only accompanies a load
 
@@ -80,7 +80,7 @@ def has_results(report: Report) -> bool:
 def _measure_engine_limit(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> None:
     engine = BareEngine(args.bundle, args.bare_graph)
     mix = args.mix or endpoints.default_mix(engine.task)
-    encoded = engine.encode(bodies.build_bodies(mix, texts=args.texts, seed=args.seed))
+    encoded = engine.encode(bodies.build_bodies(mix, texts=args.texts, seed=args.seed, mask=engine.mask or mixes.MASK))
     benchmark = EngineBenchmark(engine, encoded, args.threads, stop, progress)
     report.engine = benchmark.describe() | {"mix": mix}
     limit = benchmark.measure_limit(args.seconds)

@@ -58,8 +58,14 @@ def build_parser() -> argparse.ArgumentParser:
 
     commands["open"].add_argument("--rate", type=_positive, required=True, help="requests a second, shared evenly by the targets")
     command = commands["sweep"]
-    command.add_argument("--steps", type=_count, default=6, help="loads at most (default: 6)")
-    command.add_argument("--max-rate", type=_positive, help="look up to this rate (default: 1.1 times what a closed loop gets)")
+    command.add_argument(
+        "--steps", type=_count, default=6, help="rates at most; a load in which the generator was late is repeated once (default: 6)"
+    )
+    command.add_argument(
+        "--max-rate",
+        type=_positive,
+        help="begin with this rate and look no higher (default: begin with 1.1 times what a closed loop gets, and double it while it holds)",
+    )
     command = commands["tail-latency"]
     command.add_argument("--share", type=_positive, default=0.7, help="of the maximum (default: 0.7)")
     command.add_argument("--servers", type=_count, help="of the ideal queue (default: the service's lanes, else --threads)")

@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
 from bench import flags as bench_flags
-from export import cli, verify_cli
+from export import analyze_cli, cli, verify_cli
 from service.cli import BertServe
 from service.http.app import create_fastapi
 from service.metrics import Metrics
@@ -67,6 +67,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
     return {
         "bert-export": cli._parser(),
         "bert-export verify": verify_cli._parser(),
+        "bert-export analyze": analyze_cli._parser(),
         **{f"bert-bench {name}": parser for parser, name in names.items()},
     }
 

@@ -120,11 +120,15 @@ def layers_drawing(package: str) -> str:
 
 def blocks() -> dict[str, Callable[[], str]]:
     """Returns what writes each block, by the name that its comment gives."""
-    tasks = [path for path, operations in facts.openapi()["paths"].items() if "post" in operations and "{" not in path]
+    posted = {path: operations["post"] for path, operations in facts.openapi()["paths"].items() if "post" in operations and "{" not in path}
+    inference = {path: operation for path, operation in posted.items() if {"inference", "other clients"} & set(operation["tags"])}
+    # of one kind of body; a path of any model takes them all
+    tasks = [path for path, operation in inference.items() if "$ref" in operation["requestBody"]["content"]["application/json"]["schema"]]
     return {
         "settings": settings_table,
         "flags of bert-export": lambda: flags_table("bert-export"),
         "flags of bert-export verify": lambda: flags_table("bert-export verify"),
+        "flags of bert-export analyze": lambda: flags_table("bert-export analyze"),
         "commands of bert-bench": bench_commands_table,
         "flags of bert-bench": bench_table,
         "metrics": metrics_table,
@@ -132,6 +136,7 @@ def blocks() -> dict[str, Callable[[], str]]:
         "tasks": tasks_table,
         "endpoints of models": lambda: endpoints_table("models"),
         "endpoints of health": lambda: endpoints_table("health"),
+        "endpoints of open inference": lambda: endpoints_table("open inference"),
         **{f"body of {path}": (lambda path=path: body_table(path)) for path in tasks},
     }
 
@@ -177,8 +182,10 @@ def _sentence(flag: Flag) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None or value == {}:
+    if value is None or value in ({}, (), ""):
         return "none"
+    if isinstance(value, tuple):
+        value = ",".join(map(str, value))
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 

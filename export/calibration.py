@@ -2,92 +2,195 @@
 
 The built-in texts (`calibration.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions,
 everyday messages. Texts of one's own domain and language are better: `bert-export --calibration FILE`.
+
+Texts have two sides. What is chosen for int8 is chosen on one; what comes of it is judged on the other, which nothing was chosen on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 
 import numpy as np
-import onnxruntime as ort
-from numpy.typing import NDArray
 
 from export.checkpoint.checkpoint import Checkpoint
+from export.choices import asked
 from export.errors import CheckpointError
-from export.progress import track
+from export.inference import Feed
 from service.bundle.graph_spec import InputSpec
 from service.text.tokenizer import Encoding, Tokenizer
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_TOKENS = 128
 MAX_TEXTS = 1000
-ROWS_PER_TEXT = 14
+MIN_TEXTS = 16
+HELD_OUT = 3  # of the texts for calibration one in so many is kept for validation, where there are no others for that
 
-Feed = dict[str, NDArray[np.int32 | np.int64]]
+# Most lines are short, and errors may grow with the length: so many passages of up to so many tokens are made of neighboring lines.
+PASSAGES = {256: 12, 512: 6}
+MAX_VALIDATION = 350  # texts, passages counted: more would take long and say little more
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class Activations:
-    """What one tensor was on the calibration texts.
+class Texts:
+    """The texts of one side.
 
     Attributes:
-        rows: A sample of its rows, float32 [n, width].
-        high: Largest value of each channel over all rows, float32 [width].
-        low: Smallest value of each channel, float32 [width].
+        lines: As they stand in the file, none twice.
+        passages: Neighboring ones of them joined, each of more than `MAX_TOKENS` tokens.
     """
 
-    rows: NDArray[np.float32]
-    high: NDArray[np.float32]
-    low: NDArray[np.float32]
+    lines: tuple[str, ...] = ()
+    passages: tuple[str, ...] = ()
 
-    @property
-    def peak(self) -> NDArray[np.float32]:
-        """Largest magnitude of each channel, float32 [width]."""
-        return np.maximum(self.high, -self.low)
+    def __len__(self) -> int:
+        return len(self.lines) + len(self.passages)
+
+    def with_passages(self, tokenizer: Tokenizer) -> Texts:
+        """Returns the same lines with passages of the lengths of `PASSAGES`, as far as the lines and the model's length go.
+
+        Args:
+            tokenizer: The service's tokenizer of the model.
+        """
+        tokens = [len(entry.ids) for entry in tokenizer.tokenize(self.lines)]
+        room = tokenizer.room(pair=False)
+        lengths: dict[int, int] = {}  # of a model of few positions several lengths become one
+        for length, count in PASSAGES.items():
+            lengths[min(length, room)] = max(lengths.get(min(length, room), 0), count)
+        made = [passage for length, count in lengths.items() for passage in spread(self._joined(tokens, length), count)]
+        return Texts(self.lines, tuple(dict.fromkeys(made)))
+
+    def _joined(self, tokens: Sequence[int], length: int) -> list[str]:
+        """Returns the lines, one after the other, joined while they have at most `length` tokens; of these the long ones."""
+        found, start = [], 0
+        while start < len(self.lines):
+            end, total = start + 1, tokens[start]
+            while end < len(self.lines) and total + tokens[end] <= length:
+                total, end = total + tokens[end], end + 1
+            if total > MAX_TOKENS:
+                found.append(" ".join(self.lines[start:end]))
+            start = end
+        return found
 
 
-def read_texts(path: Path) -> list[str]:
-    """Returns the texts of a file, one a line.
+@dataclass(frozen=True)
+class Split:
+    """Texts for int8, of which no line stands on both sides.
+
+    Attributes:
+        calibration: What scales, rounding and bias are chosen on.
+        validation: What int8 is judged on: the gate and the evidence.
+    """
+
+    calibration: Texts
+    validation: Texts
+
+    def with_passages(self, tokenizer: Tokenizer) -> Split:
+        """Returns both sides with passages, each made of its own lines."""
+        return Split(self.calibration.with_passages(tokenizer), self.validation.with_passages(tokenizer))
+
+
+def read_split(calibration: Path, validation: Path | None = None) -> Split:
+    """Returns the texts of both sides, without passages.
+
+    Without a file for validation every third line of the other is held out for it: the third, the sixth and so on, so that both sides
+    have of whatever the file has.
+
+    Args:
+        calibration: A file of texts, one a line.
+        validation: Another, of whose lines none is calibrated on.
 
     Raises:
-        CheckpointError: The file cannot be read, or holds fewer than 16 texts.
+        CheckpointError: A file cannot be read, or holds too few texts.
+    """
+    lines = read_texts(calibration)
+    if validation is None:
+        seen, held = [line for i, line in enumerate(lines) if (i + 1) % HELD_OUT], lines[HELD_OUT - 1 :: HELD_OUT]
+    else:
+        held = read_texts(validation, "validation")
+        seen = [line for line in lines if line not in set(held)]
+        if len(seen) < MIN_TEXTS:
+            raise CheckpointError(
+                f"all but {len(seen)} texts of `{calibration}` stand in `{validation}` too, and calibration needs {MIN_TEXTS} others at "
+                "least; give other texts, or leave out --validation, and a third is held out."
+            )
+    return Split(Texts(tuple(seen)), Texts(tuple(spread(held, MAX_VALIDATION - sum(PASSAGES.values())))))
+
+
+def read_texts(path: Path, purpose: str = "calibration") -> list[str]:
+    """Returns the texts of a file, one a line; one that stands there again is left out, so that a split has it on one side alone.
+
+    Args:
+        path: The file.
+        purpose: What its texts are for, for the error.
+
+    Raises:
+        CheckpointError: The file cannot be read, or holds fewer than `MIN_TEXTS` texts.
     """
     try:
-        texts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()][:MAX_TEXTS]
+        texts = [line for line in dict.fromkeys(path.read_text(encoding="utf-8").split("\n")) if line.strip()][:MAX_TEXTS]
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"the calibration texts `{path}` cannot be read: {error}.") from error
-    if len(texts) < 16:
-        raise CheckpointError(f"`{path}` holds {len(texts)} texts, and calibration needs 16 at least, one a line; some hundred are better.")
+        raise CheckpointError(f"the {purpose} texts `{path}` cannot be read: {error}.") from error
+    if len(texts) < MIN_TEXTS:
+        raise CheckpointError(
+            f"`{path}` holds {len(texts)} different texts, and {purpose} needs {MIN_TEXTS} at least, one a line; some hundred are better."
+        )
     return texts
 
 
-def make_feeds(texts: Sequence[str], checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
-    """Returns the graph's inputs for each text, a batch of one without padding.
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """Returns at most so many of the items, at even distances."""
+    return [items[i * len(items) // count] for i in range(count)] if len(items) > count else list(items)
 
-    Question answering gets a text and the next one as a pair, fill-mask a text with one token in eight masked.
+
+def make_feeds(
+    texts: Sequence[str],
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    inputs: Sequence[InputSpec] | None = None,
+    *,
+    passages: Sequence[str] = (),
+) -> list[Feed]:
+    """Returns the graph's inputs for each text, cut to `MAX_TOKENS`, and then for each passage; a batch of one without padding.
+
+    Question answering, and a model that takes pairs alone, get a text and the next one as a pair, and a text and a passage. Multiple choice gets each text, and each passage, as
+    a choice for another text. Fill-mask gets one token in eight masked.
 
     Args:
         texts: The texts.
         checkpoint: Its task decides what is made of them.
         tokenizer: The service's tokenizer.
         inputs: What the graph takes, where that is not what the traced one does.
+        passages: Long texts, of which none is cut before the longest of `PASSAGES`, or the model's length.
     """
-    tokens = [entry.ids for entry in tokenizer.tokenize(texts)]
+    # a text of control characters has no tokens, and where no special ones are added there is nothing to run
+    bare = tokenizer.room(pair=False) == tokenizer.max_length
+    short, long = ([entry.ids for entry in tokenizer.tokenize(side) if not bare or len(entry)] for side in (texts, passages))
     taken = checkpoint.inputs if inputs is None else inputs
-    return [_feed(_encoding(tokens, i, checkpoint, tokenizer), taken) for i in range(len(tokens))]
+    if checkpoint.task == "multiple-choice":
+        pairs = [(short[asked(i, len(short))], ids, 2 * MAX_TOKENS) for i, ids in enumerate(short)]
+        pairs += [(short[asked(i, len(short))], ids, max(PASSAGES)) for i, ids in enumerate(long)]
+        return [_feed(_pair(*pair, tokenizer), taken) for pair in pairs]
+    if checkpoint.task == "question-answering" or checkpoint.pairs_only:
+        pairs = [(ids, short[(i + 1) % len(short)], 2 * MAX_TOKENS) for i, ids in enumerate(short)]
+        pairs += [(short[i % len(short)], ids, max(PASSAGES)) for i, ids in enumerate(long)]
+        return [_feed(_pair(*pair, tokenizer), taken) for pair in pairs]
+    singles = [*((ids, MAX_TOKENS) for ids in short), *((ids, max(PASSAGES)) for ids in long)]
+    return [_feed(_single(ids, most, i, checkpoint, tokenizer), taken) for i, (ids, most) in enumerate(singles)]
 
 
-def _encoding(tokens: Sequence[Sequence[int]], i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    if checkpoint.task == "question-answering":
-        room = min(tokenizer.room(pair=True), 2 * MAX_TOKENS)
-        a, b = tokens[i][: room // 4], tokens[(i + 1) % len(tokens)]
-        return tokenizer.assemble(a, b[: room - len(a)])
-    ids = list(tokens[i][: min(tokenizer.room(pair=False), MAX_TOKENS)])
+def _pair(question: Sequence[int], context: Sequence[int], most: int, tokenizer: Tokenizer) -> Encoding:
+    room = min(tokenizer.room(pair=True), most)
+    a = question[: min(room, 2 * MAX_TOKENS) // 4]
+    return tokenizer.assemble(a, context[: room - len(a)])
+
+
+def _single(tokens: Sequence[int], most: int, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
+    ids = list(tokens[: min(tokenizer.room(pair=False), most)])
     if checkpoint.mask is None:
         return tokenizer.assemble(ids)
     ids = ids or [checkpoint.mask.id]
@@ -124,55 +227,3 @@ def pad(feed: Feed, inputs: Sequence[InputSpec], *, pad_id: int, tokens: int) ->
         else feed[spec.name]
         for spec in inputs
     }
-
-
-def observe(path: Path, tensors: Sequence[str], feeds: Sequence[Feed]) -> dict[str, Activations]:
-    """Runs a graph that gives out these tensors, and returns what each of them was.
-
-    The samples of a large model are larger than the model. They are mapped from temporary files, which are removed with them.
-
-    Args:
-        path: The graph, in the folder for these files; each tensor is one of its outputs, [..., width].
-        tensors: Their names.
-        feeds: Its inputs.
-    """
-    rng = np.random.default_rng(0)
-    session = open_session(path)
-    bounds: dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}
-    with contextlib.ExitStack() as stack:
-        rows = {name: stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for name in tensors}
-        for feed in track(feeds, "observe activations", unit="texts"):
-            for name, value in zip(tensors, session.run(list(tensors), feed), strict=True):
-                flat = value.reshape(-1, value.shape[-1])
-                # the first and the last token are special ones, and carry the largest values of all
-                chosen = np.unique(np.r_[0, len(flat) - 1, rng.choice(len(flat), min(len(flat), ROWS_PER_TEXT - 2), replace=False)])
-                rows[name].write(flat[chosen].data)
-                high, low = bounds.get(name, (flat[0], flat[0]))
-                bounds[name] = (np.maximum(high, flat.max(axis=0)), np.minimum(low, flat.min(axis=0)))
-        return {name: Activations(_mapped(rows[name], len(bounds[name][0])), *bounds[name]) for name in tensors}
-
-
-def _mapped(file: IO[bytes], width: int) -> NDArray[np.float32]:
-    """Returns the rows that a file holds, float32 [n, width]; they outlive the file."""
-    file.flush()
-    return np.asarray(np.memmap(file, dtype=np.float32, mode="r")).reshape(-1, width)
-
-
-def outputs(path: Path, feeds: Sequence[Feed]) -> list[NDArray[np.float32]]:
-    """Returns each output of a graph over all feeds, flattened."""
-    session = open_session(path)
-    runs = [session.run(None, feed) for feed in feeds]
-    return [np.concatenate([value.ravel() for value in values]) for values in zip(*runs, strict=True)]
-
-
-def relative_error(expected: Sequence[NDArray[np.float32]], actual: Sequence[NDArray[np.float32]]) -> float:
-    """Returns the root mean square difference of outputs over their standard deviation, the worst output's."""
-    return max(float(np.sqrt(np.mean((a - b) ** 2)) / max(float(a.std()), 1e-12)) for a, b in zip(expected, actual, strict=True))
-
-
-def open_session(path: Path) -> Any:
-    """Returns a CPU session that runs the graph as it is written."""
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.log_severity_level = 3
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

@@ -1,7 +1,7 @@
-"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `bert-export verify` is in `verify_cli`.
+"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `verify` and `analyze` are in `verify_cli` and `analyze_cli`.
 
-Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 a needed package is not installed, 130 and 143
-stopped by SIGINT or SIGTERM.
+Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 a needed package is not installed, 4 the bundle is there
+without int8, which was tried, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from export import flags, verify_cli
+from export import analyze_cli, flags, verify_cli
+from export.bundle.card import describe_counts, describe_quantization
 from export.errors import ExportError
 from export.precisions import choose_precisions
 from export.signals import Stopped, raise_on_signals
+from export.tracers import Tracer
 from service import __version__
-from service.bundle.manifest import NAME_PATTERN, Figure, Layers, read_figures
+from service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
+from service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
 from service.tasks import catalog
 
 if TYPE_CHECKING:
+    from service.bundle.graph_spec import GraphSpec
     from service.bundle.manifest import Manifest
 
 TASKS = tuple(name for name, spec in catalog.TASKS.items() if spec.derivation is None)
-VERIFY = "verify"  # as the first argument; a folder of that name can be exported as ./verify
-PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")
+COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
+WITHOUT_INT8 = 4
+PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with raise_on_signals():
-            return verify_cli.main(arguments[1:]) if arguments[:1] == [VERIFY] else _export(arguments)
+            command = COMMANDS.get(arguments[0]) if arguments else None
+            return _export(arguments) if command is None else command(arguments[1:])
     except (Stopped, KeyboardInterrupt) as error:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         print(f"bert-export: stopped by {stopped.signal.name}; nothing is left behind.", file=sys.stderr)
@@ -46,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _export(argv: Sequence[str]) -> int:
     """Checks flags and packages before the export; returns the exit code."""
     parser = _parser()
-    args = parser.parse_args(argv)
+    args = parser.parse_args(flags.join_negative_layers(argv))
+    if problem := _misused_module(args):
+        parser.error(problem)
     try:
         choose_precisions(args.provider, args.precision)
     except ValueError as error:
@@ -64,10 +72,17 @@ def _export(argv: Sequence[str]) -> int:
 def _run(args: argparse.Namespace) -> int:
     """Exports as the flags say and prints the evidence; returns the exit code."""
     # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
+    from transformers.utils import logging
+
     from export.pipeline import ExportSpec, export
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()  # a log has one line for each stage
+    if args.module is not None:
+        print(f"bert-export: running the code of `{args.module}` with your rights, as --trust-module says.", file=sys.stderr, flush=True)
     spec = ExportSpec(
-        source=args.source,
+        source=args.source or args.module,
+        module=args.module is not None,
         output=args.output,
         name=args.name,
         task=args.task,
@@ -76,7 +91,11 @@ def _run(args: argparse.Namespace) -> int:
         revision=args.revision,
         overwrite=args.overwrite,
         figures=args.figures,
-        **{name: value for name in ("calibration", "max_int8_error", "layers") if (value := getattr(args, name)) is not None},
+        **{
+            name: value
+            for name in ("calibration", "validation", "max_int8_error", "layers", "combine", "quick", "tracer")
+            if (value := getattr(args, name)) is not None
+        },
     )
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
@@ -92,7 +111,37 @@ def _run(args: argparse.Namespace) -> int:
         )
         return 1
     _print_evidence(target, manifest)
-    return 0
+    for graph in manifest.graphs:
+        if is_low(graph.evidence):
+            print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
+    for omitted in manifest.omitted:
+        print(f"bert-export: the bundle has no {omitted.precision}, but fp32 as its default graph: {omitted.reason}", file=sys.stderr)
+    return WITHOUT_INT8 if manifest.omitted else 0
+
+
+def _misused_module(args: argparse.Namespace) -> str | None:
+    """Returns what is wrong with the flags of a module, or None."""
+    if (args.source is None) == (args.module is None):
+        return "give a SOURCE, or --module FILE:FACTORY in its place"
+    if args.module is not None and not args.trust_module:
+        return (
+            f"argument --module: it would run the code of `{args.module}` with your rights, which may do anything; read it, and give "
+            "--trust-module if you trust it"
+        )
+    if args.module is None and args.trust_module:
+        return "argument --trust-module: it is for --module; leave it out: no code of a checkpoint is ever run"
+    if args.module is not None and (args.task != "auto" or args.revision is not None or args.layers is not None):
+        return "argument --module: the factory says the task; leave out --task, --revision and --layers"
+    return None
+
+
+def low_agreement(graph: GraphSpec) -> str:
+    """Returns what a user should know of a graph that answers too seldom as the checkpoint does."""
+    chosen = "it is the default graph, as asked for" if graph.default else "it is not the default graph"
+    return (
+        f"of the graph {graph.provider}/{graph.precision} {describe_agreement(graph.evidence)}, below {ENOUGH_AGREEMENT:.0%}; {chosen}. "
+        "Measure it on texts of your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own."
+    )
 
 
 def _print_evidence(target: Path, manifest: Manifest) -> None:
@@ -100,14 +149,11 @@ def _print_evidence(target: Path, manifest: Manifest) -> None:
     print(f"{target}: {manifest.task}" + (f", labels {', '.join(manifest.labels)}" if manifest.labels else ""))
     for graph in manifest.graphs:
         evidence = graph.evidence
-        spans = "" if evidence.span_agreement is None else f", {evidence.spans} spans with an F1 of {evidence.span_agreement:.4f}"
         print(
             f"  {graph.file}  {sum((target / file.file).stat().st_size for file in graph.files) / 2**20:.1f} MiB{'  default' if graph.default else ''}\n"
-            f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, answers agree on {evidence.label_agreement:.1%} of "
-            f"{evidence.samples} samples{spans}, row in batch against row alone {evidence.worst_row_error:.1e}"
+            f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, {describe_agreement(evidence)}, row in batch against row alone {evidence.worst_row_error:.1e}"
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
-            f"    {evidence.nodes} nodes; fused {evidence.fusions}; quantized {evidence.quantized or 'none'}"
-            + (f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantized else "")
+            f"    {evidence.nodes} nodes; fused {describe_counts(evidence.fusions)}; quantized {describe_quantization(evidence)}"
             + ("" if evidence.provider == graph.provider else f"; measured on {evidence.provider}, for {graph.provider} was not there")
         )
         if evidence.lengths:
@@ -121,10 +167,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
-        epilog="`bert-export verify BUNDLE` checks a bundle again; see `bert-export verify --help`.",
+        epilog="`bert-export verify BUNDLE` checks a bundle again, and `bert-export analyze` says where inference time goes; each has --help.",
     )
     parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
-    parser.add_argument("source", metavar="SOURCE", help="a local checkpoint folder, or a hub id such as org/model")
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help="a local checkpoint folder, or a hub id such as org/model")
     parser.add_argument(
         "--output", metavar="MODELS_DIR", type=Path, required=True, help="the models folder; the bundle is written to MODELS_DIR/NAME/"
     )
@@ -140,7 +186,7 @@ def _parser() -> argparse.ArgumentParser:
         type=flags.parse_precisions,
         metavar="LIST",
         help="comma list of fp32, fp16, int8; fp16 is for GPUs, int8 for the CPU; of each provider the last that it has is the default "
-        "graph (default: all)",
+        "graph (default: all, and int8 is the default graph only where it agrees with the checkpoint on 98 %%)",
     )
     parser.add_argument(
         "--provider",
@@ -150,6 +196,17 @@ def _parser() -> argparse.ArgumentParser:
         help="comma list of cpu, cuda, tensorrt: what to make graphs for (default: cpu)",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
+    parser.add_argument(
+        "--module",
+        metavar="FILE:FACTORY",
+        help="in place of SOURCE: a Python file and a function in it that returns a PyTorch module, a tokenizer file, a task and labels; "
+        "needs --trust-module",
+    )
+    parser.add_argument(
+        "--trust-module",
+        action="store_true",
+        help="run the code of --module's file, with your rights; never for a file that you have not read",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     parser.add_argument(
         "--figures",
@@ -162,19 +219,44 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="texts of your own, one a line, to choose the int8 scales on (default: 700 English texts that come with bertserve)",
+        help="texts of your own, one a line, 16 at least, to choose the int8 scales on; a third of them is held out to judge int8 on "
+        "(default: 700 English texts that come with bertserve)",
+    )
+    parser.add_argument(
+        "--validation",
+        type=Path,
+        metavar="FILE",
+        help="texts of your own, one a line, 16 at least, to judge int8 on; all others of --calibration are for the scales then (default: a "
+        "third of the calibration texts)",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="make int8 without measuring which matrices matter most: sooner, with answers a little further from the checkpoint's",
     )
     parser.add_argument(
         "--layers",
-        choices=get_args(Layers),
-        help="of an embedding model: give out the last layer, or the last four side by side too (default: last)",
+        type=flags.parse_layers,
+        metavar="LAYERS",
+        help="of an embedding model, what requests may ask for: last, or last_four side by side too, or a comma list of layers such as "
+        "-4,-3,-2,-1, where -1 is the last one and 0 what the embeddings give (default: last)",
+    )
+    parser.add_argument(
+        "--combine",
+        choices=get_args(Combine),
+        help="with --layers: requests that name no layers get all of these, side by side, or their sum or mean (default: they get the last)",
     )
     parser.add_argument(
         "--max-int8-error",
         type=flags.parse_share,
         metavar="SHARE",
-        help="how far int8 may move the outputs on the calibration texts, as a share of their standard deviation (default: 0.1); "
-        "the matrices that matter most stay in float until it holds",
+        help="how far int8 may move the outputs on the validation texts, as a share of their standard deviation (default: 0.1); "
+        "the matrices that matter most stay in float until it holds, and where it never does the bundle has no int8",
+    )
+    parser.add_argument(
+        "--tracer",
+        choices=get_args(Tracer),
+        help="PyTorch's exporter to trace with: dynamo, or the deprecated torchscript (default: dynamo, and torchscript where dynamo cannot)",
     )
     return parser
 

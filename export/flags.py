@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import get_args
 
 from service.bundle.graph_spec import Precision, Provider
+from service.bundle.manifest import Layers
 
 
 def parse_share(text: str) -> float:
@@ -42,6 +44,31 @@ def parse_providers(text: str) -> tuple[Provider, ...]:
     """
     known: dict[str, Provider] = {name: name for name in get_args(Provider)}
     return tuple(known[name] for name in _parse_names(text, list(known)))
+
+
+def parse_layers(text: str) -> Layers:
+    """Returns the layers of a name, or of a comma list of numbers.
+
+    Raises:
+        argparse.ArgumentTypeError: It is neither.
+    """
+    named: dict[str, Layers] = {"last": "last", "last_four": "last_four"}
+    if text in named:
+        return named[text]
+    if not re.fullmatch(r"-?\d{1,4}(,-?\d{1,4})*", text):
+        raise argparse.ArgumentTypeError(f"`{text}` is neither last nor last_four nor a list of numbers such as -4,-3,-2,-1")
+    return tuple(map(int, text.split(",")))
+
+
+def join_negative_layers(arguments: Sequence[str]) -> list[str]:
+    """Returns the arguments with `--layers` and a list that begins with a minus as one, for argparse takes such a list for a flag."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined[-1:] == ["--layers"] and re.fullmatch(r"-\d[\d,-]*", argument):
+            joined[-1] = f"--layers={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _parse_names(text: str, known: Sequence[str]) -> list[str]:

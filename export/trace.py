@@ -1,13 +1,17 @@
 """Writes a checkpoint's graph as ONNX, with fixed tensor names and dynamic axes. Standard operators only.
 
-TorchScript tracing with eager attention, because ONNX Runtime 1.31's optimizer fuses that form fully; the dynamo path
-leaves attention unfused (docs/explanation/graphs.md).
+PyTorch has two exporters. `dynamo` is the one that stays: its graph of an exported program is brought to the form that the passes after
+it know. `torchscript` is deprecated, and is there for what the other cannot export (docs/explanation/graphs.md).
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,43 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.model_patches import patch_for_tracing
 from export.checkpoint.signature import read_output
 from export.errors import GraphError
-from export.graph import onnx_files
+from export.graph import normalize, onnx_files
+from export.tracers import Tracer
 from service.bundle.graph_spec import InputSpec
 
-OPSET = 17
+# each exporter's own: dynamo's operators are written for 18, and an older opset is made of that by conversion
+OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
+TRACERS: tuple[Tracer, ...] = ("dynamo", "torchscript")  # where none is asked for: the first that can
+# what exporters raise about a model that they cannot export
+_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError)
+_ROWS_AND_LENGTH = ("rows", "length")
+_AXES = {
+    "token_ids": _ROWS_AND_LENGTH,
+    "attention_mask": _ROWS_AND_LENGTH,
+    "type_ids": _ROWS_AND_LENGTH,
+    "mask_index": ("masks",),
+    "per_text": ("rows",),
+    "per_token": _ROWS_AND_LENGTH,
+    "per_mask": ("masks",),
+}
+
+
+@dataclass(frozen=True)
+class Traced:
+    """How a graph was traced.
+
+    Attributes:
+        inputs: The inputs that the graph has: all of the checkpoint's, but for token types that the model takes and does not read.
+        tracer: PyTorch's exporter.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    tracer: Tracer
+
+    @property
+    def form(self) -> str:
+        """How the manifest names it."""
+        return f"{self.tracer} opset {OPSETS[self.tracer]}"
 
 
 class _PositionalModel(torch.nn.Module):
@@ -70,60 +107,44 @@ class _MaskedLanguageModel(torch.nn.Module):
         return logits[0]
 
 
-def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
+def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> Traced:
     """Exports the float32 graph with the task's inputs and outputs, as their specs say.
 
-    Returns:
-        The inputs that the graph has: all of the checkpoint's, but for token types that the model takes and does not read.
+    Args:
+        checkpoint: The checkpoint.
+        path: The new graph.
+        tracer: PyTorch's exporter; None for the first of `TRACERS` that can export the model.
 
     Raises:
         GraphError: The model cannot be traced, or the traced graph has other inputs or outputs than asked for.
     """
-    inputs, outputs = checkpoint.inputs, checkpoint.outputs
-    # two rows of different length, so that no axis is traced as a constant 1 and masking is in the graph
-    mask = torch.ones(2, 7, dtype=torch.int64)
-    mask[1, 5:] = 0
-    example = {
-        "token_ids": torch.full((2, 7), 0 if checkpoint.pad_id else 1),
-        "attention_mask": mask,
-        "type_ids": torch.zeros_like(mask),
-        "mask_index": torch.tensor([1, 3, 8]),
-    }
-    axes = {
-        "token_ids": {0: "rows", 1: "length"},
-        "attention_mask": {0: "rows", 1: "length"},
-        "type_ids": {0: "rows", 1: "length"},
-        "mask_index": {0: "masks"},
-        "per_text": {0: "rows"},
-        "per_token": {0: "rows", 1: "length"},
-        "per_mask": {0: "masks"},
-    }
-    module = _MaskedLanguageModel(checkpoint) if checkpoint.task == "fill-mask" else _PositionalModel(checkpoint)
-    # the exporter puts each weight of a large model into a file of its own, beside the graph
-    with (
-        tempfile.TemporaryDirectory(dir=path.parent) as folder,
-        torch.no_grad(),
-        warnings.catch_warnings(),
-        patch_for_tracing(checkpoint.model, checkpoint.max_length),
-    ):
-        # the deprecated exporter says so at every call, and warns of every Python branch that it passes
-        warnings.simplefilter("ignore")
+    errors: list[GraphError] = []
+    for chosen in TRACERS if tracer is None else (tracer,):
         try:
-            torch.onnx.export(
-                # the exporter restores the wrapper's mode afterwards, and with it the model's
-                module.eval(),
-                tuple(example[spec.fill] for spec in inputs),
-                str(Path(folder) / path.name),
-                input_names=[spec.name for spec in inputs],
-                output_names=[spec.name for spec in outputs],
-                dynamic_axes={spec.name: axes[spec.fill] for spec in inputs} | {spec.name: axes[spec.kind] for spec in outputs},
-                opset_version=OPSET,
-                dynamo=False,
-            )
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-            reason = (str(error).splitlines() or [""])[0]
-            raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced: {type(error).__name__}: {reason}") from error
-        onnx_files.copy(Path(folder) / path.name, path)
+            return Traced(_trace(checkpoint, path, chosen), chosen)
+        except GraphError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    raise GraphError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]
+
+
+def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
+    """Exports the graph with one exporter; returns the inputs that it has."""
+    inputs, outputs = checkpoint.inputs, checkpoint.outputs
+    module = _MaskedLanguageModel(checkpoint) if checkpoint.task == "fill-mask" else _PositionalModel(checkpoint)
+    with torch.no_grad(), _silence(), patch_for_tracing(checkpoint.model, checkpoint.max_length):
+        try:
+            # the exporter restores the wrapper's mode afterwards, and with it the model's
+            module.eval()(*_examples(checkpoint))  # fills the tables of the patches
+            (_export_program if tracer == "dynamo" else _export_script)(module, checkpoint, path)
+        except _FAILURES as error:
+            # dynamo says what it did, and raises it from what went wrong
+            cause = error.__cause__ if isinstance(error, torch.onnx.OnnxExporterError) and error.__cause__ else error
+            reason = (str(cause).splitlines() or [""])[0].rstrip(".")
+            raise GraphError(
+                f"{type(checkpoint.model).__name__} cannot be traced by {tracer}: {type(cause).__name__}: {reason}."
+            ) from error
     graph = ir.load(path).graph
     actual = [value.name for value in graph.inputs], [value.name for value in graph.outputs]
     used = tuple(spec for spec in inputs if spec.name in actual[0] or spec.fill != "type_ids")
@@ -131,3 +152,78 @@ def trace(checkpoint: Checkpoint, path: Path) -> tuple[InputSpec, ...]:
     if actual != expected:
         raise GraphError(f"the traced graph has inputs and outputs {actual}, not {expected}: the model does not use all of its inputs.")
     return used
+
+
+def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
+    """Exports through `torch.export`."""
+    axes = {name: torch.export.Dim(name) for name in ("rows", "masks")}
+    axes["length"] = torch.export.Dim("length", max=checkpoint.max_length)
+    program = torch.onnx.export(
+        module,
+        _examples(checkpoint),
+        input_names=[spec.name for spec in checkpoint.inputs],
+        output_names=[spec.name for spec in checkpoint.outputs],
+        # one tuple for the one argument of `forward`, which takes any number
+        dynamic_shapes=(tuple({i: axes[axis] for i, axis in enumerate(_AXES[spec.fill])} for spec in checkpoint.inputs),),
+        opset_version=OPSETS["dynamo"],
+        dynamo=True,
+        optimize=False,  # `normalize` does, exactly
+        verbose=False,
+    )
+    assert program is not None
+    axes_of = {value.name: [str(axis) for axis in value.shape or ()] for value in program.model.graph.inputs}
+    if fixed := [spec.name for spec in checkpoint.inputs if axes_of[spec.name] != list(_AXES[spec.fill])]:
+        # the model computes with a size as a number, and the exporter keeps the one that it saw
+        raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: inputs {fixed} have a fixed one.")
+    mask = next((spec.name for spec in checkpoint.inputs if spec.fill == "attention_mask"), None)
+    normalize.normalize(program.model, mask, checkpoint.max_length)
+    onnx_files.save(program.model, path)
+
+
+def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
+    """Exports through TorchScript."""
+    specs = [(spec.name, spec.fill) for spec in checkpoint.inputs] + [(spec.name, spec.kind) for spec in checkpoint.outputs]
+    # this exporter puts each weight of a large model into a file of its own, beside the graph
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        torch.onnx.export(
+            module,
+            _examples(checkpoint),
+            str(Path(folder) / path.name),
+            input_names=[spec.name for spec in checkpoint.inputs],
+            output_names=[spec.name for spec in checkpoint.outputs],
+            dynamic_axes={name: dict(enumerate(_AXES[kind])) for name, kind in specs},
+            opset_version=OPSETS["torchscript"],
+            dynamo=False,
+        )
+        onnx_files.copy(Path(folder) / path.name, path)
+
+
+def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:
+    """Returns inputs of two rows of different length, so that no axis is traced as a constant 1 and masking is in the graph."""
+    length, short = 7, 5
+    padding = slice(short, None) if checkpoint.padding_side == "right" else slice(0, length - short)
+    ids = torch.full((2, length), checkpoint.pad_id)
+    mask = torch.ones(2, length, dtype=torch.int64)
+    mask[1, padding] = 0
+    for row in (0, 1):
+        ids[row, mask[row] == 1] = torch.tensor(checkpoint.example_ids(int(mask[row].sum())))
+    examples = {
+        "token_ids": ids,
+        "attention_mask": mask,
+        "type_ids": torch.zeros_like(mask),
+        "mask_index": torch.tensor([1, 3, 8]),
+    }
+    return tuple(examples[spec.fill] for spec in checkpoint.inputs)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps quiet what exporters say at every call: that they are deprecated, which Python branches they pass, what is not installed."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

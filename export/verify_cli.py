@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from export import flags
 from export.errors import ExportError
+from export.verify import figures
 
 if TYPE_CHECKING:
     from export.verify.check import Check
@@ -29,6 +30,10 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.min_agreement is not None and args.data is None:
         parser.error("--min-agreement is a floor for the agreement on --data; give --data too")
+    if args.min_figure and args.data is None:
+        parser.error("--min-figure is a floor for a figure on --data; give --data too")
+    if len(dict(args.min_figure)) < len(args.min_figure):
+        parser.error("--min-figure has a figure twice; give each one floor")
     if args.update and (args.checkpoint is None or args.provider is not None or args.precision is not None):
         parser.error("--update measures all graphs against the checkpoint; give --checkpoint, and neither --provider nor --precision")
     missing = [module for module in PACKAGES[args.checkpoint is not None] if find_spec(module) is None]
@@ -39,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
     from export.verify.verify import VerifySpec, verify
 
-    spec = VerifySpec(args.bundle, args.checkpoint, args.data, args.min_agreement, args.provider, args.precision)
+    spec = VerifySpec(args.bundle, args.checkpoint, args.data, args.min_agreement, args.provider, args.precision, dict(args.min_figure))
     checks: list[Check] = []
     try:
         for check in verify(spec):
@@ -89,10 +94,20 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         type=Path,
         help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
-        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1 or exact match",
+        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1, correlations or "
+        "exact match, whichever the task and the model's labels have",
     )
     parser.add_argument(
         "--min-agreement", type=flags.parse_share, metavar="SHARE", help="least share of the data on which each graph must answer the same"
+    )
+    parser.add_argument(
+        "--min-figure",
+        type=figures.parse_floor,
+        action="append",
+        default=[],
+        metavar="FIGURE=SHARE",
+        help="least value of a figure that each graph must reach on the data, such as matthews=0.55; again for another figure; they are "
+        + ", ".join(figures.NAMES),
     )
     parser.add_argument(
         "--provider",

@@ -65,7 +65,7 @@ class ApiKeys:
 
     def _read(self) -> dict[str, bytes]:
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            lines = self._path.read_text(encoding="utf-8").split("\n")  # no other character ends a line, as U+2028 in a comment would
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "it is not text"
             raise SettingsError(f"{self._flag} `{self._path}` cannot be read: {reason}.") from error

@@ -1,4 +1,4 @@
-"""bert-serve: `serve` the models of a folder, `check` that each answers as it did at export, ask for `health`, make a `new-key`.
+"""bert-serve: `serve` models, `check` that each answers as it did at export, list `models`, ask for `health`, make a `new-key`.
 
 Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage.
 """
@@ -12,34 +12,39 @@ import os
 import shutil
 import signal
 import socket
-import ssl
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag, SettingsConfigDict
 
-from service import __version__
+from service import __version__, listing
 from service.api_keys import ApiKeys, new_key
+from service.bundle import files
 from service.errors import SettingsError, StartError
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import PREFIX, Settings, parse
+from service.sources.cache import with_sources
 
 if TYPE_CHECKING:
     from service.http.access import Access
     from service.process.connections import ConnectionLimits
-    from service.process.tls import Certificate
+    from service.process.secrets import Secrets
+    from service.serving.build import AppState
+    from service.serving.model import Model
+    from service.serving.registry import Registry
 
 logger = logging.getLogger("bertserve")
 
 
 class Serve(Settings):
-    """Serve the models of a folder over HTTP. Every flag is also a BERT_SERVE_* variable."""
+    """Serve the models of a folder over HTTP. Every flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
 
     def run(self) -> int:
         """Serves until a signal says stop; returns the exit code."""
@@ -53,7 +58,19 @@ class Check(Settings):
         """Checks all models; returns the exit code."""
         from service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
 
-        return asyncio.run(check(self))
+        return asyncio.run(check(with_sources(self)))
+
+
+class Models(Settings):
+    """List the models that `serve` would serve with the same settings, from their manifests: nothing is loaded or exported."""
+
+    as_json: bool = Field(False, validation_alias="json", description="Print a JSON list, which has all that is known.")
+
+    def run(self) -> int:
+        """Prints the list; returns 1 where a manifest cannot be read."""
+        listed = [listing.facts(path) for path in files.find_bundles(with_sources(self, export=False).models)]
+        print(listing.as_json(listed) if self.as_json else listing.as_table(listed), flush=True)
+        return 1 if any("error" in model for model in listed) else 0
 
 
 class Health(Settings):
@@ -68,16 +85,17 @@ class Health(Settings):
 
 
 class NewKey(BaseSettings):
-    """Make an API key: print it, and the line for the file of --api-key-file. The file then has no key, only its digest."""
+    """Make an API key: print it to stderr, and to stdout the line for the file of --api-key-file, which has no key, only its digest."""
 
     model_config = SettingsConfigDict(cli_hide_none_type=True)
 
     name: CliPositionalArg[str] = Field(description="What logs and metrics call it.")
 
     def run(self) -> int:
-        """Prints a key; returns the exit code."""
+        """Prints a key and its line; returns the exit code."""
         key, line = new_key(self.name)
-        print(f"key, for whoever calls:    {key}\nline, for --api-key-file:  {line}")
+        print(f"the key, for whoever calls, shown this once: {key}", file=sys.stderr)
+        print(line)
         return 0
 
 
@@ -95,6 +113,7 @@ class BertServe(BaseSettings):
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
+    models: CliSubCommand[Models] = Field(description="List the models that serve would serve: task, labels, graphs, evidence, card.")
     health: CliSubCommand[Health] = Field(description="Ask the service that runs here with the same settings whether it is ready.")
     new_key: CliSubCommand[NewKey] = Field(description="Make an API key, and its line for --api-key-file.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
@@ -107,46 +126,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         if parsed.version:
             print(f"bert-serve {__version__}")
             return 0
-        command = parsed.serve or parsed.check or parsed.health or parsed.new_key
+        command = parsed.serve or parsed.check or parsed.models or parsed.health or parsed.new_key
         if command is None:
-            raise SettingsError("give a command, `serve`, `check`, `health` or `new-key`; `bert-serve --help` says what they do.")
+            raise SettingsError("give a command, `serve`, `check`, `models`, `health` or `new-key`; `bert-serve --help` says what they do.")
         return command.run()
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)
         return 2 if isinstance(error, SettingsError) else 1
-
-
-@dataclass(frozen=True)
-class Secrets:
-    """What is read from files at the start, and again on SIGHUP.
-
-    Attributes:
-        keys: Of callers; None lets everyone in.
-        admin_keys: Of those who may change models; None lets nobody.
-        certificate: For TLS; None speaks HTTP.
-    """
-
-    keys: ApiKeys | None
-    admin_keys: ApiKeys | None
-    certificate: Certificate | None
-
-    @property
-    def tls(self) -> ssl.SSLContext | None:
-        """What connections are made with."""
-        return None if self.certificate is None else self.certificate.context
-
-    def reload(self) -> None:
-        """Reads all files again; what is wrong stays as it was, and the log says so."""
-        for each in (self.keys, self.admin_keys, self.certificate):
-            if each is not None:
-                each.reload()
+    except BrokenPipeError:  # `head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer must go somewhere
+        return 1
 
 
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
     from service.process.descriptors import raise_limit
-    from service.process.logs import configure_logging
+    from service.process.logs import as_printed, configure_logging
+    from service.process.secrets import Secrets
     from service.process.server import bind
     from service.process.tls import Certificate
 
@@ -166,16 +163,16 @@ def _serve(settings: Settings) -> int:
 
     def announce(said: tuple[str, list[str]]) -> None:
         address, models = said
-        for model in models:
-            print(f"  {model}")
         workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
-        print(
-            f"bertserve {__version__} listens on {address}, ready after {time.perf_counter() - start:.2f} s{workers}; docs at {address}/docs",
-            flush=True,
-        )
+        seconds = time.perf_counter() - start
+        ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s{workers}; docs at {address}/docs"
+        for model in models:
+            print(as_printed(f"  {model}", settings.log_format))
+        print(as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2)), flush=True)
 
     # bound before the models are loaded, so that a port in use is said at once
     with bind(settings.host, settings.port) as listener:
+        settings = with_sources(settings)  # once, and before there are workers
         if settings.workers == 1:
             _work(settings, listener, secrets, announce)
         else:
@@ -193,23 +190,19 @@ def _work(
     shutdown_pipe: int | None = None,
 ) -> None:
     """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
-    from service.http.app import create_app
     from service.process.connections import Connections
     from service.process.logs import background_logging
-    from service.process.server import Server, configure
+    from service.process.server import Server
     from service.process.worker import Worker
     from service.serving.build import build
-    from service.serving.shared_reloader import SharedReloader
 
     limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
-    state = build(settings, context)
-    models = [f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" for model in state.registry.models.values()]
-    config = configure(
-        create_app(state, access=_access(settings, secrets), log_access=settings.access_log),
-        keep_alive_s=settings.keep_alive_s,
-        tls=secrets.tls,
-    )
-
+    # FastAPI takes a sixth of a second to import, for which the models, whose runs need no interpreter, need not wait
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(import_module, "service.http.app")
+        state = build(settings, context)
+    models = [_line(state.registry, model) for model in state.registry.models.values()]
+    config = _config(settings, state, secrets)
     tasks: set[asyncio.Task[None]] = set()
 
     def run(work: Coroutine[Any, Any, None]) -> None:
@@ -217,17 +210,13 @@ def _work(
         tasks.add(task)  # the loop itself keeps no task alive
         task.add_done_callback(tasks.discard)
 
-    reloader = state.reloader
-
     def on_listen(address: str) -> None:
-        if isinstance(reloader, SharedReloader):
-            run(reloader.follow())
+        run(state.reloader.follow())
         on_ready((address, models))
 
     def on_hangup() -> None:
         secrets.reload()
-        if reloader is not None and not isinstance(reloader, SharedReloader):  # which hears of it from the supervisor
-            run(reloader.refresh())
+        run(state.reloader.on_hangup())
 
     arguments: dict[str, Any] = {
         "scheduler": state.scheduler,
@@ -250,6 +239,29 @@ def _work(
         )
     with background_logging():
         server.run([listener])
+
+
+def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:
+    """Returns what uvicorn serves: its configuration, with the application in it."""
+    from service.http.app import create_app
+    from service.process.server import configure
+
+    app = create_app(
+        state,
+        access=_access(settings, secrets),
+        log_access=settings.access_log,
+        root_path=settings.root_path,
+        cors_origins=settings.cors_origin,
+    )
+    return configure(app, keep_alive_s=settings.keep_alive_s, tls=secrets.tls, proxies=settings.forwarded_allow_ips)
+
+
+def _line(registry: Registry, model: Model) -> str:
+    """Returns what the start says of a model: also which endpoints use it where a request names none."""
+    from service.tasks.catalog import TASKS
+
+    endpoints = ", ".join(f"/{TASKS[task].path}" for task in registry.default_of(model))
+    return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" + (f", answers {endpoints}" if endpoints else "")
 
 
 def _access(settings: Settings, secrets: Secrets) -> Access:

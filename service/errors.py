@@ -29,12 +29,16 @@ Messages say what was wrong, the value given, the value allowed and what to chan
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 
 class BertServeError(Exception):
     """Root of the tree.
 
     Attributes:
         input_index: Which of the request's inputs is at fault, where one is.
+        made_at: Where the code makes it: that code, and the offset of the instruction. Its sentence stands there without values.
     """
 
     input_index: int | None = None
@@ -42,6 +46,14 @@ class BertServeError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # a class's own __init__
+            frame = frame.f_back
+        self.made_at = frame.f_code, frame.f_lasti
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leaves out where it was made, which a worker cannot send to its supervisor."""
+        return type(self), self.args, {name: value for name, value in vars(self).items() if name != "made_at"}
 
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
         """Puts the input at fault before the message: `inputs[i]` of a list, else `inputs`, or what stands in its place."""

@@ -64,7 +64,7 @@ class Metrics:
         self.cancelled = counter("cancelled_total", "Requests whose client hung up while they waited.")
         self.refused = counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
         self.key_requests = counter("key_requests_total", "Requests by the name of their API key and HTTP status.", ("key", "status"))
-        self.hung_runs = counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 3 s at least.", ())
+        self.hung_runs = counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 2 s at least.", ())
         self.connections_closed = counter(
             "connections_closed_total",
             "Connections closed, or their request refused, before a request was complete, by reason.",
@@ -100,11 +100,31 @@ class Metrics:
 
     def page(self) -> bytes:
         """Returns the metrics in Prometheus' text format, those of all workers where there are several."""
+        return generate_latest(self._everyones())
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """Returns the samples of each model, added up over its tasks and all workers.
+
+        Returns:
+            Model -> name of a sample without the prefix, such as `queue_seconds_sum`, -> value. Requests are counted as
+            `requests_total` where they were answered, and else as `requests_failed`.
+        """
+        found: dict[str, dict[str, float]] = {}
+        for sample in (sample for metric in self._everyones().collect() for sample in metric.samples):
+            if "model" in sample.labels and "le" not in sample.labels:
+                name = sample.name.removeprefix("bertserve_")
+                name = "requests_failed" if name == "requests_total" and sample.labels["status"] != "200" else name
+                of_model = found.setdefault(sample.labels["model"], {})
+                of_model[name] = of_model.get(name, 0) + sample.value
+        return found
+
+    def _everyones(self) -> CollectorRegistry:
+        """Returns the registry that has the values of all workers."""
         if self._folder is None:
-            return generate_latest(self._registry)
+            return self._registry
         everyone = CollectorRegistry()
         MultiProcessCollector(everyone, str(self._folder))  # type: ignore[no-untyped-call]
-        return generate_latest(everyone)
+        return everyone
 
 
 class ModelMetrics:

@@ -1,23 +1,27 @@
-"""Settings of `bert-serve`, from flags over BERT_SERVE_* variables over defaults. Frozen; below the composition root only values go."""
+"""Settings of `bert-serve`, from flags over BERT_SERVE_* variables over a file over defaults. Frozen; below the composition root only values go."""
 
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, CliApp, NoDecode, SettingsConfigDict
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service.config_file import ConfigFile
 from service.errors import SettingsError
 
 PREFIX = "BERT_SERVE_"
 # enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~\-]+)*")
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
 
 
 def _pairs(value: Any) -> Any:
@@ -36,13 +40,60 @@ def _pairs(value: Any) -> Any:
 def _paths(value: Any) -> Any:
     """Reads `PATH,PATH`, or a path for each time that a flag was given."""
     given = value if isinstance(value, list | tuple) else [value]
-    paths = [part for item in given for part in (str(item).split(",") if isinstance(item, str) else [item])]
+    paths = [part for item in given for part in (item.split(",") if isinstance(item, str) else [item])]
     if not paths or "" in paths:
         raise ValueError("must be a path, several separated by commas")
-    return tuple(Path(path) for path in paths)
+    return tuple(paths)
 
 
+def _words(value: Any) -> Any:
+    """Reads `ONE,TWO`, or one for each time that a flag was given."""
+    given = value if isinstance(value, list | tuple) else [value]
+    return tuple(part.strip() for item in given for part in str(item).split(",") if part.strip())
+
+
+def _origins(value: Any) -> Any:
+    """Reads origins, as a browser writes them."""
+    origins = _words(value)
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"must be origins such as https://app.example.com, or *, and `{origin[:64]}` is none: an origin is a scheme, a host and perhaps a port, without a path"
+            )
+    return origins
+
+
+def _root_path(value: str) -> str:
+    """Checks a path that others begin with."""
+    if not _ROOT_PATH.fullmatch(value):
+        raise ValueError("must be empty, or begin with / and not end with it, as /bert does")
+    return value
+
+
+def _addresses(value: Any) -> Any:
+    """Reads addresses and networks."""
+    for address in (addresses := _words(value)):
+        try:
+            ipaddress.ip_network(address)
+        except ValueError:
+            raise ValueError(f"must be addresses or networks such as 10.0.0.0/8, and `{address[:64]}` is none") from None
+    return addresses
+
+
+def _texts(value: Any) -> Any:
+    """Reads `TEXT,TEXT`, or a text for each time that a flag was given."""
+    given = value if isinstance(value, list | tuple) else [value]
+    texts = [part for item in given for part in (item.split(",") if isinstance(item, str) else [item])]
+    if "" in texts:
+        raise ValueError("must not be empty; several are separated by commas")
+    return tuple(texts)
+
+
+Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_texts)]
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
+RootPath = Annotated[str, AfterValidator(_root_path)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
+Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_addresses)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
@@ -61,11 +112,22 @@ class Settings(BaseSettings):
         cli_avoid_json=True,
     )
 
+    config: Path | None = Field(
+        None, description="File of settings in TOML, named as here with `_` for `-`; flags and variables win over it."
+    )
     host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback should have an API key.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
     models: Paths = Field(
         (Path("models"),),
         description="Folder of bundles, one folder a model; all are loaded. May be given several times, or as a comma list.",
+    )
+    model: Texts = Field(
+        (),
+        description="SOURCE or NAME=SOURCE: a checkpoint's folder, a hub id (ID@REVISION) or a bundle. A checkpoint is exported once, into the "
+        "cache. May be given several times, or as a comma list; without --models only these are served.",
+    )
+    cache_dir: Path | None = Field(
+        None, description="Folder in which --model keeps what it exports; by default `bertserve` in the user's cache folder."
     )
     skip_broken: bool = Field(
         False, description="Serve the other models where one cannot be loaded, and show it in `/models`; otherwise that is an error."
@@ -113,6 +175,12 @@ class Settings(BaseSettings):
     max_queue_tokens: int = Field(524288, ge=16, description="Tokens that may be admitted and unfinished; more are refused with 429.")
     max_inputs: int = Field(512, ge=1, le=16384, description="Inputs in one request.")
     max_body_bytes: int = Field(8388608, ge=1024, description="Bytes of a request body.")
+    max_stream_jobs: int = Field(
+        32,
+        ge=1,
+        le=4096,
+        description="Lines of one stream of JSON Lines that may be under way at once; more are not read until some are answered.",
+    )
     max_chars: int = Field(200000, ge=1, description="Characters of one text.")
     timeout_ms: int = Field(30000, ge=1, description="Deadline of a request that names none, until its last text has started.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline that `x-request-timeout-ms` may ask for.")
@@ -131,7 +199,13 @@ class Settings(BaseSettings):
         None, ge=1, description="Open connections of each worker; by default as many as descriptors allow, at most 4096."
     )
     default: Pairs = Field(
-        default_factory=dict, description="TASK=NAME: the model that a task's endpoint uses (comma list; default: the first by name)."
+        default_factory=dict,
+        description="TASK=NAME: the model that a task's endpoint uses (comma list); needed where several could be it.",
+    )
+    default_by_name: bool = Field(
+        False,
+        description="Where several models could be a task's default and --default names none, take the first by name; otherwise "
+        "that is an error.",
     )
     api_key_file: Path | None = Field(
         None,
@@ -149,8 +223,30 @@ class Settings(BaseSettings):
         None, description="Certificate chain as a PEM file; with `tls_key` the service speaks HTTPS, TLS 1.2 at least."
     )
     tls_key: Path | None = Field(None, description="Private key of the certificate as a PEM file, without a password.")
+    root_path: RootPath = Field(
+        "",
+        description="Path below which a proxy offers the service, such as /bert; requests are taken with it and without it.",
+    )
+    forwarded_allow_ips: Addresses = Field(
+        (), description="Proxies (addresses or networks, comma list) whose X-Forwarded-For is believed, for the log; nobody's by default."
+    )
+    cors_origin: Origins = Field(
+        (), description="Origins of pages (comma list, or *) whose scripts a browser lets read answers; none by default."
+    )
     access_log: bool = Field(False, description="Log a line for each request.")
     log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Returns where settings come from, the first over the others; flags come first, or before."""
+        return init_settings, env_settings, ConfigFile(settings_cls, Settings.model_fields)
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Settings:
@@ -178,14 +274,14 @@ _Command = TypeVar("_Command", bound=BaseSettings)
 
 
 def parse(command: type[_Command], args: Sequence[str]) -> _Command:
-    """Reads a command line over the environment over the defaults.
+    """Reads a command line over the environment over the file that they name over the defaults.
 
     Args:
         command: Settings, or settings with subcommands.
         args: The arguments behind the program's name.
 
     Raises:
-        SettingsError: A value is wrong, two contradict each other, or a BERT_SERVE_* variable is no setting.
+        SettingsError: A value is wrong, two contradict each other, or a BERT_SERVE_* variable or a key of the file is no setting.
         SystemExit: `--help`, or a flag or subcommand that does not exist (code 2).
     """
     _drop_service_links()

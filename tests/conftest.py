@@ -41,6 +41,15 @@ def exports_stay_offline(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def exports_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A tiny model takes dynamo 3 s and TorchScript 0.2 s; tests/exporting/test_tracers.py is about what both give, and asks for either."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "exporting" in request.path.parts:
+            patch.setattr("export.trace.TRACERS", ("torchscript",))
+        yield
+
+
 @pytest.fixture(name="models")
 def models_folder(tmp_path: Path) -> Path:
     """A models folder with the tiny bundle `tiny`."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.backend.onnx_engine import Row
-from service.bundle.manifest import Activation, Embedding
+from service.bundle.manifest import Activation, Embedding, MaskToken
 from service.errors import EngineError
 from service.text.tokenizer import Encoding
 
@@ -60,6 +60,7 @@ class Head:
     labels: tuple[str, ...] = ()
     activation: Activation = "softmax"
     embedding: Embedding | None = None
+    mask: MaskToken | None = None
 
 
 class FaultySession:

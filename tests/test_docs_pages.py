@@ -22,7 +22,7 @@ PAGES += sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 # what was measured on a day names what was there on that day
 CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 # flags of other programs that pages show
-OTHERS = {"--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--tmpfs"}
+OTHERS = {"--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--string-data", "--tmpfs"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))

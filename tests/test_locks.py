@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PIN = re.compile(r"([A-Za-z0-9._-]+)==([^ ;]+)")
-# in an image alone, never where tests run: what builds the package, libraries of NVIDIA, and what markers leave out on Linux
-UNTESTED = {"hatchling", "trove-classifiers", "tomlkit", "onnxruntime-gpu", "colorama", "httpx2-jsfetch"}
+# in an image alone, never where tests run: what markers leave out on Linux, and what torch's wheel brings beside libraries of NVIDIA
+UNTESTED = {"onnxruntime-gpu", "colorama", "httpx2-jsfetch"}
+UNTESTED |= {"cuda-bindings", "cuda-pathfinder", "cuda-toolkit", "setuptools", "triton"}
 
 
 def normal(name: str) -> str:
@@ -36,7 +37,7 @@ def asked(requirements: list[str]) -> set[str]:
     return {normal(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in requirements}  # type: ignore[index]
 
 
-@pytest.mark.parametrize("lock", ["cpu", "gpu", "build"])
+@pytest.mark.parametrize("lock", ["cpu", "gpu", "cpu,export", "build"])
 def test_every_pin_of_the_image_is_the_tested_one_and_has_hashes(lock: str) -> None:
     """Run `make lock` after a change of constraints.txt."""
     tested = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
@@ -49,11 +50,12 @@ def test_every_pin_of_the_image_is_the_tested_one_and_has_hashes(lock: str) -> N
     }
 
 
-@pytest.mark.parametrize("extra", ["cpu", "gpu"])
-def test_the_image_gets_all_that_the_service_needs(extra: str) -> None:
-    """The lock has every dependency of the base and of the extra."""
-    wanted = PROJECT["project"]["dependencies"] + PROJECT["project"]["optional-dependencies"][extra]
-    assert asked(wanted) - set(pins(ROOT / "locks" / f"{extra}.txt")) == set()
+@pytest.mark.parametrize("extras", ["cpu", "gpu", "cpu,export"])
+def test_the_image_gets_all_that_the_service_needs(extras: str) -> None:
+    """The lock has every dependency of the base and of the extras."""
+    optional = PROJECT["project"]["optional-dependencies"]
+    wanted = PROJECT["project"]["dependencies"] + [requirement for extra in extras.split(",") for requirement in optional[extra]]
+    assert asked(wanted) - set(pins(ROOT / "locks" / f"{extras}.txt")) == set()
 
 
 def test_the_image_is_built_with_what_the_package_asks_for() -> None:
@@ -67,3 +69,31 @@ def test_the_image_installs_nothing_without_a_hash() -> None:
     steps = re.findall(r"^RUN pip install (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert 3 == len(steps)
     assert [] == [step for step in steps if "--require-hashes" not in step and not step.endswith("--no-deps /app/wheels/*.whl")]
+
+
+def test_the_base_of_the_image_has_a_digest() -> None:
+    """Both stages stand on one base, whose digest is in the Dockerfile."""
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.search(r"^ARG BASE=python:3\.11-slim@sha256:[0-9a-f]{64}$", text, re.MULTILINE)
+    assert ["${BASE}", "${BASE}"] == re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+
+
+def test_a_changed_line_installs_no_dependency_again() -> None:
+    """In both stages of the Dockerfile dependencies come before sources, and models before the wheel; BASE is one argument for both."""
+    stages = [stage.splitlines() for stage in (ROOT / "Dockerfile").read_text().split("FROM ${BASE}")[1:]]
+    firsts = [
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for lines, starts in zip(
+            stages, [("RUN pip install", "COPY service"), ("RUN pip install", "COPY models", "COPY --from=build")], strict=True
+        )
+        for start in starts
+    ]
+    assert firsts[:2] == sorted(firsts[:2])
+    assert firsts[2:] == sorted(firsts[2:])
+    assert not any(line.startswith("COPY bench") for lines in stages for line in lines)
+
+
+def test_the_image_has_the_labels_that_registries_show() -> None:
+    """Title, description, license and revision, in OCI's names."""
+    labels = re.findall(r"org\.opencontainers\.image\.(\w+)=", (ROOT / "Dockerfile").read_text())
+    assert ["title", "description", "licenses", "revision"] == labels

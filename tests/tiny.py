@@ -36,6 +36,7 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
     """Returns a graph of a task: embeddings with their masked mean, then a linear layer. Row-independent, any length."""
     rng = np.random.default_rng(seed)
     counts = {"text-classification": labels, "token-classification": labels, "question-answering": 2, "fill-mask": len(VOCABULARY)}
+    counts["multiple-choice"] = 1
     values = counts.get(task, HIDDEN)
     weights = {
         "words": rng.normal(size=(len(VOCABULARY), HIDDEN)),
@@ -57,9 +58,9 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
     ]
     names = ["input_ids", "attention_mask", "token_type_ids"]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "length"]) for name in names]
-    if task == "text-classification":
+    if task in ("text-classification", "multiple-choice"):
         nodes.append(helper.make_node("Gemm", ["mean", "dense", "bias"], ["logits"]))
-        outputs = {"logits": ["rows", labels]}
+        outputs = {"logits": ["rows", values]}
     else:
         nodes += [helper.make_node("Unsqueeze", ["mean", "axis"], ["mean3"]), helper.make_node("Add", ["token", "mean3"], ["hidden"])]
         source = "hidden"
@@ -99,11 +100,16 @@ OUTPUTS = {
     "token-classification": [{"name": "logits", "kind": "per_token"}],
     "question-answering": [{"name": "start_logits", "kind": "per_token"}, {"name": "end_logits", "kind": "per_token"}],
     "fill-mask": [{"name": "logits", "kind": "per_mask"}],
+    "multiple-choice": [{"name": "logits", "kind": "per_text"}],
     "feature-extraction": [{"name": name, "kind": "per_token"} for name in ("last_hidden_state", "last_four_hidden_states")],
 }
 EMBEDDING = {"pooling": "mean", "normalize": False, "dimensions": HIDDEN, "layers": "last_four"}
 LABELS_OF = {"text-classification": LABELS, "token-classification": ("O", "B-PER", "I-PER", "B-LOC")}
-EXAMPLES = {"question-answering": {"question": "good?", "context": "a good film"}, "fill-mask": "a [MASK] film"}
+EXAMPLES = {
+    "question-answering": {"question": "good?", "context": "a good film"},
+    "fill-mask": "a [MASK] film",
+    "multiple-choice": {"prompt": "the film was", "choices": ["very good", "a book"]},
+}
 
 
 def bundle(

@@ -70,6 +70,12 @@ class BareEngine:
         """The bundle's task."""
         return self.bundle.manifest.task
 
+    @property
+    def mask(self) -> str | None:
+        """How the bundle's model spells a word that it is to fill in, or None."""
+        mask = self.bundle.manifest.tokenizer.mask
+        return None if mask is None else mask.token
+
     def encode(self, bodies: Sequence[Body]) -> EncodedBodies:
         """Tokenizes bodies as the service does, and builds the inputs of their runs.
 

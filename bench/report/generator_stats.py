@@ -34,6 +34,12 @@ class GeneratorStats:
     connections: int
     warnings: list[str]
 
+    @property
+    def was_late(self) -> bool:
+        """Whether the generator itself did not keep time: the load was another one than was meant, and its latencies are not the service's."""
+        late = self.late_p99_ms or 0.0
+        return self.lag_p99_ms > MAX_LATENESS_MS or (late > MAX_LATENESS_MS and not self.capped)
+
 
 def generator_stats(load: LoadResult, *, open_loop: bool) -> GeneratorStats:
     """Returns the generator's own figures of a load."""

@@ -57,6 +57,8 @@ class Report:
         figures: Results of the command as a whole, such as `ratio`.
         judged: Figures of the loads that the objectives are checked against, besides `figures`.
         verdicts: Results of the objectives.
+        inconclusive: Names of the steps of a sweep that say nothing, because the generator was late in each try.
+        is_lower_bound: Whether a sweep ended with every rate holding that it tried, so that higher ones may hold too.
         interrupted: Whether Ctrl-C ended the command early.
         started: Start of the command, in ISO 8601 with the offset of the time zone.
     """
@@ -71,6 +73,8 @@ class Report:
     figures: dict[str, float | None] = field(default_factory=dict)
     judged: dict[str, float | None] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
+    inconclusive: list[str] = field(default_factory=list)
+    is_lower_bound: bool = False
     interrupted: bool = False
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 

@@ -26,8 +26,13 @@ def summary_lines(report: Report) -> Iterator[str]:
         yield _limit_line(limit)
     for name, value in report.figures.items():
         yield f"{name}: {_format(value)}"
+    if report.is_lower_bound:
+        yield "every rate that was tried holds, so that higher ones may too; give more --steps, or a higher --max-rate"
     for verdict in report.verdicts:
         yield _verdict_line(verdict)
+    if report.inconclusive:
+        steps = ", ".join(report.inconclusive)
+        yield f"inconclusive: {steps}: the generator was late in both tries, so nothing is known there; run it elsewhere, or with less beside it"
     if report.interrupted:
         yield "interrupted: these are the figures of what there was"
 

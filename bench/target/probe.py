@@ -35,7 +35,8 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     address = parse_url(url)
     model = model_info(address, headers)
     mix = mix or endpoints.default_mix((model or {}).get("task", ""))
-    target = build_target(address, mix, bodies.build_bodies(mix, path=address.path, texts=texts, seed=seed), headers)
+    mask = str((model or {}).get("mask_token") or mixes.MASK)
+    target = build_target(address, mix, bodies.build_bodies(mix, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     _send_first_request(target, headers)
     # a model's own `endpoint` is that of its task, which may not be the one under load
     shown = {k: v for k, v in (model or {}).items() if k not in ("endpoint", "evidence", "figures")}

@@ -28,7 +28,7 @@ class Body:
     texts: int
 
 
-def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0) -> list[Body]:
+def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0, mask: str = mixes.MASK) -> list[Body]:
     """Returns the bodies of a mix or of a file.
 
     Args:
@@ -36,12 +36,13 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0)
         path: Path of the endpoint that the bodies are for.
         texts: Texts in each request. Objects of a file are whole requests, so it must be 1 for them.
         seed: Seed of a built-in mix.
+        mask: How the model spells a word that it is to fill in; what a file has is sent as it is.
 
     Raises:
         BenchError: There is no such mix or file, a line of the file is no body, or the endpoint does not take what the mix has.
     """
     if source in mixes.NAMES:
-        return _group(path, mixes.mix_inputs(source, seed=seed), texts)
+        return _group(path, mixes.mix_inputs(source, seed=seed, mask=mask), texts)
     lines = _read_lines(Path(source))
     if all(isinstance(line, str) for line in lines):
         return _group(path, lines, texts)
@@ -74,7 +75,7 @@ def _read_lines(path: Path) -> list[Any]:
             f"`{path}` is neither a mix nor a file of bodies that can be read ({reason}); mixes are {', '.join(mixes.NAMES)}."
         ) from error
     lines = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a text may contain other line ends, as U+2028
         if line.strip():
             try:
                 value = json.loads(line)

@@ -17,19 +17,22 @@ from typing import Any
 from bench.workload import sentences
 
 COUNT = 64
+MASK = "[MASK]"  # of BERT; other models spell it otherwise
 _SPECIAL_TOKENS = 2  # that a tokenizer puts around a text
 _MIN_TOKENS = 5  # without special tokens
 _PASSAGE_TOKENS = (1110, 1320)  # with a question, about five windows of 384 tokens that overlap by 128
 
 
-def mix_inputs(name: str, *, seed: int = 0) -> list[Any]:
+def mix_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
     """Returns the inputs of a mix: texts, or objects with `question` and `context`.
 
     Args:
         name: One of NAMES.
         seed: Seed of the words and of the order.
+        mask: How the model spells a word that it is to fill in.
     """
-    return _MIXES[name](random.Random(f"{name} {seed}"))  # noqa: S311  # texts, not secrets
+    inputs = _MIXES[name](random.Random(f"{name} {seed}"))  # noqa: S311  # texts, not secrets
+    return [text.replace(MASK, mask) for text in inputs] if _MIXES[name] is _mask else inputs
 
 
 def _short(random_: random.Random) -> list[Any]:
@@ -53,7 +56,7 @@ def _mask(random_: random.Random) -> list[Any]:
     masked = []
     for text in _short(random_):
         words = text.split()
-        words[random_.randrange(1, len(words) - 1)] = "[MASK]"
+        words[random_.randrange(1, len(words) - 1)] = MASK
         masked.append(" ".join(words))
     return masked
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from service.bundle.graph_spec import GraphSpec
-from service.bundle.manifest import Manifest
+from huggingface_hub import ModelCardData
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+from service.bundle.evidence_policy import describe_agreement, is_low
+from service.bundle.graph_spec import Evidence, GraphSpec
+from service.bundle.manifest import Manifest, Source
 
 
 def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> str:
@@ -20,6 +24,8 @@ def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> s
         [f"# {manifest.name}", "", _summary(manifest)],
         _embedding(manifest),
         ["## Graphs and evidence", "", *_graph_table(manifest, sizes)],
+        _low_agreement(manifest.graphs),
+        _omitted(manifest),
         _span_agreement(manifest.graphs),
         _error_table(manifest.graphs),
         _speed_table(manifest.graphs),
@@ -27,7 +33,14 @@ def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> s
         _origin(manifest),
         _quote(card),
     ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+    return _front_matter(manifest.source) + "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+
+
+def _front_matter(source: Source) -> str:
+    """Returns what the checkpoint's card says of license, language and data, in the form in which the hub reads it."""
+    fields = source.model_dump(include={"license", "license_name", "license_link", "language", "datasets"}, mode="json")
+    known = {name: value[0] if name == "license" and len(value) == 1 else value for name, value in fields.items() if value}
+    return f"---\n{ModelCardData(**known).to_yaml()}\n---\n" if known else ""
 
 
 def _summary(manifest: Manifest) -> str:
@@ -44,12 +57,18 @@ def _embedding(manifest: Manifest) -> list[str]:
     if manifest.embedding is None:
         return []
     spec = manifest.embedding
-    four = f"; the last four layers side by side on request, {4 * spec.dimensions} values" if spec.layers == "last_four" else ""
+    layers = ""
+    if spec.layers == "last_four":
+        layers = f"; the last four layers side by side on request, {4 * spec.dimensions} values"
+    elif spec.layers != "last":
+        layers = f"; on request of the layers {', '.join(map(str, spec.layers))}, side by side, or their sum or mean"
+    if spec.default_layers is not None:
+        layers += f"; by default of the layers {', '.join(map(str, spec.default_layers))} ({spec.combine})"
     prompts = "".join(
         f" Prompt `{name}`: `{text}`{', the default' if name == spec.default_prompt else ''}." for name, text in spec.prompts.items()
     )
     return [
-        f"Vectors have {spec.dimensions} values, pooling `{spec.pooling}`, {'of length 1' if spec.normalize else 'not normalized'}{four}.{prompts}",
+        f"Vectors have {spec.dimensions} values, pooling `{spec.pooling}`, {'of length 1' if spec.normalize else 'not normalized'}{layers}.{prompts}",
     ]
 
 
@@ -77,18 +96,44 @@ def _graph_table(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
     ]
 
 
+def _low_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
+    """Returns a warning of the graphs that answer too seldom as the checkpoint does."""
+    return [
+        f"**Warning:** of {_name(graph)} {describe_agreement(graph.evidence)}. Measure it on your own texts before you rely on it."
+        for graph in graphs
+        if is_low(graph.evidence)
+    ]
+
+
+def _omitted(manifest: Manifest) -> list[str]:
+    """Returns a paragraph on each graph that was tried and is not there."""
+    return [f"**There is no {graph.provider}/{graph.precision}.** It was tried: {graph.reason}" for graph in manifest.omitted]
+
+
 def _how_made(graph: GraphSpec) -> str:
     """Returns a line on how a graph was made."""
     evidence = graph.evidence
-    parts = [f"{graph.provider}/{graph.precision}: {graph.form}", f"{evidence.nodes} nodes", f"fused {_counts(evidence.fusions)}"]
+    parts = [f"{graph.provider}/{graph.precision}: {graph.form}", f"{evidence.nodes} nodes", f"fused {describe_counts(evidence.fusions)}"]
     if evidence.quantized:
-        # manifests of older exports, which did not measure it, have 0
-        error = f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
-        parts.append(f"quantized {_counts(evidence.quantized)}{error}")
+        parts.append(f"quantized {describe_quantization(evidence)}")
     return "; ".join(parts) + "."
 
 
-def _counts(counts: dict[str, int]) -> str:
+def describe_quantization(evidence: Evidence) -> str:
+    """Returns what was quantized, how far that moves the outputs, and where there were too few texts to round well."""
+    # manifests of older exports, which did not measure it, have 0
+    error = f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
+    nearest = evidence.quantized.get("RoundedToNearest", 0)
+    few = (
+        f"; {nearest} of these matrices are rounded to the nearest step, without GPTQ, because there were too few calibration texts for them"
+        if nearest
+        else ""
+    )
+    return describe_counts(evidence.quantized) + error + few
+
+
+def describe_counts(counts: dict[str, int]) -> str:
+    """Returns names with their counts."""
     return ", ".join(f"{name} {count}" for name, count in counts.items()) or "nothing"
 
 
@@ -107,10 +152,11 @@ def _error_table(graphs: Sequence[GraphSpec]) -> list[str]:
     if not with_table:
         return []
     entries = {(_name(graph), entry.up_to): entry for graph in with_table for entry in graph.evidence.lengths}
-    rows_at = {entry.up_to: entry.rows for entry in entries.values()}
+    # int8 is compared on more texts than the others
+    rows_at = {up_to: ", ".join(dict.fromkeys(str(e.rows) for (_, at), e in entries.items() if at == up_to)) for _, up_to in entries}
     names = [_name(graph) for graph in with_table]
     rows = [
-        [f"up to {up_to}", str(rows_at[up_to])]
+        [f"up to {up_to}", rows_at[up_to]]
         + [f"{e.worst_abs_error:.1e}, {e.worst_rel_error:.1e}" if (e := entries.get((name, up_to))) else "" for name in names]
         for up_to in sorted(rows_at)
     ]
@@ -179,8 +225,8 @@ def _quote(card: str | None) -> list[str]:
     """Returns the checkpoint's own card without its front matter, its headings a level lower."""
     if not card:
         return []
-    body = card.removeprefix("---").partition("---\n")[2] if card.startswith("---\n") else card
-    return ["The checkpoint's own card:", "", *(f"#{line}" if line.startswith("#") else line for line in body.strip().splitlines())]
+    body = REGEX_YAML_BLOCK.sub("", card)
+    return ["The checkpoint's own card:", "", *(f"#{line}" if line.startswith("#") else line for line in body.strip().split("\n"))]
 
 
 def _name(graph: GraphSpec) -> str:

@@ -9,6 +9,7 @@ from export.checkpoint.checkpoint import Checkpoint
 from export.evidence.predict import predict
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.manifest import Example, Task
+from service.tasks import choose
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits, read_body
 
@@ -20,15 +21,19 @@ EXAMPLES: dict[Task, dict[str, Any]] = {
         "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}
     },
     "fill-mask": {"inputs": "The king of [MASK] died in 1066.", "parameters": {"top_k": 1}},
+    "multiple-choice": {
+        "inputs": {"prompt": "She put the kettle on and", "choices": ["waited for the water to boil.", "rode it to the railway station."]}
+    },
     "feature-extraction": {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 8, "normalize": True}},
 }
+PAIR = {"inputs": {"text": "She opened the door of the old house.", "text_pair": "Nobody had been inside for years."}}
 
 
 def answer_example(checkpoint: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
     """Returns a request body and the graph's answer to it, as they are sent over HTTP."""
-    example = dict(EXAMPLES[checkpoint.task])
+    example = dict(PAIR if checkpoint.pairs_only else EXAMPLES[checkpoint.task])
     if checkpoint.mask is not None:
         example["inputs"] = example["inputs"].replace("[MASK]", checkpoint.mask.token)
-    body = read_body(checkpoint.task, json.dumps(example).encode(), Limits(max_inputs=1, max_chars=1000))
+    body = read_body(checkpoint.task, json.dumps(example).encode(), Limits(max_inputs=choose.MAX_CHOICES, max_chars=1000))
     (request,) = body.requests(checkpoint)
     return Example(request=example, result=body.answer([predict(checkpoint.task, request, tokenizer, engine, checkpoint)]))

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
+from export.checkpoint.card_metadata import CardMetadata
 from export.checkpoint.flops import count_flops
 from service.bundle.graph_spec import InputSpec, OutputSpec
-from service.bundle.manifest import Activation, Embedding, Flops, MaskToken, Piece, Task, TokenizerSpec
+from service.bundle.manifest import Activation, Embedding, Flops, MaskToken, Piece, SpecialPiece, Task, TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class Checkpoint:
         subword_prefix: Prefix of a token that continues a word, or None.
         mask: The mask token, for fill-mask.
         card: The checkpoint's README.md, if it has one.
+        card_metadata: What it says of license, language and data.
         embedding: How a text's vector is computed, for feature extraction.
+        pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
     """
 
     name: str
@@ -65,14 +68,46 @@ class Checkpoint:
     subword_prefix: str | None
     mask: MaskToken | None
     card: str | None
+    card_metadata: CardMetadata
     embedding: Embedding | None = None
+    pairs_only: bool = False
+
+    @property
+    def attention_size(self) -> tuple[int, int]:
+        """How many heads an attention has and how many values they share out, of whole heads; zeros where the configuration does not say."""
+        heads, hidden = (getattr(self.model.config, name, None) for name in ("num_attention_heads", "hidden_size"))
+        if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1 or hidden % heads:
+            return 0, 0
+        return heads, hidden
+
+    @property
+    def attentions(self) -> int:
+        """How many attentions a text goes through: one a layer, and in a decoder that reads an encoder two."""
+        config: Any = self.model.config
+        reads_encoder = config.is_encoder_decoder and any(name.endswith("decoder") for name, _ in self.model.named_modules())
+        counts: list[int] = [getattr(config, name, None) or 0 for name in ("num_decoder_layers", "decoder_layers")]
+        encoder_layers: int = config.num_hidden_layers
+        return encoder_layers + (2 * max(counts) if reads_encoder else 0)
+
+    def example_ids(self, length: int) -> list[int]:
+        """Returns token ids of a text of this many tokens, with its special tokens: the heads of some models look for the last of them.
+
+        Args:
+            length: Tokens, special tokens counted.
+        """
+        word = 0 if self.pad_id else 1
+        place = next((i for i, piece in enumerate(self.single) if not isinstance(piece, SpecialPiece)), 0)
+        before, after = (
+            [piece.id for piece in side if isinstance(piece, SpecialPiece)] for side in (self.single[:place], self.single[place:])
+        )
+        return [*before, *[word] * (length - len(before) - len(after)), *after][-length:]
 
     def tokenizer_spec(self, sha256: str) -> TokenizerSpec:
         """Returns the manifest's entry of the tokenizer, given the digest of its file."""
-        facts = ("max_length", "pad_id", "padding_side", "single", "pair", "cls_index", "subword_prefix", "mask")
+        facts = ("max_length", "pad_id", "padding_side", "single", "pair", "cls_index", "subword_prefix", "mask", "pairs_only")
         return TokenizerSpec.model_validate({"sha256": sha256} | {fact: getattr(self, fact) for fact in facts})
 
     @cached_property
     def flops(self) -> Flops:
         """Floating-point operations of a text, counted on first access by running the model."""
-        return count_flops(self.model, self.inputs, max_length=self.max_length, pad_id=self.pad_id)
+        return count_flops(self.model, self.inputs, self.example_ids, max_length=self.max_length)

@@ -6,7 +6,7 @@ at all lengths is left out: layers on [CLS] alone, and tables of relative positi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,9 @@ from service.bundle.manifest import Flops
 MAX_LENGTH = 32  # tokens; counts are exact at any length, and a large model should not take seconds
 
 
-def count_flops(model: PreTrainedModel, inputs: Sequence[InputSpec], *, max_length: int, pad_id: int) -> Flops:
+def count_flops(
+    model: PreTrainedModel, inputs: Sequence[InputSpec], example_ids: Callable[[int], Sequence[int]], *, max_length: int
+) -> Flops:
     """Returns the operations of a text: those that grow with its tokens, and those that grow with their square.
 
     A head that reads every position is counted at all of them. The exception is a masked language model, whose graphs run the head on the
@@ -30,14 +32,14 @@ def count_flops(model: PreTrainedModel, inputs: Sequence[InputSpec], *, max_leng
     Args:
         model: In evaluation mode, with eager attention, so that every product is an operator of its own.
         inputs: The graph's inputs.
+        example_ids: Returns the token ids of a text of so many tokens.
         max_length: Usable length in tokens.
-        pad_id: Token id of the padding, which the texts do not contain.
     """
     longest = min(max_length, MAX_LENGTH)
     lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
     masked = any(spec.fill == "mask_index" for spec in inputs)
     with torch.no_grad(), _head_on_one_position(model) if masked else nullcontext():
-        counts = [_count_operations(model, inputs, length, pad_id) for length in lengths]
+        counts = [_count_operations(model, inputs, example_ids(length)) for length in lengths]
     return fit_terms(lengths, counts)
 
 
@@ -55,10 +57,10 @@ def fit_terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
     return Flops(linear=max(linear, 1.0), quadratic=quadratic)
 
 
-def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], length: int, pad_id: int) -> int:
-    """Runs one text of this length and returns its operations."""
-    values = {"token_ids": 0 if pad_id else 1, "attention_mask": 1, "type_ids": 0}
-    feed = {spec.name: torch.full((1, length), values[spec.fill]) for spec in inputs if spec.fill in values}
+def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], ids: Sequence[int]) -> int:
+    """Runs one text and returns its operations."""
+    values = {"token_ids": ids, "attention_mask": [1] * len(ids), "type_ids": [0] * len(ids)}
+    feed = {spec.name: torch.tensor([values[spec.fill]]) for spec in inputs if spec.fill in values}
     counter = _FlopCounter()
     with counter:
         model(**feed)

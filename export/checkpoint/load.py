@@ -14,12 +14,14 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.padding_side import Side, find_padding_side
+from export.checkpoint.head_adapter import adapt_head
+from export.checkpoint.hidden_layers import choose_layers, number_layers
+from export.checkpoint.padding import Padding, find_padding, settle_pad_token
 from export.checkpoint.self_modifying import refuse_self_modifying
 from export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
-from export.checkpoint.signature import MASK_INDEX, enable_layers, graph_outputs, model_inputs
+from export.checkpoint.signature import MASK_INDEX, graph_outputs, model_inputs
 from export.checkpoint.source import SourceFiles, find_source, read_with_transformers
-from export.checkpoint.task_head import choose_task, read_activation, read_labels
+from export.checkpoint.task_head import choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from export.checkpoint.tokenizer import (
     find_cls_index,
     load_tokenizer,
@@ -32,49 +34,68 @@ from export.checkpoint.tokenizer import (
 from export.checkpoint.weights import load_model
 from export.errors import CheckpointError
 from service.bundle.graph_spec import InputSpec
-from service.bundle.manifest import Layers, Piece, Task
+from service.bundle.manifest import Combine, Layers, Piece, Task
 
 # for a model with relative positions alone whose tokenizer states no limit: nearly all were trained with this
 DEFAULT_LENGTH = 512
 
 
-def load_checkpoint(source: str, *, task: str = "auto", revision: str | None = None, layers: Layers = "last") -> Checkpoint:
+def load_checkpoint(
+    source: str, *, task: str = "auto", revision: str | None = None, layers: Layers = "last", combine: Combine | None = None
+) -> Checkpoint:
     """Loads a checkpoint from a local folder or the hub.
 
     Args:
         source: A folder with `config.json` and `model.safetensors`, or a hub id.
         task: A Hugging Face task name, or `auto` to read it from the architecture.
         revision: Branch, tag or commit of a hub id.
-        layers: Outputs of an embedding graph: the last layer, or also the last four side by side.
+        layers: Outputs of an embedding graph: the last layer, or also the last four side by side, or those of these numbers.
+        combine: How these become one where a request names no layers; None where such a request gets the last layer.
 
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     # the checks below report what its warnings are about, each in one line
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
     config = read_with_transformers(f"the configuration of `{source}`", AutoConfig.from_pretrained, files.model_folder)
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     embeds = chosen_task == "feature-extraction"
     if layers != "last" and not embeds:
-        raise CheckpointError(f"--layers {layers} is for feature-extraction, and `{source}` is for {chosen_task}; leave it out.")
+        named = layers if isinstance(layers, str) else ",".join(map(str, layers))
+        raise CheckpointError(f"--layers {named} is for feature-extraction, and `{source}` is for {chosen_task}; leave it out.")
+    if combine is not None and layers == "last":
+        raise CheckpointError(f"--combine {combine} is for several layers; name them with --layers, or leave it out.")
     tokenizer = load_tokenizer(source, files.tokenizer_folder)
     sentences = read_sentence_settings(files.folder, files.trained_folder) if embeds else None
     model = load_model(files, chosen_task, auto_class, config)
-    enable_layers(model, layers)
-    return _describe(files, chosen_task, config, model, tokenizer, sentences, layers)
+    adapt_head(model, chosen_task)
+    return _describe(files, chosen_task, config, model, tokenizer, sentences, layers, combine)
 
 
 def _describe(
-    files: SourceFiles, task: Task, config: Any, model: PreTrainedModel, tokenizer: Any, sentences: SentenceSettings | None, layers: Layers
+    files: SourceFiles,
+    task: Task,
+    config: Any,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    sentences: SentenceSettings | None,
+    layers: Layers,
+    combine: Combine | None,
 ) -> Checkpoint:
     """Checks that model and tokenizer fit, and reads from them what the later stages need."""
-    source = files.source
+    source, fixed = files.source, fixed_labels(model)
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
     single, pair = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
     _check_types(source, config, inputs, (*single, *pair))
+    settle_pad_token(source, model, tokenizer, (*single, *pair))
+    padding = _padding(source, model, tokenizer, inputs)
+    embedding = None
+    if sentences is not None:
+        given = choose_layers(model, tokenizer, layers)
+        embedding = sentences.embedding(model, given, None if combine is None else number_layers(layers, given), combine or "concat")
     return Checkpoint(
         name=Path(source.rstrip("/")).name,
         source=Path(source).name if files.is_local else source,
@@ -84,21 +105,23 @@ def _describe(
         model=model,
         task=task,
         inputs=(*inputs, MASK_INDEX) if task == "fill-mask" else inputs,
-        outputs=graph_outputs(task, layers),
-        labels=read_labels(source, config) if task.endswith("-classification") else (),
-        activation=read_activation(config) if task == "text-classification" else "softmax" if sentences is None else "none",
+        outputs=graph_outputs(task, embedding),
+        labels=fixed or (read_labels(source, config) if task.endswith("-classification") else ()),
+        activation=read_activation(config) if task == "text-classification" and not fixed else "softmax" if sentences is None else "none",
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, task),
         max_length=min(_usable_length(model, tokenizer), (sentences and sentences.max_length) or sys.maxsize),
-        pad_id=tokenizer.pad_token_id,
-        padding_side=_padding_side(source, model, tokenizer, inputs),
+        pad_id=padding.id,
+        padding_side=padding.side,
         single=single,
         pair=pair,
-        cls_index=_cls_index(source, task, tokenizer, single, pair),
+        cls_index=find_cls_index(tokenizer, single, pair),
         subword_prefix=read_subword_prefix(tokenizer),
         mask=read_mask_token(source, tokenizer) if task == "fill-mask" else None,
         card=files.card,
-        embedding=None if sentences is None else sentences.embedding(model, layers),
+        card_metadata=files.card_metadata,
+        embedding=embedding,
+        pairs_only=judges_pairs(model),
     )
 
 
@@ -126,25 +149,17 @@ def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces
         )
 
 
-def _cls_index(source: str, task: Task, tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
-    """Returns the position of [CLS]; question answering needs one, because [CLS] stands for "no answer"."""
-    index = find_cls_index(tokenizer, single, pair)
-    if task == "question-answering" and index is None:
-        raise CheckpointError(
-            f"the tokenizer of `{source}` neither begins nor ends its inputs with a [CLS] token, which question answering needs."
-        )
-    return index
-
-
-def _padding_side(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...]) -> Side:
-    """Returns the side of padding, found by running the model for the first time."""
+def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...]) -> Padding:
+    """Returns the padding, found by running the model for the first time."""
     try:
         with refuse_self_modifying(source, model):
-            return find_padding_side(model, tokenizer, [spec.name for spec in inputs])
+            return find_padding(model, tokenizer, [spec.name for spec in inputs])
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        asks = "decoder_input" in str(error)
         raise CheckpointError(
-            f"{type(model).__name__} of `{source}` does not run on what its tokenizer gives: {type(error).__name__}: {error}; "
-            "mend the checkpoint, or it is of a kind that is not understood."
+            f"{type(model).__name__} of `{source}` "
+            + ("has a decoder whose inputs no text fills" if asks else "does not run on what its tokenizer gives")
+            + f": {type(error).__name__}: {error}; mend the checkpoint, or it is of a kind that is not understood."
         ) from error
 
 

@@ -26,23 +26,43 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 TASKS = {"SEQ_CLS": "text-classification", "TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering"}
 
-# settings that change what is merged, and the values under which it is plain LoRA or DoRA
-_PLAIN: dict[str, tuple[Any, ...]] = {
-    "lora_bias": (False, None),
-    "fan_in_fan_out": (False, None),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None,),
-    "use_qalora": (False, None),
-    "target_parameters": (None, []),
-    # others, as pissa and olora, change the weights of the model too
-    "init_lora_weights": (True, False, "gaussian", None),
-    # these change what a layer computes, some of them only after certain tokens
-    "alora_invocation_tokens": (None,),
-    "arrow_config": (None,),
-    "kasa_config": (None,),
-    "monteclora_config": (None,),
-    "use_bdlora": (None,),
+# Settings of peft 0.21 that any value may have: those that are read here, or follow from the tensors' names and shapes, ...
+_READ = {
+    "peft_type",
+    "task_type",
+    "base_model_name_or_path",
+    "revision",
+    "lora_alpha",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "modules_to_save",
 }
+# ... and those that say how the adapter was trained, and nothing of what it does afterwards.
+_OF_TRAINING = {
+    "auto_mapping",
+    "eva_config",
+    "exclude_modules",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_dropout",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "runtime_config",
+}
+# Settings that change what is merged, and the values that are understood. All others must be off: a setting that is not known here may
+# change it too, and peft writes those that are not used as null, false or empty.
+_UNDERSTOOD: dict[str, tuple[Any, ...]] = {
+    "bias": ("none", "all", "lora_only", None),
+    # how the adapter begins; others, as pissa and olora, change the weights of the model too
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
+    "use_dora": (True, False, None),
+    "use_rslora": (True, False, None),
+}
+_OFF: tuple[Any, ...] = (None, False, {}, [], "")
+_MAX_SHOWN = 80  # characters of a value in a message
 
 
 @dataclass(frozen=True)
@@ -119,8 +139,9 @@ class LoraAdapter:
             CheckpointError: It is for another model.
         """
         self._check_layers(model)
-        parameters = dict(model.named_parameters())
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         self._check_full_parameters(model, parameters)
+        self._check_shared_weights(model, parameters)
         _merge_with_peft(self, model)
         with torch.no_grad():
             for name, tensor in self.full_parameters.items():
@@ -149,6 +170,22 @@ class LoraAdapter:
                 raise CheckpointError(
                     f"the adapter `{self.folder.name}` has `{name}` of shape {list(tensor.shape)}, which {type(model).__name__} has "
                     f"{'as ' + str(list(parameters[name].shape)) if name in parameters else 'not'}; give the right --task or model."
+                )
+
+    def _check_shared_weights(self, model: PreTrainedModel, parameters: dict[str, torch.nn.Parameter]) -> None:
+        """Refuses to change a matrix that the model has in two places, as a language model has its embedding: peft trained a copy for one.
+
+        A bias that is shared was trained as one, and stays one.
+        """
+        names: dict[torch.nn.Parameter, list[str]] = {}
+        for name, parameter in parameters.items():
+            names.setdefault(parameter, []).append(name)
+        for name in (*(f"{layer}.weight" for layer in self.updates), *self.full_parameters):
+            others = [other for other in names[parameters[name]] if other != name]
+            if others and parameters[name].ndim > 1:
+                raise CheckpointError(
+                    f"the adapter `{self.folder.name}` changes `{name}` alone, which {type(model).__name__} shares with `{others[0]}`; "
+                    "that is not understood: export a checkpoint in which they are two (`tie_word_embeddings`), with the adapter merged by peft."
                 )
 
 
@@ -188,17 +225,26 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
     )
 
 
-def _check_settings(folder: Path, config: dict[str, Any]) -> None:
+def _check_settings(folder: Path, config: Any) -> None:
     """Refuses adapters of other kinds than LoRA, settings that are not understood, and a base model that is not named."""
+    if not isinstance(config, dict):
+        raise CheckpointError(f"the adapter `{folder.name}` cannot be read: {CONFIG_FILE} is no JSON object; save it again.")
     if config.get("peft_type") != "LORA":
         raise CheckpointError(
             f"the adapter `{folder.name}` is of type {config.get('peft_type')}; only LORA is understood: merge it with peft."
         )
-    for setting, plain in _PLAIN.items():
-        if config.get(setting) not in plain:
+    for setting in sorted(config.keys() - _READ - _OF_TRAINING):
+        if config[setting] not in _UNDERSTOOD.get(setting, _OFF):
+            value = repr(config[setting])
             raise CheckpointError(
-                f"the adapter `{folder.name}` has `{setting}` = {config[setting]!r}, which is not understood; merge it with peft and export the result."
+                f"the adapter `{folder.name}` has `{setting}` = {value if len(value) <= _MAX_SHOWN else value[:_MAX_SHOWN] + '…'}, which is not "
+                "understood; merge it with peft and export the result."
             )
+    alpha = config.get("lora_alpha")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+        raise CheckpointError(
+            f"the adapter `{folder.name}` has `lora_alpha` = {alpha!r} in {CONFIG_FILE}, which must be a number; save it again."
+        )
     if not config.get("base_model_name_or_path"):
         raise CheckpointError(
             f"the adapter `{folder.name}` does not say on which model it was trained; set `base_model_name_or_path` in {CONFIG_FILE}."
@@ -216,6 +262,8 @@ def _sort_tensors(
         name = key.removeprefix("base_model.model.")
         for wrapper in (".modules_to_save.default.", ".modules_to_save.", ".base_layer."):  # peft's modules around those of the model
             name = name.replace(wrapper, ".")
+        if ".original_module." in name:
+            continue  # with `bias` = all also those of the model's own head, in whose place the trained one runs
         layer, infix, part = name.rpartition(".lora_")
         if not infix:
             full_parameters[name] = tensor
@@ -249,7 +297,7 @@ def _merge_with_peft(adapter: LoraAdapter, model: PreTrainedModel) -> None:
     config = LoraConfig(
         target_modules="|".join(map(re.escape, adapter.updates)),  # a string is a regular expression for a layer's whole name
         rank_pattern={f"^{re.escape(name)}": update.rank for name, update in adapter.updates.items()},
-        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # peft only divides it
+        lora_alpha=adapter.alpha,  # annotated as whole, but peft only divides it
         use_rslora=adapter.use_rslora,
         use_dora=adapter.use_dora,
     )
@@ -259,6 +307,6 @@ def _merge_with_peft(adapter: LoraAdapter, model: PreTrainedModel) -> None:
         tensors |= {f"model.{name}.lora_A.weight": update.a, f"model.{name}.lora_B.weight": update.b}
         if update.magnitude is not None:
             tensors[f"model.{name}.lora_magnitude_vector"] = update.magnitude
-    unexpected = set_peft_model_state_dict(tuner, tensors).unexpected_keys  # type: ignore[attr-defined]  # it is a named tuple
+    unexpected = set_peft_model_state_dict(tuner, tensors).unexpected_keys
     assert not unexpected, unexpected  # the layers were checked above
     tuner.merge_and_unload()

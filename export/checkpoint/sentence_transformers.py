@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from export.checkpoint.modules_json import MODULES_FILE, TRANSFORMER, read_json, read_modules
 from export.errors import CheckpointError
-from service.bundle.manifest import Embedding, Layers, Pooling
+from service.bundle.manifest import Combine, Embedding, Layers, Pooling
 
 # sentence-transformers' name of a pooling, in its older files within `pooling_mode_..._token(s)`
 _POOLINGS: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max"}
@@ -43,13 +43,15 @@ class SentenceSettings:
     prompts: dict[str, str] | None = None
     default_prompt: str | None = None
 
-    def embedding(self, model: PreTrainedModel, layers: Layers) -> Embedding:
+    def embedding(self, model: PreTrainedModel, layers: Layers, default_layers: tuple[int, ...] | None, combine: Combine) -> Embedding:
         """Returns the manifest's entry of the embedding."""
         return Embedding(
             pooling=self.pooling,
             normalize=self.normalize,
             dimensions=model.config.hidden_size,
             layers=layers,
+            default_layers=default_layers,
+            combine=combine,
             prompts=self.prompts or {},
             default_prompt=self.default_prompt,
         )

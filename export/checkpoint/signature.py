@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from export.errors import CheckpointError
 from service.bundle.graph_spec import InputSpec, OutputSpec
-from service.bundle.manifest import Layers, Task
+from service.bundle.manifest import LAST_FOUR, Embedding, Task
 
 INPUTS: dict[str, InputSpec] = {
     "input_ids": InputSpec(name="input_ids", fill="token_ids"),
@@ -20,15 +20,16 @@ INPUTS: dict[str, InputSpec] = {
 MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
 
 LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
-LAST_FOUR_LAYERS = OutputSpec(name="last_four_hidden_states", kind="per_token")
+LAST_FOUR_LAYERS = "last_four_hidden_states"
+LAYERS = "hidden_states_"  # and their numbers
 OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
     "text-classification": (OutputSpec(name="logits", kind="per_text"),),
     "token-classification": (OutputSpec(name="logits", kind="per_token"),),
     "question-answering": (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
     "fill-mask": (OutputSpec(name="logits", kind="per_mask"),),
+    "multiple-choice": (OutputSpec(name="logits", kind="per_text"),),
     "feature-extraction": (LAST_LAYER,),
 }
-_FOUR = 4
 
 
 def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
@@ -58,22 +59,11 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
     return tuple(INPUTS[name] for name in parameters if name in INPUTS and name in tokenizer.model_input_names)
 
 
-def graph_outputs(task: Task, layers: Layers) -> tuple[OutputSpec, ...]:
-    """Returns the outputs of a task's graph; `layers` counts for embeddings alone."""
-    return (LAST_LAYER, LAST_FOUR_LAYERS) if layers == "last_four" else OUTPUTS[task]
-
-
-def enable_layers(model: PreTrainedModel, layers: Layers) -> None:
-    """Makes an encoder return the layers that `read_output` needs.
-
-    Raises:
-        CheckpointError: It has fewer than four layers.
-    """
-    if layers == "last_four":
-        count = model.config.num_hidden_layers
-        if count < _FOUR:
-            raise CheckpointError(f"the model has {count} layers, and --layers last_four needs {_FOUR}; leave it out.")
-        model.config.output_hidden_states = True
+def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, ...]:
+    """Returns the outputs of a task's graph; an embedding's says which layers."""
+    if embedding is None or embedding.layers == "last":
+        return OUTPUTS[task]
+    return (LAST_LAYER, OutputSpec(name=embedding.layers_output, kind="per_token"))
 
 
 def read_output(outputs: Any, name: str) -> torch.Tensor:
@@ -83,8 +73,10 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
         outputs: What the model's `forward` returned.
         name: The graph's name of the output.
     """
-    if name == LAST_FOUR_LAYERS.name:
+    if name == LAST_FOUR_LAYERS or name.startswith(LAYERS):
         # the last one is read from `last_hidden_state`, because some models normalize it after the last layer
-        return torch.cat([*outputs.hidden_states[-_FOUR:-1], outputs.last_hidden_state], dim=-1)
+        states = (*outputs.hidden_states[:-1], outputs.last_hidden_state)
+        chosen = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS).split("_"))
+        return torch.cat([states[layer] for layer in chosen], dim=-1)
     tensor: torch.Tensor = outputs[name]
     return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -14,9 +15,14 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from export.checkpoint.card_metadata import CardMetadata, read_card_metadata
 from export.checkpoint.lora import CONFIG_FILE, LoraAdapter, read_adapter
-from export.checkpoint.modules_json import find_transformer
+from export.checkpoint.modules_json import find_transformer, read_modules
 from export.errors import CheckpointError
+
+# no pickles, no Python: what is not fetched cannot be loaded
+_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class SourceFiles:
     @property
     def commit(self) -> str | None:
         """The hub's commit, after which the folder of a download is named, or None for a local folder."""
-        return self.folder.name if not self.is_local and re.fullmatch(r"[0-9a-f]{40}", self.folder.name) else None
+        return self.folder.name if not self.is_local and _COMMIT.fullmatch(self.folder.name) else None
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -59,7 +65,12 @@ class SourceFiles:
     def card(self) -> str | None:
         """The checkpoint's README.md, if it has one."""
         path = self.folder / "README.md"
-        return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+        return path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else None
+
+    @property
+    def card_metadata(self) -> CardMetadata:
+        """What that file says of license, language and data."""
+        return read_card_metadata(self.folder / "README.md")
 
     @property
     def weights_sha256(self) -> str:
@@ -130,14 +141,26 @@ def _find_folder(source: str, revision: str | None) -> Path:
     if source.count("/") > 1 or source.startswith((".", "/", "~")):
         raise CheckpointError(f"the folder `{source}` does not exist.")
     try:
-        # no pickles, no Python: what is not fetched cannot be loaded; `*` matches folders too, as those of `modules.json`
-        return Path(
-            snapshot_download(source, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "README.md"])
-        )
+        return _download(source, revision)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
             f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network."
         ) from error
+
+
+def _download(source: str, revision: str | None) -> Path:
+    """Downloads the files of a hub id's top folder, and of the folders that its `modules.json` names; returns the top folder.
+
+    The hub's `*` matches `/` too. Without a limit it would fetch the weights of every step that a Trainer pushed (`checkpoint-500/`), and
+    those of other formats (`onnx/`, `original/`).
+    """
+    folder = Path(snapshot_download(source, revision=revision, allow_patterns=list(_WANTED), ignore_patterns=["*/*"]))
+    commit = folder.name if _COMMIT.fullmatch(folder.name) else revision  # a branch may move between two downloads
+    for path in sorted({entry.folder.relative_to(folder).as_posix() for entry in read_modules(folder)} - {"."}):
+        escaped = glob.escape(path)
+        allowed = [f"{escaped}/{pattern}" for pattern in _WANTED]
+        snapshot_download(source, revision=commit, allow_patterns=allowed, ignore_patterns=[f"{escaped}/*/*"])
+    return folder
 
 
 def _find_base_model(adapter: LoraAdapter) -> Path:

@@ -8,9 +8,14 @@ import torch
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForNextSentencePrediction,
+    AutoModelForPreTraining,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
     AutoModelForTokenClassification,
+    PreTrainedModel,
 )
 
 from export.checkpoint.lora import LoraAdapter
@@ -24,9 +29,28 @@ HEADS: dict[str, tuple[Task, Any]] = {
     "ForTokenClassification": ("token-classification", AutoModelForTokenClassification),
     "ForQuestionAnswering": ("question-answering", AutoModelForQuestionAnswering),
     "ForMaskedLM": ("fill-mask", AutoModelForMaskedLM),
+    "ForMultipleChoice": ("multiple-choice", AutoModelForMultipleChoice),
     "Model": ("feature-extraction", AutoModel),
 }
 TASKS = tuple(task for task, _ in HEADS.values())
+OTHER_HEADS: dict[str, dict[Task, Any]] = {
+    # the architecture's name, or what it has from "For" on -> each task that it has a head for, the one that is meant first, and the class that loads that
+    "ForNextSentencePrediction": {"text-classification": AutoModelForNextSentencePrediction},
+    "AlbertForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForPreTraining},
+    "ElectraForPreTraining": {"token-classification": AutoModelForPreTraining},
+    # the classes of either head alone have the same modules by the same names
+    **{
+        f"{family}ForPreTraining": {"fill-mask": AutoModelForMaskedLM, "text-classification": AutoModelForNextSentencePrediction}
+        for family in ("Bert", "Ernie", "FNet", "MegatronBert", "MobileBert")
+    },
+}
+PAIR_HEADS = ("ForNextSentencePrediction", "AlbertForPreTraining")
+FIXED_LABELS = {
+    # suffix of the loaded class's name -> the labels that transformers fixed for its head, whatever config.json says, by id
+    "ForNextSentencePrediction": ("is_next", "not_next"),
+    "AlbertForPreTraining": ("in_order", "swapped"),
+    "ElectraForPreTraining": ("original", "replaced"),
+}
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
@@ -41,6 +65,16 @@ def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Ta
         CheckpointError: The task is not known, or the model has no head for it.
     """
     return _task_of_model(config, task) if adapter is None else _task_of_adapter(config, task, adapter)
+
+
+def fixed_labels(model: PreTrainedModel) -> tuple[str, ...] | None:
+    """Returns the labels by id of a head whose labels are always the same, with a softmax over them; None for any other head."""
+    return next((labels for suffix, labels in FIXED_LABELS.items() if type(model).__name__.endswith(suffix)), None)
+
+
+def judges_pairs(model: PreTrainedModel) -> bool:
+    """Returns whether a model says how two texts go together, so that one alone means nothing to it."""
+    return type(model).__name__.endswith(PAIR_HEADS)
 
 
 def read_labels(source: str, config: Any) -> tuple[str, ...]:
@@ -69,32 +103,39 @@ def read_activation(config: Any) -> Activation:
 def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it, from the architecture's name or the user's choice."""
     architectures = config.architectures or []
-    if getattr(config, "is_encoder_decoder", False) or getattr(config, "is_decoder", False):
-        raise CheckpointError(
-            f"architecture {architectures or 'none'} has a decoder; only encoders are exported: text in, scores out in one run."
-        )
-    # the name of a language model ends in "LMHeadModel", but that is no bare encoder
-    trained_for = next(
-        (
-            head_task
-            for name in architectures
-            for suffix, (head_task, auto_class) in HEADS.items()
-            if "HeadModel" not in name and _has_head(name, suffix, auto_class)
-        ),
-        None,
-    )
-    wanted = trained_for if task == "auto" else task
+    trained_for = _heads(architectures)
+    wanted = next(iter(trained_for), None) if task == "auto" else task
     if wanted is None:
         raise CheckpointError(f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(TASKS)}.")
     # every model with a head contains an encoder
-    if trained_for not in (None, wanted) and wanted != "feature-extraction":
-        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {trained_for}; --task {wanted} does not fit it.")
+    if trained_for and wanted not in trained_for and wanted != "feature-extraction":
+        made_for = " and ".join(trained_for)
+        raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {wanted} does not fit it.")
     chosen, auto_class = next((head_task, auto_class) for head_task, auto_class in HEADS.values() if head_task == wanted)
+    auto_class = trained_for.get(chosen, auto_class)
+    if (
+        wanted == "feature-extraction"
+        and getattr(config, "is_encoder_decoder", False)
+        and type(config) in AutoModelForTextEncoding._model_mapping
+    ):
+        auto_class = AutoModelForTextEncoding  # no text fills the inputs of T5's decoder
     if type(config) not in auto_class._model_mapping:
         raise CheckpointError(
             f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {architectures or 'none'})."
         )
     return chosen, auto_class
+
+
+def _heads(architectures: list[str]) -> dict[Task, Any]:
+    """Returns each task that an architecture has a head for, the one that is meant first, with the class that loads it; none if not known."""
+    for name in architectures:
+        other = OTHER_HEADS.get(name) or OTHER_HEADS.get(name[max(name.find("For"), 0) :])
+        if other is not None:
+            return other
+        for suffix, (task, auto_class) in HEADS.items():
+            if _has_head(name, suffix, auto_class):
+                return {task: auto_class}
+    return {}
 
 
 def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task, Any]:
@@ -115,5 +156,11 @@ def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task
 
 
 def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
-    """Returns whether an architecture is one that transformers has for a head; the names of XLNet's, for one, have other suffixes."""
-    return architecture.endswith(suffix) or architecture in auto_class._model_mapping._model_mapping.values()
+    """Returns whether an architecture is one that transformers has for a head; the names of XLNet's, for one, have other suffixes.
+
+    The name of a language model ends in "LMHeadModel", but that is no bare encoder; and BART, which writes texts, was not made to fill masks,
+    though it can.
+    """
+    named = architecture.endswith(suffix) and "HeadModel" not in architecture
+    mapped = architecture in auto_class._model_mapping._model_mapping.values() and "ForConditionalGeneration" not in architecture
+    return named or mapped

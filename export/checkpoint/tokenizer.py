@@ -21,7 +21,7 @@ def load_tokenizer(source: str, folder: Path) -> Any:
         folder: Folder of the tokenizer's files.
 
     Raises:
-        CheckpointError: There is none, it is slow, or it has no padding token.
+        CheckpointError: There is none, or it is slow.
     """
     tokenizer = read_with_transformers(f"the tokenizer of `{source}`", AutoTokenizer.from_pretrained, folder)
     if not getattr(tokenizer, "is_fast", False):
@@ -29,8 +29,6 @@ def load_tokenizer(source: str, folder: Path) -> Any:
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         # transformers 5 makes up a tokenizer of special tokens if there is no file
         raise CheckpointError(f"`{source}` has no tokenizer: neither `tokenizer.json` nor a vocabulary; save one with `save_pretrained`.")
-    if tokenizer.pad_token_id is None:
-        raise CheckpointError(f"the tokenizer of `{source}` has no padding token; set `pad_token` and save it again.")
     return tokenizer
 
 

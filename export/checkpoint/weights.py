@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from export.checkpoint.pruned_heads import prune_while_loading
 from export.checkpoint.source import SourceFiles, read_with_transformers
 from export.checkpoint.unexpected_weights import refuse_unexpected_weights
 from export.errors import CheckpointError
@@ -27,17 +28,18 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any) -> 
         CheckpointError: Weights are missing, unexpected, of other shapes than configured, or not finite.
     """
     source, adapter = files.source, files.adapter
-    model, report = read_with_transformers(
-        f"the weights of `{source}`",
-        auto_class.from_pretrained,
-        files.model_folder,
-        config=config,
-        use_safetensors=True,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, with a better message
-    )
+    with prune_while_loading(source, config):
+        model, report = read_with_transformers(
+            f"the weights of `{source}`",
+            auto_class.from_pretrained,
+            files.model_folder,
+            config=config,
+            use_safetensors=True,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, with a better message
+        )
     replaced = set() if adapter is None else adapter.merge(model)
     _refuse_other_shapes(source, [entry for entry in report["mismatched_keys"] if entry[0] not in replaced])
     missing = set(report["missing_keys"]) - replaced

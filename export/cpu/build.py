@@ -6,18 +6,33 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export import calibration, trace
+from export import calibration
 from export.artifact import Artifact
+from export.calibration import Split, Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
+from export.errors import GraphError, QuantizationError
 from export.graph import onnx_files
+from export.inference import Feed
 from export.int8 import quantize
 from export.progress import Progress, stage
 from service.bundle.graph_spec import Precision
 from service.text.tokenizer import Tokenizer
 
-TRACED = f"torchscript opset {trace.OPSET}"
-FORM = f"{TRACED}, packed MultiHeadAttention with key padding"
+
+@dataclass(frozen=True)
+class Int8Options:
+    """How int8 is made.
+
+    Attributes:
+        texts: What it is chosen and judged on.
+        max_error: How far it may move the outputs on the validation texts, as a share of their standard deviation.
+        quick: Whether it is left out to measure which matrices matter most.
+    """
+
+    texts: Split
+    max_error: float
+    quick: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,12 +50,13 @@ class OptimizedGraph:
     fusions: dict[str, int]
 
 
-def optimize(raw: Path, checkpoint: Checkpoint) -> OptimizedGraph:
+def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> OptimizedGraph:
     """Makes the float32 graph, beside the traced one.
 
     Args:
         raw: The traced graph.
         checkpoint: What was traced.
+        traced: How it was traced, for the reader.
     """
     fused, unfused, cls_only, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "unfused", "cls_only", "packed"))
     fusions = ort_fusion.fuse(raw, fused, checkpoint)
@@ -50,7 +66,7 @@ def optimize(raw: Path, checkpoint: Checkpoint) -> OptimizedGraph:
     onnx_files.remove(unfused)
     pack_qkv.pack_qkv(cls_only, packed)
     onnx_files.remove(cls_only)
-    form = f"{TRACED}, {ort_fusion.attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if restricted else "")
+    form = f"{traced}, {ort_fusion.attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if restricted else "")
     return OptimizedGraph(packed, form, fusions)
 
 
@@ -60,8 +76,7 @@ def build_graphs(
     folder: Path,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
-    max_error: float,
+    int8: Int8Options,
     progress: Progress,
 ) -> Iterator[Artifact]:
     """Makes the graphs, each when it is asked for; float32 first, and always: int8 is made of it.
@@ -72,21 +87,39 @@ def build_graphs(
         folder: Where the files go, `model.cpu.<precision>.onnx`.
         checkpoint: What was traced.
         tokenizer: The service's tokenizer, for the texts.
-        texts: Calibration texts.
-        max_error: How far int8 may move the outputs on these texts, as a share of their standard deviation.
-        progress: Called with a line when int8 is made.
+        int8: How int8 is made.
+        progress: Called with a line when it is.
 
     Raises:
-        GraphError: The outputs do not bear int8.
+        QuantizationError: There is nothing to quantize, or the outputs do not bear it; the float32 graph came before.
     """
     path = folder / "model.cpu.fp32.onnx"
     onnx_files.copy(optimized.path, path)
     yield Artifact(path, "cpu", "fp32", optimized.form, checkpoint.inputs, fusions=optimized.fusions)
     if "int8" in precisions:
-        path = folder / "model.cpu.int8.onnx"
-        feeds = calibration.make_feeds(texts, checkpoint, tokenizer)
-        with stage(progress, "quantize", f"int8, calibrated on {len(feeds)} texts"):
-            int8 = quantize.quantize(optimized.path, path, optimized.path.parent, feeds, max_error=max_error)
-        yield Artifact(
-            path, "cpu", "int8", optimized.form, checkpoint.inputs, fusions=optimized.fusions, quantized=int8.counts, error=int8.error
-        )
+        yield _build_int8(optimized, folder / "model.cpu.int8.onnx", checkpoint, tokenizer, int8, progress)
+
+
+def _build_int8(
+    optimized: OptimizedGraph, path: Path, checkpoint: Checkpoint, tokenizer: Tokenizer, int8: Int8Options, progress: Progress
+) -> Artifact:
+    def feeds(texts: Texts) -> list[Feed]:
+        return calibration.make_feeds(texts.lines, checkpoint, tokenizer, passages=texts.passages)
+
+    texts = int8.texts
+    with stage(progress, "quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.validation)} others"):
+        try:
+            made = quantize.quantize(
+                optimized.path,
+                path,
+                optimized.path.parent,
+                feeds(texts.calibration),
+                feeds(texts.validation),
+                max_error=int8.max_error,
+                quick=int8.quick,
+            )
+        except GraphError as error:
+            onnx_files.remove(path)  # what was tried last
+            raise QuantizationError(str(error)) from error
+    form = f"{optimized.form}, int8 by --quick" if int8.quick else optimized.form
+    return Artifact(path, "cpu", "int8", form, checkpoint.inputs, fusions=optimized.fusions, quantized=made.counts, error=made.error)

@@ -31,6 +31,7 @@ _ROWWISE: dict[str, tuple[int, ...] | None] = {
     "MatMul": (0,),
     "MultiHeadAttention": (0,),  # a query's row; keys and values stay whole
 }
+_SCORE_BIAS = 5  # input of MultiHeadAttention: what is added to the scores, [1 or rows, heads, queries, keys]
 
 
 def restrict_to_cls(source: Path, target: Path) -> int:
@@ -81,20 +82,23 @@ def _rowwise_inputs(node: ir.Node) -> tuple[int, ...]:
 
 
 def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]], gathers: Collection[ir.Node]) -> None:
-    """Takes the first row of what restricted nodes read from nodes that are not restricted."""
-    bounds = [
-        rewrite.add_constant(graph, f"first_row/{name}", np.array([i], dtype=np.int64))
-        for name, i in (("start", 0), ("end", 1), ("axis", 1))
-    ]
+    """Takes the first row of what restricted nodes read from nodes that are not restricted, and of a bias of scores the first query's."""
+    names = {"start": 0, "end": 1, "axis": 1, "query_axis": 2}
+    bounds = {name: rewrite.add_constant(graph, f"first_row/{name}", np.array([i], dtype=np.int64)) for name, i in names.items()}
     one_row = restricted.keys() - gathers
-    sliced: dict[ir.Value, ir.Value] = {}
+    sliced: dict[tuple[ir.Value, str], ir.Value] = {}
     for node in graph:
-        for i in restricted.get(node, ()):
+        if node in gathers:
+            continue
+        axes = dict.fromkeys(restricted.get(node, ()), "axis")
+        if axes and node.op_type == "MultiHeadAttention" and len(node.inputs) > _SCORE_BIAS:
+            axes[_SCORE_BIAS] = "query_axis"
+        for i, axis in axes.items():
             value = node.inputs[i]
-            if value is None or node in gathers or value.producer() in one_row:
+            if value is None or (axis == "axis" and value.producer() in one_row):
                 continue
-            if value not in sliced:
-                cut = ir.node("Slice", [value, *bounds])
+            if (value, axis) not in sliced:
+                cut = ir.node("Slice", [value, bounds["start"], bounds["end"], bounds[axis]])
                 graph.insert_before(node, cut)
-                sliced[value] = cut.outputs[0]
-            node.replace_input_with(i, sliced[value])
+                sliced[value, axis] = cut.outputs[0]
+            node.replace_input_with(i, sliced[value, axis])

@@ -9,7 +9,7 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionO
 from onnxruntime.transformers.optimizer import optimize_model
 
 from export.checkpoint.checkpoint import Checkpoint
-from export.graph import onnx_files
+from export.graph import head_counts, onnx_files
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
@@ -23,22 +23,22 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     Returns:
         Fused operator -> count.
     """
-    config = checkpoint.model.config
     options = FusionOptions("bert")
     options.enable_embed_layer_norm = False
     options.attention_mask_format = AttentionMaskFormat.AttentionMask
-    heads, hidden = (getattr(config, name, None) for name in ("num_attention_heads", "hidden_size"))
-    known = isinstance(heads, int) and isinstance(hidden, int) and hidden % heads == 0
+    heads, hidden = checkpoint.attention_size
     with onnx_files.lazy_weights(source) as model:
         fused = optimize_model(
             model,
             model_type="bert",
-            num_heads=heads if known else 0,
-            hidden_size=hidden if known else 0,
+            num_heads=heads,
+            hidden_size=hidden,
             optimization_options=options,
             opt_level=0,
         )
     counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
+    if heads:
+        head_counts.count_heads(fused.model, hidden // heads)
     fused.topological_sort()
     onnx_files.save_proto(fused.model, target, folder=source.parent)
     return counts
@@ -51,8 +51,8 @@ def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
         fusions: What `optimize` returned.
         checkpoint: Says how many layers there are.
     """
-    layers = checkpoint.model.config.num_hidden_layers
+    layers = checkpoint.attentions
     count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
-    if count >= layers:
-        return "packed MultiHeadAttention with key padding"
-    return f"attention fused in {count} of {layers} layers" if count else "attention as traced"
+    if not count:
+        return "attention as traced"
+    return "packed MultiHeadAttention with key padding" if count >= layers else f"attention fused in {count} of {layers} layers"

@@ -96,16 +96,16 @@ def _bias_gelu(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Va
 
 
 def _gemm(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
-    """A product and an addition, the form of all other layers, so that quantization need not know two."""
+    """A product, and an addition where there is a bias: the form of all other layers, so that quantization need not know two."""
     attributes = node.attributes
     plain = attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0 and not attributes.get_int("transA", 0)
-    weight = node.inputs[1]
+    x, weight, bias = (*node.inputs, None)[:3]
     array = rewrite.constant(weight)
-    if weight is None or array is None or len(node.inputs) != 3 or not plain:
+    if weight is None or array is None or not plain:
         return ()
     if attributes.get_int("transB", 0):
         weight = rewrite.add_constant(graph, f"{weight.name}/transposed", np.ascontiguousarray(array.T))
-    return [_linear(tape, node.inputs[0], weight, node.inputs[2])]
+    return [tape.op("MatMul", [x, weight]) if bias is None else _linear(tape, x, weight, bias)]
 
 
 def _einsum(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:

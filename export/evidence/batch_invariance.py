@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from export import parallel
 from service.backend.onnx_engine import Engine, Row
 from service.bundle.graph_spec import Precision
 from service.text.tokenizer import Encoding
@@ -31,9 +32,10 @@ def worst_row_error(engine: Engine, encodings: Sequence[Encoding], alone: Sequen
         encodings: The rows; neighbors in this order share batches, so lengths should vary.
         alone: The outputs of each row alone.
     """
-    worst = 0.0
-    for i in range(0, len(encodings), BATCH_ROWS):
-        batch = engine.run(encodings[i : i + BATCH_ROWS])
-        for row, single in zip(batch, alone[i : i + BATCH_ROWS], strict=True):
-            worst = max(worst, *(float(np.abs(row[name] - single[name]).max(initial=0.0)) for name in row))
-    return worst
+
+    def worst_of(start: int) -> float:
+        part = slice(start, start + BATCH_ROWS)
+        pairs = zip(engine.run(encodings[part]), alone[part], strict=True)
+        return max(float(np.abs(row[name] - single[name]).max(initial=0.0)) for row, single in pairs for name in row)
+
+    return max(parallel.each(worst_of, range(0, len(encodings), BATCH_ROWS)), default=0.0)

@@ -16,7 +16,7 @@ SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head is chosen from this score o
 
 
 def decision(task: str, result: Any, config: ModelConfig) -> Any:
-    """Returns what a user takes from a result: the chosen labels, the entities, the best answer, the best token of each mask.
+    """Returns what a user takes from a result: the chosen labels, the entities, the best answer or choice, the best token of each mask.
 
     Args:
         task: Hugging Face name of the task; of a task that is not known here the whole result is the decision.
@@ -28,6 +28,8 @@ def decision(task: str, result: Any, config: ModelConfig) -> Any:
     if task == "question-answering":
         best = best_answer(result)
         return {name: best[name] for name in ("answer", "start", "end")}
+    if task == "multiple-choice":
+        return result[0]["index"]
     if task == "fill-mask":
         return [candidates[0]["token"] for candidates in mask_candidates(result)]
     return result_spans(result) or result

@@ -41,7 +41,7 @@ def measure_graph(
     measured_on = artifact.provider if why_not(artifact.provider) is None else "cpu"
     try:
         engine = OnnxEngine(artifact.path, graph, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=measured_on)
-        parity = measure_parity(engine, tokenizer, reference, checkpoint, artifact.precision)
+        parity = measure_parity(engine, tokenizer, reference.of(artifact.precision), checkpoint, artifact.precision, artifact.error)
     except BertServeError as error:
         raise ParityError(
             f"{type(checkpoint.model).__name__} is not understood: its {artifact.precision} graph cannot be served. {error}"

@@ -1,7 +1,8 @@
-"""Measures predictions against right answers: F1 of spans and of answers, exact match, correlation. Pure."""
+"""Measures predictions against right answers: F1 of spans, of answers and of labels, exact match, correlations. Pure."""
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections import Counter
@@ -93,9 +94,65 @@ def widen_to_words(found: Collection[Span], words: Sequence[tuple[int, int]]) ->
     return wide
 
 
+def matthews(expected: Sequence[str], found: Sequence[str]) -> float:
+    """Returns the Matthews correlation of two series of labels, of any number of labels; 0 if one of them does not vary.
+
+    Args:
+        expected: The right label of each text.
+        found: The found label of each text, in the same order.
+    """
+    right, total = sum(a == b for a, b in zip(expected, found, strict=True)), len(expected)
+    a, b = Counter(expected), Counter(found)
+    squares_a, squares_b = sum(n * n for n in a.values()), sum(n * n for n in b.values())
+    spread = math.sqrt((total * total - squares_a) * (total * total - squares_b))
+    return (right * total - sum(n * b[label] for label, n in a.items())) / spread if spread else 0.0
+
+
+def macro_f1(expected: Sequence[str], found: Sequence[str]) -> float:
+    """Returns the mean F1 of the labels that are right or found anywhere.
+
+    Args:
+        expected: The right label of each text.
+        found: The found label of each text, in the same order.
+    """
+    right = Counter(a for a, b in zip(expected, found, strict=True) if a == b)
+    a, b = Counter(expected), Counter(found)
+    labels = a.keys() | b.keys()
+    return sum(f1(right[label], b[label], a[label]) for label in labels) / len(labels)
+
+
 def pearson(a: Sequence[float], b: Sequence[float]) -> float:
-    """Returns the correlation of two series; 0 if one does not vary."""
-    mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
-    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    spread = (sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)) ** 0.5
-    return covariance / spread if spread else 0.0
+    """Returns the correlation of two series of finite numbers; 0 if one does not vary."""
+    if min(a) == max(a) or min(b) == max(b):
+        return 0.0  # said here, because the mean of equal numbers need not be that number
+    x, y = _deviations(a), _deviations(b)
+    spread = math.sqrt(sum(v * v for v in x) * sum(v * v for v in y))
+    return sum(v * w for v, w in zip(x, y, strict=True)) / spread
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Returns the correlation of the ranks of two series, equal numbers with the mean of their ranks; 0 if one does not vary."""
+    return pearson(_ranks(a), _ranks(b))
+
+
+def _deviations(values: Sequence[float]) -> list[float]:
+    """Returns how far each value is from the mean, as a share of the largest, so that squares of huge and tiny numbers are numbers too."""
+    largest = max(map(abs, values))
+    scaled = [value / largest for value in values]
+    mean = sum(scaled) / len(scaled)
+    deviations = [value - mean for value in scaled]
+    largest = max(map(abs, deviations))
+    return [value / largest for value in deviations]
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Returns each value's rank from 0; equal values share the mean of theirs."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    start = 0
+    for end in range(1, len(order) + 1):
+        if end == len(order) or values[order[end]] != values[order[start]]:
+            for i in order[start:end]:
+                ranks[i] = (start + end - 1) / 2
+            start = end
+    return ranks

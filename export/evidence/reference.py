@@ -5,6 +5,7 @@ The Hugging Face tokenizer makes its inputs, with its own truncation and windows
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.signature import read_output
-from export.evidence.samples import sample_requests
-from service.tasks import answer, classify, embed, fill_mask, ner
+from export.evidence.samples import sample_requests, text_requests
+from export.progress import track
+from service.bundle.graph_spec import Precision
+from service.bundle.manifest import SpecialPiece
+from service.tasks import answer, choose, classify, embed, fill_mask, ner
 from service.text.windows import default_stride
+
+NO_TEXTS = Texts()
 
 
 class Reference:
@@ -25,23 +32,49 @@ class Reference:
     Attributes:
         requests: The requests.
         rows: For each request the outputs of its windows, float32 by name.
+        fixed: How many of them, the first ones, are for graphs of each precision; the others are ordinary texts.
     """
 
-    def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any]) -> None:
-        """Runs the requests through PyTorch, a window at a time."""
-        self.requests = requests
-        self.rows = [[_run_window(checkpoint, window) for window in _windows(checkpoint, request)] for request in requests]
+    def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
+        """Runs the requests through PyTorch, a window at a time.
+
+        Args:
+            checkpoint: The checkpoint.
+            requests: Requests for graphs of each precision.
+            texts: More of them, for int8.
+        """
+        self.requests = [*requests, *texts]
+        self.rows = [
+            [_run_window(checkpoint, window) for window in _windows(checkpoint, request)]
+            # a bar for a single request would be one for each line of a user's data
+            for request in (track(self.requests, "run PyTorch", unit="samples") if len(self.requests) > 1 else self.requests)
+        ]
+        self.fixed = len(requests)
+
+    def of(self, precision: Precision) -> Reference:
+        """Returns what a graph of a precision is compared with: of int8, whose answers may differ, all; of others the first requests."""
+        if precision == "int8":
+            return self
+        first = copy.copy(self)
+        first.requests, first.rows = self.requests[: self.fixed], self.rows[: self.fixed]
+        return first
 
 
-def sample_reference(checkpoint: Checkpoint) -> Reference:
-    """Returns the checkpoint's outputs for the fixed samples of its task."""
-    return Reference(
-        checkpoint, sample_requests(checkpoint.task, checkpoint.max_length, checkpoint.mask.token if checkpoint.mask else None)
-    )
+def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Reference:
+    """Returns the checkpoint's outputs for the samples of its task.
+
+    Args:
+        checkpoint: The checkpoint.
+        texts: Ordinary texts on which int8 is measured, none of those that it was made with; none where there is no such graph.
+    """
+    mask = checkpoint.mask.token if checkpoint.mask else None
+    task, length, pairs_only = checkpoint.task, checkpoint.max_length, checkpoint.pairs_only
+    fixed = sample_requests(task, length, mask, checkpoint.single, pairs_only=pairs_only)
+    return Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
 
 
 def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]:
-    """Returns the inputs of each window by the Hugging Face tokenizer's own truncation."""
+    """Returns the inputs of each window, or of each choice, by the Hugging Face tokenizer's own truncation."""
     texts, truncation, stride, length = _tokenizer_arguments(checkpoint, request)
     batch = checkpoint.tokenizer(
         *texts,
@@ -52,17 +85,21 @@ def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]
         return_token_type_ids=True,
         return_attention_mask=True,
     )
-    nested = batch if stride is not None else {name: [values] for name, values in batch.items()}
+    is_nested = stride is not None or isinstance(request, choose.Request)
+    nested = batch if is_nested else {name: [values] for name, values in batch.items()}
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
     return [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
 
 
-def _tokenizer_arguments(checkpoint: Checkpoint, request: Any) -> tuple[tuple[str, ...], str, int | None, int]:
-    """Returns a request's texts, the truncation strategy, the stride of its windows if it has any, and the length of one, in tokens."""
+def _tokenizer_arguments(checkpoint: Checkpoint, request: Any) -> tuple[tuple[Any, ...], str, int | None, int]:
+    """Returns a request's texts, or lists of them, the truncation strategy, the stride of its windows if it has any, and the length of one, in tokens."""
     length = checkpoint.max_length
     if isinstance(request, classify.Request):
         texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
         return texts, "longest_first", _stride(request.parameters.stride, checkpoint) if request.parameters.window else None, length
+    if isinstance(request, choose.Request):
+        # lists, as in `run_swag`: of one pair transformers would leave out an empty second text
+        return ([request.first] * len(request.choices), request.seconds), "longest_first", None, length
     if isinstance(request, ner.Request):
         return (request.text,), "longest_first", _stride(request.parameters.stride, checkpoint), length
     if isinstance(request, answer.Request):
@@ -73,7 +110,8 @@ def _tokenizer_arguments(checkpoint: Checkpoint, request: Any) -> tuple[tuple[st
 
 
 def _stride(requested: int | None, checkpoint: Checkpoint) -> int:
-    return default_stride(checkpoint.max_length - 2) if requested is None else requested
+    specials = sum(isinstance(piece, SpecialPiece) for piece in checkpoint.single)
+    return default_stride(checkpoint.max_length - specials) if requested is None else requested
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:

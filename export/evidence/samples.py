@@ -1,11 +1,21 @@
-"""The fixed requests on which a graph must answer as its checkpoint does: short and long texts, Unicode, pairs, windows."""
+"""The requests on which a graph is compared with its checkpoint.
+
+A few fixed ones, of every kind, on which it must answer alike: short and long texts, Unicode, pairs, windows. And some hundred of
+ordinary texts, on which the share of answers is measured that a graph of coarser numbers gives alike.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from service.bundle.manifest import Task
-from service.tasks import answer, classify, embed, fill_mask, ner
+from export.choices import CHOICES, asked
+from service.bundle.manifest import Piece, SpecialPiece, Task
+from service.tasks import answer, choose, classify, embed, fill_mask, ner
+
+if TYPE_CHECKING:
+    from export.calibration import Texts
 
 _LONG = (
     "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
@@ -25,26 +35,85 @@ _TEXTS = [
     _LONG * 4,
 ]
 
+_QUESTION_CHARS = 200  # of a passage, whose beginning is asked for
 
-def sample_requests(task: Task, max_length: int, mask: str | None) -> list[Any]:
+
+def text_requests(task: Task, texts: Texts, max_length: int, mask: str | None, *, pairs_only: bool = False) -> list[Any]:
+    """Returns a request of each text, and of each passage.
+
+    Args:
+        task: Hugging Face name of the task; of embeddings, which decide nothing, there are none.
+        texts: Ordinary texts, of which the graph that is judged has seen none.
+        max_length: The model's usable length in tokens.
+        mask: The mask token, for fill-mask.
+        pairs_only: Whether the model takes pairs alone.
+    """
+    if task == "feature-extraction":
+        return []
+    lines, passages = texts.lines, [passage for passage in texts.passages if passage not in texts.lines]
+    if task == "text-classification":
+        # of pairs those that int8 was calibrated on
+        seconds = [*lines[1:], *lines[:1], *passages]
+        return [
+            classify.Request(lines[i % len(lines)], second) if pairs_only else classify.Request(text)
+            for i, (text, second) in enumerate(zip((*lines, *passages), seconds, strict=True))
+        ]
+    if task == "token-classification":
+        return [ner.Request(text) for text in (*lines, *passages)]
+    if task == "multiple-choice":
+        # each is a choice once, in pairs such as those that int8 was calibrated on; one alone would be no choice
+        groups = [(i, side[i : i + CHOICES]) for side in (lines, passages) for i in range(0, len(side) - 1, CHOICES)]
+        return [choose.Request(lines[asked(i, len(lines))], tuple(group)) for i, group in groups]
+    halves = [_halves(line[: max_length - 16]) for line in lines]
+    if task == "question-answering":
+        # what a text ends with is asked for, and it begins with the answer; another text behind it makes that less easy
+        contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(halves)]
+        halves += [_halves(passage[: min(_QUESTION_CHARS, max_length - 16)]) for passage in passages]
+        # a window must have room for its stride beside the question, of which each character may be a token
+        return [
+            answer.Request(f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?", context)
+            for (start, end), context in zip(halves, [*contexts, *passages], strict=True)
+        ]
+    halves += [_halves(passage) for passage in passages]
+    return [fill_mask.Request(f"{start} {mask} {end.partition(' ')[2]}") for start, end in halves]
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """Returns the first and the second half of a text's words."""
+    words = text.split()
+    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
+
+
+def sample_requests(task: Task, max_length: int, mask: str | None, template: Sequence[Piece], *, pairs_only: bool = False) -> list[Any]:
     """Returns the requests of a task.
 
     Args:
         task: Hugging Face name of the task.
         max_length: The model's usable length in tokens.
         mask: The mask token, for fill-mask.
+        template: Of one text. Without special tokens an empty text has no tokens, and there is no answer to it.
+        pairs_only: Whether the model takes pairs alone.
     """
+    found = _sample_requests(task, max_length, mask, pairs_only=pairs_only)
+    bare = not any(isinstance(piece, SpecialPiece) for piece in template)
+    return [request for request in found if request.chars] if bare else found
+
+
+def _sample_requests(task: Task, max_length: int, mask: str | None, *, pairs_only: bool) -> list[Any]:
     stride = min(64, max_length // 8)
     if task == "text-classification":
-        return [
-            *(classify.Request(text) for text in ["", *_TEXTS, _LONG * 30]),
+        pairs = [
             classify.Request("A man is eating food.", "Someone eats."),
             classify.Request("", "only the second text"),
             classify.Request(_LONG * 8, _LONG * 20),
             classify.Request("short question?", _LONG * 30),
+        ]
+        singles = [
+            *(classify.Request(text) for text in ["", *_TEXTS, _LONG * 30]),
             classify.Request(_LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
             classify.Request(_LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
         ]
+        return [*(classify.Request(a, b) for a, b in itertools.pairwise(_TEXTS)), *pairs] if pairs_only else [*singles, *pairs]
     if task == "token-classification":
         texts = [
             *(ner.Request(text) for text in [*_TEXTS, _NAMES * 5]),
@@ -61,6 +130,14 @@ def sample_requests(task: Task, max_length: int, mask: str | None) -> list[Any]:
         ]
     if task == "feature-extraction":
         return [embed.Request(text) for text in ["", *_TEXTS, _NAMES * 5, _LONG * 30]]
+    if task == "multiple-choice":
+        few = tuple(_TEXTS[:4])
+        return [
+            *(choose.Request(text, few) for text in ["", *_TEXTS, _LONG * 30]),
+            choose.Request("A man is eating food.", ("Someone eats.", "")),
+            choose.Request("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), _NAMES),
+            choose.Request("What was said?", (_LONG * 20, "nothing"), _LONG * 8),
+        ]
     # a token has at least one character, so these fit; of a text whose mask is cut off there would be nothing to compare
     short = [text[: max_length - 16] for text in _TEXTS]
     halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from export import calibration
 from export.artifact import Artifact
+from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.gpu import cuda, fp16, shape_plan, tensorrt
 from service.bundle.graph_spec import Precision, Provider
@@ -19,10 +20,11 @@ def build_graphs(
     provider: Provider,
     precisions: Sequence[Precision],
     raw: Path,
+    traced: str,
     folder: Path,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    texts: Sequence[str],
+    texts: Texts,
 ) -> list[Artifact]:
     """Makes the graphs of a provider; float32 first, and always: the others are made of it.
 
@@ -30,6 +32,7 @@ def build_graphs(
         provider: `cuda` or `tensorrt`.
         precisions: What to make.
         raw: The traced graph.
+        traced: How it was traced, for the reader.
         folder: Where the files go, `model.<provider>.<precision>.onnx`.
         checkpoint: What was traced.
         tokenizer: The service's tokenizer, for the texts.
@@ -43,16 +46,17 @@ def build_graphs(
     fp32 = folder / f"model.{provider}.fp32.onnx"
     if provider == "tensorrt":
         tensorrt.write_standard(raw, fp32)
-        form = f"{tensorrt.FORM}; fp16 is TensorRT's own" if "fp16" in precisions else tensorrt.FORM
+        form = f"{traced}, {tensorrt.FORM}" + ("; fp16 is TensorRT's own" if "fp16" in precisions else "")
         return [Artifact(fp32, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
     fused = cuda.fuse(raw, fp32, checkpoint)
-    graphs = [Artifact(fp32, provider, "fp32", fused.form, fused.inputs, plan, fused.fusions)]
+    form = f"{traced}, {fused.form}"
+    graphs = [Artifact(fp32, provider, "fp32", form, fused.inputs, plan, fused.fusions)]
     if "fp16" in precisions:
         path = folder / f"model.{provider}.fp16.onnx"
-        feeds = calibration.make_feeds(texts, checkpoint, tokenizer, fused.inputs)
+        feeds = calibration.make_feeds(texts.lines, checkpoint, tokenizer, fused.inputs, passages=texts.passages)
         ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
         short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
         padded = [calibration.pad(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
         converted = fp16.convert_to_fp16(fp32, path, raw.parent, feeds, padded)
-        graphs.append(Artifact(path, provider, "fp16", fused.form, fused.inputs, plan, fused.fusions, converted.counts, converted.error))
+        graphs.append(Artifact(path, provider, "fp16", form, fused.inputs, plan, fused.fusions, converted.counts, converted.error))
     return graphs

@@ -17,7 +17,7 @@ from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionO
 from onnxruntime.transformers.optimizer import optimize_model
 
 from export.checkpoint.checkpoint import Checkpoint
-from export.graph import onnx_files
+from export.graph import head_counts, onnx_files
 from service.bundle.graph_spec import InputSpec
 
 LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
@@ -46,9 +46,8 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> CudaGraph:
     Attention stays as it was traced, with the mask, where it is not fused in every layer, or where padding is on the left. One layer
     that needs the mask needs it copied, and lengths do not say which tokens on the left are padding.
     """
-    config = checkpoint.model.config
     fused = _optimize(source, checkpoint, attention=True)
-    all_fused = len(_nodes(fused, "Attention")) == config.num_hidden_layers and checkpoint.padding_side == "right"
+    all_fused = len(_nodes(fused, "Attention")) == checkpoint.attentions and checkpoint.padding_side == "right"
     if not all_fused:
         fused = _optimize(source, checkpoint, attention=False)
     counts = {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
@@ -71,10 +70,12 @@ def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> Any:
     options.enable_attention = attention
     options.attention_mask_format = AttentionMaskFormat.MaskIndexEnd if attention else AttentionMaskFormat.AttentionMask
     # the fused embedding sums up a mask that is then no longer there
-    config = checkpoint.model.config
-    heads, hidden = config.num_attention_heads, config.hidden_size
+    heads, hidden = checkpoint.attention_size
     with onnx_files.lazy_weights(source) as model:
-        return optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
+        made = optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
+    if heads:
+        head_counts.count_heads(made.model, hidden // heads)
+    return made
 
 
 def _nodes(model: Any, operator: str) -> list[onnx.NodeProto]:
@@ -85,6 +86,8 @@ def _take_lengths(model: Any) -> None:
     """Gives the fused operators the number of tokens of each row as an input; then nothing reads the mask."""
     for node in _nodes(model, "Attention"):
         node.input[3] = LENGTHS.name
+        for attribute in [attribute for attribute in node.attribute if attribute.name == "mask_filter_value"]:
+            node.attribute.remove(attribute)  # of the mask that is gone
     for node in _nodes(model, "EmbedLayerNormalization"):
         if len(node.input) > 7:
             del node.input[7]

@@ -12,9 +12,9 @@ import onnx_ir as ir
 from onnx import numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 
-from export import calibration
-from export.calibration import Feed
+from export import inference
 from export.graph import onnx_files
+from export.inference import Feed
 from export.progress import track
 
 HEADROOM = 4  # times that another text's values may be larger than all that were seen
@@ -55,7 +55,7 @@ def convert_to_fp16(source: Path, target: Path, workspace: Path, feeds: Sequence
     converted = OnnxModel(model)
     converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(kept))
     onnx_files.save_proto(converted.model, target)
-    error = calibration.relative_error(calibration.outputs(source, probe), calibration.outputs(target, probe))
+    error = inference.relative_error(inference.outputs(source, probe), inference.outputs(target, probe))
     return Fp16Graph({"Float16": computing - len(kept)} | ({"KeptFloat": len(kept)} if kept else {}), error)
 
 
@@ -96,7 +96,7 @@ def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
     # without a type: ONNX Runtime knows it
     model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())
     onnx_files.save(model, path)
-    session = calibration.open_session(path)
+    session = inference.open_session(path)
     names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
     peaks = dict.fromkeys(names, 0.0)
     for feed in track(feeds, "find what overflows", unit="texts"):

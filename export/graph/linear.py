@@ -59,6 +59,12 @@ class Linear:
         """The product, and the addition if there is one."""
         return [self.matmul, *([] if self.add is None else [self.add])]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Inputs and outputs."""
+        inputs, outputs = constant_shape(self.weight) or (0, 0)
+        return inputs, outputs
+
     def arrays(self) -> tuple[Floats, Floats]:
         """Returns the matrix, [inputs, outputs], and the bias, [outputs], which is zero where there is none."""
         weight = array(self.weight)

@@ -11,14 +11,26 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
+from export.errors import GraphError
 from export.graph import onnx_files
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 
 
 def load(path: Path) -> ir.Model:
-    """Loads a model to rewrite; `Constant` nodes become initializers, so that all constants are found in one place."""
+    """Loads a model to rewrite; `Constant` nodes become initializers, so that all constants are found in one place.
+
+    Raises:
+        GraphError: A node has graphs of its own, as the branches of `If` and the body of `Loop` are. No pass looks into them, and what they
+            read of the graph around them does not show among their inputs.
+    """
     model = ir.load(path)
+    for node in model.graph:
+        if any(attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attribute in node.attributes.values()):
+            raise GraphError(
+                f"the graph has a node `{node.op_type}` (`{node.name}`), which runs graphs of its own: the model's code decides or repeats "
+                "something by what it reads. That is not understood; export a model whose steps are the same for every text."
+            )
     common.LiftConstantsToInitializersPass(size_limit=0)(model)
     model.opset_imports.setdefault(CONTRIB, 1)
     return model
@@ -61,3 +73,20 @@ def add_constant(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
     value = ir.val(name, const_value=ir.Tensor(array, name=name))
     graph.register_initializer(value)
     return value
+
+
+def add_to_output(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape, part: ir.Value) -> None:
+    """Adds a value to what a node gives out, for all that reads it; the sum has the name, and the node's own output a new one.
+
+    Args:
+        graph: Changed in place.
+        node: The node.
+        tape: The nodes that compute the value, of which this takes over the insertion.
+        part: The value, of a shape that broadcasts to the output's.
+    """
+    output = node.outputs[0]
+    total = ir.Value(name=output.name, type=output.type, shape=output.shape)
+    output.name = f"{output.name}/part"
+    output.replace_all_uses_with(total, replace_graph_outputs=True)
+    tape.op("Add", [output, part], output=total)
+    graph.insert_after(node, tape.nodes)

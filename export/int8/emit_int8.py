@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from export.graph import rewrite
 from export.graph.linear import Linear, find_linears
@@ -60,12 +61,23 @@ def emit_embeddings(graph: ir.Graph) -> int:
         array = rewrite.constant(table)
         if array is None or array.dtype != np.float32:
             continue
-        scales = np.maximum(np.abs(array).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8
-        rows = rewrite.add_constant(graph, f"{table.name}/rows", np.rint(array / scales).astype(np.int8))
-        row_scales = rewrite.add_constant(graph, f"{table.name}/row_scales", scales.astype(np.float32))
+        quantized_rows, scales = _quantize_rows(array)
+        rows = rewrite.add_constant(graph, f"{table.name}/rows", quantized_rows)
+        row_scales = rewrite.add_constant(graph, f"{table.name}/row_scales", scales)
         tape = ir.tape.Tape()
         quantized, scale = (tape.op("Gather", [value, node.inputs[1]]) for value in (rows, row_scales))
         floats = tape.op("Mul", [tape.op("Cast", [quantized], {"to": ir.DataType.FLOAT}), scale])
         ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [floats])
         count += 1
     return count
+
+
+def _quantize_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Returns the rows in int8, of the same shape, and their scales, float32 [rows, 1]."""
+    quantized = np.empty(table.shape, dtype=np.int8)
+    scales = np.empty((len(table), 1), dtype=np.float32)
+    for start in range(0, len(table), MIN_ROWS):  # temporaries of a large vocabulary's table would take gigabytes
+        part = table[start : start + MIN_ROWS]
+        found = (np.maximum(np.abs(part).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
+        quantized[start : start + MIN_ROWS], scales[start : start + MIN_ROWS] = np.rint(part / found), found
+    return quantized, scales

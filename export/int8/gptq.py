@@ -1,4 +1,4 @@
-"""Weights as int8 with one scale per column, rounded by GPTQ. Pure numpy.
+"""Weights as int8 with one scale per column, rounded by GPTQ.
 
 GPTQ (Frantar et al. 2022, arXiv:2210.17323) rounds the rows of a matrix one after the other, and changes the rows that are not yet
 rounded so that they make up for what each rounding did to the outputs.
@@ -6,15 +6,25 @@ rounded so that they make up for what each rounding did to the outputs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1
+COLUMNS = 4096  # that are worked on at once: temporaries of a matrix with the columns of a large vocabulary would take gigabytes
 _DAMPING = 0.01
-_BLOCK_SIZE = 128
+_BLOCK_SIZE = 32
+_SMALL = 192  # rows of a triangular matrix that is inverted as a whole
+
+
+def column_blocks(columns: int) -> Iterator[slice]:
+    """Yields the columns of a matrix in blocks."""
+    return (slice(start, min(start + COLUMNS, columns)) for start in range(0, columns, COLUMNS))
 
 
 def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
@@ -33,7 +43,7 @@ def column_scales(weight: Floats, peak: NDArray[np.uint8]) -> Floats:
     scales = np.maximum(np.abs(weight).max(axis=0), np.finfo(np.float32).tiny) / MAX_INT8
     # one step of slack for each row of the pair: rounding may go up
     limit = MAX_INT16 - 2 * 255
-    widened: Floats = (scales * np.maximum(_largest_pair(weight / scales, peak) / limit, 1)).astype(np.float32)
+    widened: Floats = (scales * np.maximum(_largest_pair(weight, peak) / scales / limit, 1)).astype(np.float32)
     return widened
 
 
@@ -42,9 +52,10 @@ def _largest_pair(quantized: Floats, peak: NDArray[np.uint8]) -> Floats:
     products = quantized * peak[:, None].astype(np.float32)
     if len(products) % 2:
         products = np.concatenate([products, np.zeros_like(products[:1])])
-    pairs = products.reshape(len(products) // 2, 2, -1)
-    positive, negative = (np.maximum(sign * pairs, 0).sum(axis=1).max(axis=0) for sign in (1, -1))
-    largest: Floats = np.maximum(positive, negative)
+    even, odd = products[::2], products[1::2]
+    positive = np.maximum(even, 0) + np.maximum(odd, 0)
+    negative = np.minimum(even, 0) + np.minimum(odd, 0)
+    largest: Floats = np.maximum(positive.max(axis=0), -negative.min(axis=0))
     return largest
 
 
@@ -54,36 +65,79 @@ def round_to_nearest(weight: Floats, scales: Floats) -> NDArray[np.int8]:
     return quantized
 
 
-def round_gptq(weight: Floats, scales: Floats, inputs: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
-    """Returns the matrix rounded so that `inputs @ weight` changes least; it saturates no more than one rounded to nearest.
+class Gptq:
+    """Rounds matrices that are multiplied with the same inputs."""
 
-    Args:
-        weight: float32 [rows, columns].
-        scales: float32 [columns].
-        inputs: A sample of what the matrix is multiplied with, float32 [n, rows].
-        peak: As for `column_scales`.
+    def __init__(self, inputs: Floats) -> None:
+        """Factors the Hessian of the inputs.
 
-    Returns:
-        int8 [rows, columns]; rounded to nearest where the sample is too small to say more.
+        Args:
+            inputs: A sample of what the matrices are multiplied with, float32 [n, rows].
+        """
+        rows = inputs.shape[1]
+        self.is_enough = len(inputs) >= rows
+        if not self.is_enough:
+            return
+        hessian = inputs.T @ inputs
+        hessian[np.diag_indices(rows)] += max(_DAMPING * float(hessian.diagonal().mean()), 1e-12)  # inputs may all be zero
+        # rows that matter most first ("act order"), while there are many left to make up for them
+        self._order = np.argsort(-hessian.diagonal(), kind="stable")
+        self._factor = _inverse_factor(hessian[np.ix_(self._order, self._order)])
+
+    def round(self, weight: Floats, scales: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
+        """Returns a matrix rounded so that `inputs @ weight` changes least; it saturates no more than one rounded to nearest.
+
+        Args:
+            weight: float32 [rows, columns].
+            scales: float32 [columns].
+            peak: As for `column_scales`.
+
+        Returns:
+            int8 [rows, columns]; rounded to nearest where there are fewer inputs than rows, which say too little.
+        """
+        if not self.is_enough:
+            return round_to_nearest(weight, scales)
+        quantized = np.empty(weight.shape, dtype=np.int8)
+        quantized[self._order] = self._rounded(torch.from_numpy(weight[self._order]), torch.from_numpy(scales))
+        return np.where(_largest_pair(quantized.astype(np.float32), peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
+
+    def _rounded(self, updated: torch.Tensor, scales: torch.Tensor) -> NDArray[np.int8]:
+        """Returns the rows rounded in their order; changes them."""
+        rows, factor = len(updated), self._factor
+        quantized = torch.empty_like(updated)
+        for start in range(0, rows, _BLOCK_SIZE):
+            end = min(start + _BLOCK_SIZE, rows)
+            errors = torch.empty_like(updated[start:end])
+            for i in range(start, end):
+                torch.div(updated[i], scales, out=quantized[i]).round_().clamp_(-MAX_INT8, MAX_INT8)
+                torch.addcmul(updated[i], quantized[i], scales, value=-1, out=errors[i - start]).div_(factor[i, i])
+                updated[i + 1 : end].addr_(factor[i, i + 1 : end], errors[i - start], alpha=-1)
+            updated[end:].addmm_(factor[start:end, end:].T, errors, alpha=-1)
+        return quantized.to(torch.int8).numpy()
+
+
+def _inverse_factor(hessian: Floats) -> torch.Tensor:
+    """Returns the upper triangular R with `R.T @ R = inverse(hessian)`, float32 [rows, rows].
+
+    Backwards, `hessian = U @ U.T` with an upper triangular U, whose inverse is R.
     """
-    rows = len(weight)
-    if len(inputs) < 2 * rows:
-        return round_to_nearest(weight, scales)
-    hessian = inputs.T.astype(np.float64) @ inputs.astype(np.float64)
-    hessian[np.diag_indices(rows)] += max(_DAMPING * hessian.diagonal().mean(), 1e-12)  # inputs may all be zero
-    # rows that matter most first ("act order"), while there are many left to make up for them
-    order = np.argsort(-hessian.diagonal(), kind="stable")
-    # the upper Cholesky factor of the inverse Hessian
-    factor = np.linalg.cholesky(np.linalg.inv(hessian[np.ix_(order, order)])).T.astype(np.float32)
-    updated = weight[order].astype(np.float32)
-    quantized = np.empty(weight.shape, dtype=np.int8)
-    for start in range(0, rows, _BLOCK_SIZE):
-        end = min(start + _BLOCK_SIZE, rows)
-        errors = np.empty((end - start, weight.shape[1]), dtype=np.float32)
-        for i in range(start, end):
-            row = round_to_nearest(updated[i], scales)
-            quantized[order[i]] = row
-            errors[i - start] = (updated[i] - row * scales) / factor[i, i]
-            updated[i + 1 : end] -= np.outer(factor[i, i + 1 : end], errors[i - start])
-        updated[end:] -= factor[start:end, end:].T @ errors
-    return np.where(_largest_pair(quantized.astype(np.float32), peak) > MAX_INT16, round_to_nearest(weight, scales), quantized)
+    backwards = torch.from_numpy(np.ascontiguousarray(hessian[::-1, ::-1]))
+    lower, failed = torch.linalg.cholesky_ex(backwards)
+    if failed:  # channels of very unlike sizes need more digits
+        lower = torch.linalg.cholesky(backwards.double())
+    upper: torch.Tensor = _inverse_of_lower(lower).flip(0, 1).float().contiguous()
+    return upper
+
+
+def _inverse_of_lower(matrix: torch.Tensor) -> torch.Tensor:
+    """Returns the inverse of a lower triangular matrix, by quarters: half the work of solving for all columns."""
+    rows = len(matrix)
+    if rows <= _SMALL:
+        solved: torch.Tensor = torch.linalg.solve_triangular(matrix, torch.eye(rows, dtype=matrix.dtype), upper=False)
+        return solved
+    half = rows // 2
+    first, last = _inverse_of_lower(matrix[:half, :half]), _inverse_of_lower(matrix[half:, half:])
+    inverse = torch.zeros_like(matrix)
+    inverse[:half, :half], inverse[half:, half:] = first, last
+    inverse[half:, :half] = -(last @ (matrix[half:, :half] @ first))
+    return inverse

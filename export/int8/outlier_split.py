@@ -33,7 +33,7 @@ def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
     return None if first is None or second is None else (first, second)
 
 
-def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> None:
+def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> NDArray[np.int64]:
     """Computes the hidden units of the largest values in a small feed-forward block of their own.
 
     A feed-forward block is a sum over its hidden units, so it may be cut in two.
@@ -42,6 +42,9 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> No
         graph: Changed in place.
         activation: One that `feed_forwards` returned.
         peak: Largest magnitude of each hidden unit's value, [units].
+
+    Returns:
+        The units that are left, int64.
     """
     block = _block(activation)
     assert block is not None, activation.name
@@ -59,6 +62,7 @@ def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> No
     tape = ir.tape.Tape()
     hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.x, parts[0]]), parts[1]])], domain=CONTRIB)
     _add_to_output(graph, second, tape, tape.op("MatMul", [hidden, parts[2]]))
+    return others
 
 
 def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
@@ -82,11 +86,5 @@ def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
 
 def _add_to_output(graph: ir.Graph, layer: Linear, tape: ir.tape.Tape, part: ir.Value) -> None:
     """Adds what a tape computes to the output of a linear layer, behind the layer's own bias: product and bias stay recognizable."""
-    add = layer.add
-    assert add is not None, layer.matmul.name
-    output = add.outputs[0]
-    total = ir.Value(name=output.name, type=output.type, shape=output.shape)
-    output.name = f"{output.name}/int8"
-    output.replace_all_uses_with(total, replace_graph_outputs=True)
-    tape.op("Add", [output, part], output=total)
-    graph.insert_after(add, tape.nodes)
+    assert layer.add is not None, layer.matmul.name
+    rewrite.add_to_output(graph, layer.add, tape, part)

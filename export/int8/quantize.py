@@ -11,34 +11,43 @@ the answers near float, each exact or cheap at run time (docs/explanation/int8.m
 3. Weights are rounded by GPTQ, and the mean error goes into the bias.
 4. Columns whose products could saturate 16 bits, in which CPUs without VNNI add them up, get wider steps (`export.int8.gptq`).
 
-Last comes a gate: while the outputs are further from the float graph's than allowed, the matrices that matter most go back to float.
+Last comes a gate: where the outputs are further from the float graph's than allowed, on texts that nothing above was chosen on, the
+matrices that matter most go back to float.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 from onnx_ir.passes import common
+from threadpoolctl import threadpool_limits
 
-from export import calibration
-from export.calibration import Activations, Feed
+from export import inference, parallel
 from export.errors import GraphError
-from export.graph import linear, rewrite
+from export.graph import linear, onnx_files, rewrite
 from export.graph.linear import Linear
-from export.int8 import emit_int8, fold_smoothing, outlier_split, smoothquant
-from export.int8.smoothquant import QuantParams
+from export.inference import Feed
+from export.int8 import emit_int8, fold_smoothing, outlier_split, sensitivity, smoothquant
+from export.int8.activations import Activations, observe
+from export.int8.smoothquant import ActivationScale, QuantParams
 from export.progress import track
 
-PROBE_TEXTS = 96
+PROBE_TEXTS = 48  # for the gate
 # Shares of the average sensitivity. The outliers of a tensor above the first are worth computing in float; the channels of a tensor
 # below the second are not worth a multiplication.
-SPLIT_ABOVE = 1 / 3
-SMOOTH_ABOVE = 1 / 16
+SPLIT_ABOVE = 1 / 2
+SMOOTH_ABOVE = 1 / 12
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -46,23 +55,47 @@ class Int8Graph:
     """What was quantized.
 
     Attributes:
-        counts: What was quantized, and what was kept in float -> count.
-        error: Root mean square difference of the outputs from the float graph's on calibration texts, over their standard deviation.
+        counts: What was quantized, and what was kept in float or rounded to nearest for want of texts -> count.
+        error: Root mean square difference of the outputs from the float graph's on the texts of the gate, over their standard deviation.
     """
 
     counts: dict[str, int]
     error: float
 
 
-def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], *, max_error: float) -> Int8Graph:
+@contextmanager
+def _one_thread_a_product() -> Iterator[None]:
+    """Lets torch and numpy take one thread: a core works on a matrix of its own, and two that share their threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, "blas"):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread_a_product()
+def quantize(
+    source: Path,
+    target: Path,
+    workspace: Path,
+    feeds: Sequence[Feed],
+    validation: Sequence[Feed],
+    *,
+    max_error: float,
+    quick: bool = False,
+) -> Int8Graph:
     """Writes the int8 graph to a new file.
 
     Args:
         source: The float32 graph, as `export.cpu.pack_qkv` writes it.
         target: The new graph.
         workspace: A folder for intermediate files.
-        feeds: The calibration texts as the graph's inputs.
-        max_error: How far its outputs may be from the float graph's, as `calibration.relative_error` measures it.
+        feeds: The texts that all is chosen on, as the graph's inputs.
+        validation: Other texts, for the gate.
+        max_error: How far its outputs may be from the float graph's, as `inference.relative_error` measures it.
+        quick: Whether the matrices are not measured one by one: then all channels are smoothed, and none is computed in float.
 
     Returns:
         What was done, and the error that is left.
@@ -70,37 +103,109 @@ def quantize(source: Path, target: Path, workspace: Path, feeds: Sequence[Feed],
     Raises:
         GraphError: There is no matrix to quantize, or none that the outputs bear.
     """
-    observed, part = workspace / "observed.onnx", workspace / "part.onnx"
+    part, samples = workspace / "part.onnx", workspace / "samples"
     model = rewrite.load(source)
-    graph = model.graph
-    linears = linear.find_linears(graph)
-    if not linears:
+    layers = linear.find_linears(model.graph)
+    if not layers:
         raise GraphError(
             "the graph has no matrix to quantize: none of its layers multiplies by a constant matrix. Export it with --precision fp32."
         )
-    probe = feeds[:: max(1, len(feeds) // PROBE_TEXTS)]
-    expected = calibration.outputs(source, probe)
-    activations = _observe(model, linears, observed, feeds)
-    # without GPTQ, which takes longest and changes little of which tensors matter
-    params = smoothquant.choose_params(linears, activations, use_gptq=False)
-    peaks = {x: entry.peak for x, entry in activations.items()}
-    del activations  # of a large model the samples take gigabytes of disk
-    sensitivities = _sensitivities(model, part, params, probe, expected)
-    average = sum(sensitivities.values()) / len(sensitivities)
-    shared = {x for group in linear.sharing_weights(linears) for x in group}
-    multipliers = {x: quant.multiplier for x, quant in params.items() if quant.multiplier is not None and x not in shared}
-    folded = fold_smoothing.fold_smoothing(graph, multipliers)
-    counts = _split_outliers(graph, [x for x, error in sensitivities.items() if error > average * SPLIT_ABOVE and x not in shared], peaks)
-    # splitting moved channels between tensors
-    linears = linear.find_linears(graph)
-    activations = _observe(model, linears, observed, feeds)
-    unsmoothed = (folded | {x for x, error in sensitivities.items() if error < average * SMOOTH_ABOVE}) - shared
-    params = smoothquant.choose_params(linears, activations, use_gptq=True, unsmoothed=unsmoothed)
-    order = sorted(params, key=lambda x: -sensitivities.get(x, 0.0))
-    chosen, tables, error = _emit_within(max_error, model, target, params, order, probe, expected)
-    kept = len(linears) - len(chosen)
-    counts = {"MatMulIntegerToFloat": len(chosen), "PerRowEmbedding": tables} | counts | ({"KeptFloat": kept} if kept else {})
-    return Int8Graph(counts, error)
+    activations = observe(model, layers, part, feeds, samples)
+    scales = _choose_scales(layers, activations)
+    shared = {x for group in linear.sharing_weights(layers) for x in group}
+    changeable = {x: layer for x, layer in layers.items() if _is_changeable(layer) and x not in shared}
+    sensitivities: dict[str, float] = {}
+    if changeable and not quick:
+        nearest = _quantize_weights(changeable, activations, scales, use_gptq=False)
+        sensitivities = sensitivity.measure(model, nearest, part, feeds, limits=(SPLIT_ABOVE, SMOOTH_ABOVE))
+    onnx_files.remove(part)
+    sensitive = [x for x, share in sensitivities.items() if share > SPLIT_ABOVE]
+    insensitive = {x for x, share in sensitivities.items() if share < SMOOTH_ABOVE}
+    _fold_smoothing(model.graph, activations, scales, shared)
+    units, inputs = _split_outliers(model.graph, sensitive, activations)
+    again = {*units, *inputs, *(x for x in insensitive if scales[x].is_smoothed)}
+    layers = linear.find_linears(model.graph)  # a split replaced matrices
+    scales |= _choose_scales({x: layers[x] for x in scales if x in again}, activations, unsmoothed=insensitive)
+    params = _quantize_weights(layers, activations, scales, use_gptq=True)
+    shutil.rmtree(samples)
+    # what matters most comes first, and what was not measured as if it mattered as much as all; without measurements, the own output counts
+    weights = sensitivities or {x: scale.error for x, scale in scales.items()}
+    order = sorted(params, key=lambda x: -weights.get(x, 1.0))
+    probe = validation[:: max(1, len(validation) // PROBE_TEXTS)]
+    kept, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
+    counts = {"MatMulIntegerToFloat": len(params) - kept, "PerRowEmbedding": tables, "FloatUnits": len(units), "FloatInputs": len(inputs)}
+    exceptions = {"KeptFloat": kept, "RoundedToNearest": sum(not params[x].by_gptq for x in order[kept:])}
+    return Int8Graph(counts | {name: count for name, count in exceptions.items() if count}, error)
+
+
+def _is_changeable(layer: Linear) -> bool:
+    """Returns whether it depends on a layer's sensitivity what is done: what attention gives out is smoothed for nothing, and never split."""
+    producer = layer.x.producer()
+    return producer is None or producer.op_type != "MultiHeadAttention"
+
+
+def _choose_scales(
+    layers: Mapping[str, Linear], activations: Mapping[str, Activations], *, unsmoothed: Collection[str] = ()
+) -> dict[str, ActivationScale]:
+    """Returns how each activation is stored; those of layers that share a matrix, and so their samples, in the same way."""
+    first = {layer.weight: x for x, layer in reversed(tuple(layers.items()))}
+
+    def choose(x: str) -> ActivationScale:
+        return smoothquant.choose_scale(layers[x].arrays()[0], activations[x], smooth=x not in unsmoothed)
+
+    found = _of_each(choose, first.values(), "choose scales")
+    return {x: found[first[layer.weight]] for x, layer in layers.items()}
+
+
+def _quantize_weights(
+    layers: Mapping[str, Linear], activations: Mapping[str, Activations], scales: Mapping[str, ActivationScale], *, use_gptq: bool
+) -> dict[str, QuantParams]:
+    """Returns how each layer is quantized; layers of the same matrix and bias in the same way."""
+    keys = {x: (layer.weight, layer.arrays()[1].tobytes()) for x, layer in layers.items()}
+    first = {key: x for x, key in reversed(tuple(keys.items()))}
+
+    def quantized(x: str) -> QuantParams:
+        return smoothquant.quantize_weight(*layers[x].arrays(), activations[x], scales[x], use_gptq=use_gptq)
+
+    found = _of_each(quantized, first.values(), "round by GPTQ" if use_gptq else "round to nearest")
+    return {x: found[first[key]] for x, key in keys.items()}
+
+
+def _of_each(function: Callable[[str], Item], tensors: Iterable[str], step: str) -> dict[str, Item]:
+    """Returns what a function makes of each tensor."""
+    names = list(tensors)
+    return dict(zip(names, track(parallel.each(function, names), step, unit="matrices", total=len(names)), strict=True))
+
+
+def _fold_smoothing(
+    graph: ir.Graph, activations: dict[str, Activations], scales: dict[str, ActivationScale], shared: Collection[str]
+) -> None:
+    """Smooths what attention gives out in the matrices around it, and records that of these tensors."""
+    multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared}
+    for x in fold_smoothing.fold_smoothing(graph, multipliers):
+        activations[x] = activations[x].scaled(multipliers[x])
+        scales[x] = scales[x].folded()
+
+
+def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], activations: dict[str, Activations]) -> tuple[list[str], list[str]]:
+    """Computes outlying channels of the sensitive tensors in float, and records that of these tensors.
+
+    Returns:
+        The tensors that lost hidden units, and those of whose channels some are multiplied in float.
+    """
+    layers = linear.find_linears(graph)
+    blocks = {str(node.outputs[0].name): node for node in outlier_split.feed_forwards(graph)}
+    normed = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
+    # a split keeps the addition of the bias as its end
+    sensitive = [x for x in sensitive if layers[x].add is not None]
+    units = [x for x in sensitive if x in blocks]
+    inputs = [x for x in sensitive if x in normed]
+    # units first: a block is not recognizable with its inputs split
+    for x in units:
+        activations[x] = activations[x].restricted(outlier_split.split_hidden_units(graph, blocks[x], activations[x].peak))
+    for x in inputs:
+        outlier_split.split_input_channels(graph, layers[x], activations[x].peak)
+    return units, inputs
 
 
 def _emit_within(
@@ -111,73 +216,39 @@ def _emit_within(
     order: Sequence[str],
     probe: Sequence[Feed],
     expected: Sequence[NDArray[np.float32]],
-) -> tuple[list[str], int, float]:
-    """Writes the graph with as many of the linear layers in int8 as the outputs bear.
+) -> tuple[int, int, float]:
+    """Writes the graph with as many of the linear layers in int8 as the outputs bear, but for the first ones of an order.
 
     Returns:
-        Those layers by the tensor that they read, the number of tables in int8, and the error.
+        How many stay in float, the number of tables in int8, and the error.
 
     Raises:
         GraphError: The outputs bear none.
     """
-    for kept in (0, *(2**i for i in range(len(order)) if 2**i < len(order) - 1), len(order) - 1):
-        chosen = {x: quant for x, quant in params.items() if x not in order[:kept]}
+
+    def emit(kept: int) -> tuple[int, int, float]:
         candidate = model.clone()
-        emit_int8.emit_linears(candidate.graph, chosen)
+        emit_int8.emit_linears(candidate.graph, {x: quant for x, quant in params.items() if x not in order[:kept]})
         tables = emit_int8.emit_embeddings(candidate.graph)
         common.DeduplicateHashedInitializersPass()(candidate)
         rewrite.save(candidate, target)
-        error = calibration.relative_error(expected, calibration.outputs(target, probe))
-        if error <= max_error:
-            return list(chosen), tables, error
-    raise GraphError(
-        f"int8 moves the model's outputs by {error:.2g} of their spread on the calibration texts, over the limit of {max_error:.2g}, even "
-        f"with {kept} of {len(params)} matrices in float; give texts of the model's own domain with --calibration, allow "
-        "more with --max-int8-error, or export with --precision fp32."
-    )
+        return kept, tables, inference.relative_error(expected, inference.outputs(target, probe))
 
-
-def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], peaks: Mapping[str, NDArray[np.float32]]) -> dict[str, int]:
-    """Computes outlying channels of the sensitive tensors in float; returns of how many, by the way in which it was done."""
-    linears = linear.find_linears(graph)
-    blocks = {str(node.outputs[0].name): node for node in outlier_split.feed_forwards(graph)}
-    normed = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
-    # a split keeps the addition of the bias as its end
-    sensitive = [x for x in sensitive if linears[x].add is not None]
-    units = [x for x in sensitive if x in blocks]
-    inputs = [x for x in sensitive if x in normed]
-    # units first: a block is not recognizable with its inputs split
-    for x in units:
-        outlier_split.split_hidden_units(graph, blocks[x], peaks[x])
-    for x in inputs:
-        outlier_split.split_input_channels(graph, linears[x], peaks[x])
-    return {"FloatUnits": len(units), "FloatInputs": len(inputs)}
-
-
-def _observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: Sequence[Feed]) -> dict[str, Activations]:
-    """Returns what each tensor that a linear layer reads was on the calibration texts.
-
-    Tensors that are multiplied with the same matrix count as one, so that they get the same scales and their matrix is stored once.
-    """
-    rewrite.save(model, path, outputs=list(linears))
-    activations = calibration.observe(path, list(linears), feeds)
-    for group in linear.sharing_weights(linears):
-        parts = [activations[x] for x in group]
-        # a part of each layer's sample, so that together they are no larger than another matrix's
-        rows = np.concatenate([part.rows[i :: len(parts)] for i, part in enumerate(parts)])
-        high, low = np.max([part.high for part in parts], axis=0), np.min([part.low for part in parts], axis=0)
-        activations |= dict.fromkeys(group, Activations(rows, high, low))
-    return activations
-
-
-def _sensitivities(
-    model: ir.Model, path: Path, params: Mapping[str, QuantParams], probe: Sequence[Feed], expected: Sequence[NDArray[np.float32]]
-) -> dict[str, float]:
-    """Returns how much the quantization of each tensor, alone, moves the model's outputs: the square of their relative error."""
-    found = {}
-    for x, quant in track(params.items(), "measure sensitivity", unit="matrices"):
-        candidate = model.clone()
-        emit_int8.emit_linears(candidate.graph, {x: quant})
-        rewrite.save(candidate, path)
-        found[x] = calibration.relative_error(expected, calibration.outputs(path, probe)) ** 2
-    return found
+    written = emit(0)
+    if written[2] <= max_error:
+        return written
+    written = best = emit(len(order) - 1)
+    if best[2] > max_error:
+        raise GraphError(
+            f"int8 moves the model's outputs by {best[2]:.2g} of their spread on texts that it was not made with, over the limit of "
+            f"{max_error:.2g}, even with {best[0]} of {len(order)} matrices in float; give texts of the model's own domain with "
+            "--calibration, allow more with --max-int8-error, or export with --precision fp32."
+        )
+    too_few = 0
+    while best[0] - too_few > 1:
+        written = emit((too_few + best[0]) // 2)
+        if written[2] <= max_error:
+            best = written
+        else:
+            too_few = written[0]
+    return best if written is best else emit(best[0])

@@ -8,23 +8,60 @@ texts.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.calibration import Activations
-from export.graph.linear import Linear
-from export.int8 import gptq
-from export.progress import track
+from export.int8.activations import Activations
+from export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
 
-SAMPLE_ROWS = 3072
+SAMPLE_ROWS = 512
+SCREENED, SCREENING_ROWS = 3, 128  # so many of the candidates are compared on all rows: the best on fewer
+SAMPLE_COLUMNS = 128  # of a matrix, by which smoothing is chosen
 PEAK_MARGIN = 2  # quantization steps that an activation may go beyond calibration before a sum can saturate
 CLIP_RATIOS = (1.0, 0.9, 0.8)  # of the calibrated range, what uint8 covers; what is beyond is clipped
 
 Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class ActivationScale:
+    """How one activation is stored: as `round(x / smoothing / scale) + zero_point`.
+
+    Attributes:
+        smoothing: Factors of the channels, float32 [channels]; ones where nothing is smoothed.
+        scale: Of the smoothed activation.
+        zero_point: Of the smoothed activation.
+        peak: The largest quantized value of each channel on the calibration texts, with a margin, uint8 [channels].
+        error: What that makes of the matrix's output on the calibration texts, with weights rounded to nearest: the mean square
+            difference over the mean square.
+    """
+
+    smoothing: Floats
+    scale: np.float32
+    zero_point: np.uint8
+    peak: NDArray[np.uint8]
+    error: float
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether channels are smoothed before they are stored."""
+        return bool((self.smoothing != 1).any())
+
+    @property
+    def multiplier(self) -> Floats:
+        """The inverse of the smoothing factors, float32 [channels]."""
+        return (1 / self.smoothing).astype(np.float32)
+
+    def folded(self) -> ActivationScale:
+        """Returns the same for an activation that is smoothed elsewhere already."""
+        return replace(self, smoothing=np.ones_like(self.smoothing))
+
+    def dequantized(self, rows: Floats) -> Floats:
+        """Returns what is left of rows, smoothed, after they are quantized and dequantized, float32 [n, channels]."""
+        return _dequantized(rows * self.multiplier if self.is_smoothed else rows, self.scale, self.zero_point)
 
 
 @dataclass(frozen=True)
@@ -40,6 +77,7 @@ class QuantParams:
         weight: int8 [inputs, outputs].
         weight_scale: float32 [outputs].
         bias: With the correction of the mean error that quantization makes, float32 [outputs].
+        by_gptq: Whether the weights were rounded by GPTQ, and not to nearest.
     """
 
     multiplier: Floats | None
@@ -48,65 +86,83 @@ class QuantParams:
     weight: NDArray[np.int8]
     weight_scale: Floats
     bias: Floats
+    by_gptq: bool
+
+    def dequantized(self, rows: Floats) -> Floats:
+        """Returns what is left of rows, smoothed, after they are quantized and dequantized, float32 [n, inputs]."""
+        return _dequantized(rows if self.multiplier is None else rows * self.multiplier, self.scale, self.zero_point)
 
 
-def choose_params(
-    linears: Mapping[str, Linear],
-    activations: Mapping[str, Activations],
-    *,
-    use_gptq: bool,
-    unsmoothed: Collection[str] = (),
-) -> dict[str, QuantParams]:
-    """Returns how each linear layer is quantized, by the tensor that it reads.
-
-    Layers that share a matrix, and so their activations, share the parameters too.
+def choose_scale(weight: Floats, activations: Activations, *, smooth: bool) -> ActivationScale:
+    """Returns the smoothing and the scale that put the least error on some outputs of the matrix, on some rows of the calibration texts.
 
     Args:
-        linears: The linear layers of the float32 graph, by the tensor that they read.
-        activations: What these tensors were on the calibration texts.
-        use_gptq: Whether weights are rounded by GPTQ, which takes longest, or to nearest.
-        unsmoothed: Tensors whose channels are not smoothed.
+        weight: The matrix that reads the activation, float32 [inputs, outputs].
+        activations: What the activation was on the calibration texts.
+        smooth: Whether channels may be smoothed.
     """
-    params: dict[str, QuantParams] = {}
-    first: dict[tuple[ir.Value, bytes], str] = {}
-    step = "round by GPTQ" if use_gptq else "choose scales"
-    for x, layer in track(linears.items(), step, unit="matrices"):
-        weight, bias = layer.arrays()
-        same = first.setdefault((layer.weight, bias.tobytes()), x)
-        params[x] = (
-            params[same]
-            if same in params
-            else _choose_layer_params(weight, bias, activations[x], use_gptq=use_gptq, smooth=x not in unsmoothed)
-        )
-    return params
+    weight_peak = _weight_peak(weight)
+    used = weight_peak > 0  # rows of zeros are computed elsewhere, in float
+    rows, high, low = activations.rows(SAMPLE_ROWS) * used, activations.high * used, activations.low * used
+    columns = weight[:, :: max(1, weight.shape[1] // SAMPLE_COLUMNS)].copy()
+    expected = rows @ columns
+    size = max(float(np.mean(expected**2)), 1e-12)
 
-
-def _choose_layer_params(weight: Floats, bias: Floats, activations: Activations, *, use_gptq: bool, smooth: bool) -> QuantParams:
-    """Returns the parameters that put the least error on the matrix's output for the calibration texts."""
-    used = np.abs(weight).max(axis=1) > 0  # rows of zeros are computed elsewhere, in float
-    all_inputs, high, low = (value * used.astype(np.float32) for value in (activations.rows, activations.high, activations.low))
-    inputs = all_inputs[:: max(1, len(all_inputs) // SAMPLE_ROWS)]
-    expected = inputs @ weight
-    weight_peak = np.abs(weight).max(axis=1)
-
-    def error(smoothing: Floats, clip_ratio: float) -> float:
-        smoothed = weight * smoothing[:, None]
+    def scaled(smoothing: Floats, clip_ratio: float, every: int = 1) -> ActivationScale:
         scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
-        scales = gptq.column_scales(smoothed, _quantized_peak(high / smoothing, scale, zero_point))
-        actual = _fake_quantize(inputs / smoothing, scale, zero_point) @ (gptq.round_to_nearest(smoothed, scales) * scales)
-        return float(np.mean((actual - expected) ** 2))
+        found = ActivationScale(smoothing, scale, zero_point, _quantized_peak(high / smoothing, scale, zero_point), 0.0)
+        smoothed = columns * smoothing[:, None]
+        scales = column_scales(smoothed, found.peak)
+        actual = found.dequantized(rows[::every]) @ (round_to_nearest(smoothed, scales) * scales)
+        return replace(found, error=float(np.mean((actual - expected[::every]) ** 2)) / size)
 
-    candidates = _smoothing_candidates(inputs, np.maximum(high, -low), weight_peak) if smooth else [np.ones_like(weight_peak)]
-    smoothing = min(candidates, key=lambda smoothing: error(smoothing, 1.0))
-    clip_ratio = min(CLIP_RATIOS, key=lambda clip_ratio: error(smoothing, clip_ratio))
-    scale, zero_point = _scale_and_zero_point(clip_ratio * float((low / smoothing).min()), clip_ratio * float((high / smoothing).max()))
-    smoothed, peak = weight * smoothing[:, None], _quantized_peak(high / smoothing, scale, zero_point)
-    scales = gptq.column_scales(smoothed, peak)
-    stored = _fake_quantize(all_inputs / smoothing, scale, zero_point)
-    quantized = gptq.round_gptq(smoothed, scales, stored, peak) if use_gptq else gptq.round_to_nearest(smoothed, scales)
-    correction = all_inputs.mean(axis=0) @ weight - stored.mean(axis=0) @ (quantized * scales)
-    multiplier = None if (smoothing == 1).all() else np.where(used, 1 / smoothing, 0).astype(np.float32)
-    return QuantParams(multiplier, scale, zero_point, quantized, scales, (bias + correction).astype(np.float32))
+    def screened(smoothing: Floats) -> float:
+        return scaled(smoothing, CLIP_RATIOS[0], max(1, len(rows) // SCREENING_ROWS)).error
+
+    candidates = (
+        sorted(_smoothing_candidates(rows, np.maximum(high, -low), weight_peak), key=screened) if smooth else [np.ones_like(weight_peak)]
+    )
+    best = min((scaled(smoothing, CLIP_RATIOS[0]) for smoothing in candidates[:SCREENED]), key=_error)
+    return min(best, *(scaled(best.smoothing, clip_ratio) for clip_ratio in CLIP_RATIOS[1:]), key=_error)
+
+
+def quantize_weight(weight: Floats, bias: Floats, activations: Activations, chosen: ActivationScale, *, use_gptq: bool) -> QuantParams:
+    """Returns the matrix in int8, with the bias corrected.
+
+    Args:
+        weight: float32 [inputs, outputs].
+        bias: float32 [outputs].
+        activations: What the matrix is multiplied with, on the calibration texts.
+        chosen: How that is stored.
+        use_gptq: Whether weights are rounded by GPTQ, which takes longest, or to nearest.
+    """
+    rows = activations.rows(None if use_gptq else SAMPLE_ROWS) * (_weight_peak(weight) > 0)
+    stored = chosen.dequantized(rows)
+    before, after = rows.mean(axis=0), stored.mean(axis=0)
+    del rows
+    gptq = Gptq(stored) if use_gptq else None
+    quantized = np.empty(weight.shape, dtype=np.int8)
+    scales, corrected = np.empty_like(bias), np.empty_like(bias)
+    for part in column_blocks(weight.shape[1]):
+        smoothed = weight[:, part] * chosen.smoothing[:, None]
+        scales[part] = column_scales(smoothed, chosen.peak)
+        if gptq is None:
+            quantized[:, part] = round_to_nearest(smoothed, scales[part])
+        else:
+            quantized[:, part] = gptq.round(smoothed, scales[part], chosen.peak)
+        corrected[part] = bias[part] + before @ weight[:, part] - after @ (quantized[:, part] * scales[part])
+    multiplier, by_gptq = chosen.multiplier if chosen.is_smoothed else None, gptq is not None and gptq.is_enough
+    return QuantParams(multiplier, chosen.scale, chosen.zero_point, quantized, scales, corrected, by_gptq)
+
+
+def _weight_peak(weight: Floats) -> Floats:
+    """Returns the largest magnitude of each row, float32 [inputs]."""
+    peak: Floats = np.maximum(weight.max(axis=1), -weight.min(axis=1))
+    return peak
+
+
+def _error(chosen: ActivationScale) -> float:
+    return chosen.error
 
 
 def _smoothing_candidates(inputs: Floats, peak: Floats, weight_peak: Floats) -> Iterator[Floats]:
@@ -133,9 +189,20 @@ def _scale_and_zero_point(low: float, high: float) -> tuple[np.float32, np.uint8
     return scale, np.uint8(np.clip(np.rint(-low / scale), 0, 255))
 
 
-def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> NDArray[np.uint8]:
-    quantized: NDArray[np.uint8] = np.clip(np.rint(x / scale) + np.float32(zero_point), 0, 255).astype(np.uint8)
-    return quantized
+def _quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
+    """Returns the values as uint8 stores them, as floats."""
+    quantized = x / scale
+    np.rint(quantized, out=quantized)
+    quantized += np.float32(zero_point)
+    return np.clip(quantized, 0, 255, out=quantized)
+
+
+def _dequantized(smoothed: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
+    """Returns what is left of values after they are stored."""
+    stored = _quantize(smoothed, scale, zero_point)
+    stored -= np.float32(zero_point)
+    stored *= scale
+    return stored
 
 
 def _quantized_peak(high: Floats, scale: np.float32, zero_point: np.uint8) -> NDArray[np.uint8]:
@@ -143,10 +210,4 @@ def _quantized_peak(high: Floats, scale: np.float32, zero_point: np.uint8) -> ND
 
     During calibration the layers before were not yet quantized, so that a value may go a little beyond what was seen.
     """
-    peak: NDArray[np.uint8] = np.minimum(_quantize(high, scale, zero_point), 255 - PEAK_MARGIN) + np.uint8(PEAK_MARGIN)
-    return peak
-
-
-def _fake_quantize(x: Floats, scale: np.float32, zero_point: np.uint8) -> Floats:
-    """Returns what is left of values after they are quantized and dequantized."""
-    return (_quantize(x, scale, zero_point).astype(np.float32) - np.float32(zero_point)) * scale
+    return (np.minimum(_quantize(high, scale, zero_point), 255 - PEAK_MARGIN) + PEAK_MARGIN).astype(np.uint8)

@@ -9,7 +9,6 @@ from typing import Any
 from export.errors import DataError
 from export.evidence.decisions import (
     best_answer,
-    chosen_labels,
     cosine_distance,
     decision,
     equal_but_for_scores,
@@ -18,10 +17,12 @@ from export.evidence.decisions import (
     regression_value,
     result_spans,
 )
-from export.evidence.metrics import answer_f1, exact_match, pearson, span_f1, widen_to_words
+from export.evidence.metrics import answer_f1, exact_match, span_f1, widen_to_words
 from export.verify.dataset import Line
-from service.errors import CallerError
-from service.tasks import embed
+from export.verify.figures import ENTITY_F1, EXACT_MATCH, F1, TOP_1
+from export.verify.label_scores import score_labels, score_notes
+from service.errors import CallerError, EngineError
+from service.tasks import classify, embed
 from service.tasks.encoded import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
@@ -39,6 +40,7 @@ class Agreement:
         span_agreement: F1 of the graph's spans against the reference's, if there are spans.
         worst_difference: Largest difference of a regression's values, or of an embedding's vectors 1 - cosine.
         scores: Figure -> its value for the `graph`, and for the `reference` if there is one.
+        notes: Figure -> what a reader must know of the graph's value, such as that there is none.
     """
 
     inputs: int
@@ -47,10 +49,28 @@ class Agreement:
     span_agreement: float | None = None
     worst_difference: float | None = None
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
 
-def measure_agreement(lines: Sequence[Line], task: str, config: ModelConfig, graph: Answer, reference: Answer | None) -> Agreement:
-    """Asks graph and reference every line, and compares their answers.
+@dataclass(frozen=True)
+class Unanswered:
+    """Lines to which graph or reference have no answer: outputs that are not finite, or a run that fails.
+
+    Attributes:
+        by_reference: Whether it was the reference.
+        numbers: The lines' numbers, ascending.
+        reason: Why the first of them has none.
+    """
+
+    by_reference: bool
+    numbers: tuple[int, ...]
+    reason: str
+
+
+def measure_agreement(
+    lines: Sequence[Line], task: str, config: ModelConfig, graph: Answer, reference: Answer | None
+) -> Agreement | Unanswered:
+    """Asks graph and reference every line, and compares their answers. If a line has none, nothing is compared.
 
     Args:
         lines: The data.
@@ -60,10 +80,14 @@ def measure_agreement(lines: Sequence[Line], task: str, config: ModelConfig, gra
         reference: Answers a request with what the graph is compared with, or None.
 
     Raises:
-        DataError: A line cannot be answered.
+        DataError: A line is no request that the task can answer.
     """
-    results = [_ask(graph, line) for line in lines]
-    expected = None if reference is None else [_ask(reference, line) for line in lines]
+    results = _ask(graph, lines, by_reference=False)
+    if isinstance(results, Unanswered):
+        return results
+    expected = None if reference is None else _ask(reference, lines, by_reference=True)
+    if isinstance(expected, Unanswered):
+        return expected
     labeled = [i for i, line in enumerate(lines) if line.gold is not None]
     golds = [lines[i].gold for i in labeled]
     scores: dict[str, dict[str, float]] = {}
@@ -71,7 +95,8 @@ def measure_agreement(lines: Sequence[Line], task: str, config: ModelConfig, gra
         if answers is not None and golds and task in SCORES:
             for figure, value in SCORES[task](golds, [answers[i] for i in labeled], config).items():
                 scores.setdefault(figure, {})[name] = value
-    found = Agreement(len(lines), len(labeled), scores=scores)
+    notes = score_notes(golds, [results[i] for i in labeled], config) if golds and task == classify.TASK else {}
+    found = Agreement(len(lines), len(labeled), scores=scores, notes=notes)
     if expected is None:
         return found
     if is_regression(task, config):
@@ -85,31 +110,31 @@ def measure_agreement(lines: Sequence[Line], task: str, config: ModelConfig, gra
     return replace(found, agreement=agree / len(lines), span_agreement=span_f1(*spans) if any(spans[0] + spans[1]) else None)
 
 
-def _ask(answer: Answer, line: Line) -> Any:
-    try:
-        return answer(line.request)
-    except CallerError as error:
-        raise DataError(f"line {line.number} of the data cannot be answered: {error}") from error
-
-
-def _score_labels(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    if len(config.labels) == 1:
-        values = [regression_value(result) for result in results]
-        errors = [abs(value - gold) for value, gold in zip(values, golds, strict=True)]
-        return {"Pearson correlation": pearson(golds, values), "mean absolute error": sum(errors) / len(errors)}
-    return {"accuracy": _mean([chosen_labels(result, config) == gold for gold, result in zip(golds, results, strict=True)])}
+def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[Any] | Unanswered:
+    """Returns the answer to each line, or those lines to which there is none."""
+    results, failures = [], []
+    for line in lines:
+        try:
+            results.append(answer(line.request))
+        except CallerError as error:
+            raise DataError(f"line {line.number} of the data cannot be answered: {error}") from error
+        except EngineError as error:
+            failures.append((line.number, error.message))
+    if failures:
+        return Unanswered(by_reference, tuple(number for number, _ in failures), failures[0][1])
+    return results
 
 
 def _score_entities(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
     found = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
-    return {"entity F1": span_f1([gold.spans for gold in golds], found)}
+    return {ENTITY_F1: span_f1([gold.spans for gold in golds], found)}
 
 
 def _score_answers(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
     pairs = [(best_answer(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
     return {
-        "exact match": _mean([exact_match(answer, gold) for answer, gold in pairs]),
-        "F1": _mean([answer_f1(answer, gold) for answer, gold in pairs]),
+        EXACT_MATCH: _mean([exact_match(answer, gold) for answer, gold in pairs]),
+        F1: _mean([answer_f1(answer, gold) for answer, gold in pairs]),
     }
 
 
@@ -120,7 +145,11 @@ def _score_masks(golds: Sequence[Any], results: Sequence[Any], config: ModelConf
         if len(best) != len(gold):
             raise DataError(f"a text has {len(best)} masks and {len(gold)} words as its `target`; give one for each mask.")
         right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
-    return {"top-1": _mean(right)}
+    return {TOP_1: _mean(right)}
+
+
+def _score_choices(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+    return {"accuracy": _mean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)])}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -128,8 +157,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 SCORES: dict[str, Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, float]]] = {
-    "text-classification": _score_labels,
+    "text-classification": score_labels,
     "token-classification": _score_entities,
     "question-answering": _score_answers,
     "fill-mask": _score_masks,
+    "multiple-choice": _score_choices,
 }

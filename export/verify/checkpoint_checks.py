@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
-from export.errors import ExportError, ParityError
+from export.errors import ParityError
 from export.evidence.parity import measure_parity
 from export.evidence.reference import Reference, sample_reference
 from export.verify.check import Check
 from export.verify.data_checks import Baseline
 from export.verify.loaded_graph import LoadedGraph
 from service.bundle.files import Bundle
-from service.errors import BertServeError
+from service.errors import BertServeError, EngineError
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
 from service.wire.rendering import to_plain
@@ -44,7 +46,9 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
     for loaded in graphs:
         name, evidence = f"parity {loaded.name}", loaded.graph.evidence
         try:
-            parity = measure_parity(loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision)
+            parity = measure_parity(
+                loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision, evidence.quantization_error
+            )
         except (BertServeError, ParityError) as error:
             yield Check(name, False, str(error))
             continue
@@ -64,10 +68,16 @@ def checkpoint_baseline(checkpoint: Checkpoint, tokenizer: Tokenizer) -> Baselin
 
 
 def _answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
-    """Returns the checkpoint's result in PyTorch, with the Hugging Face tokenizer's own truncation and windows."""
+    """Returns the checkpoint's result in PyTorch, with the Hugging Face tokenizer's own truncation and windows.
+
+    Raises:
+        EngineError: Its outputs are not finite, or its windows are not the service's.
+    """
     task = TASKS[checkpoint.task]
     encoded = task.encode(request, tokenizer)
     (rows,) = Reference(checkpoint, [request]).rows
     if len(rows) != len(encoded.encodings):
-        raise ExportError(f"the checkpoint's tokenizer makes {len(rows)} windows where the bundle's makes {len(encoded.encodings)}.")
+        raise EngineError(f"its tokenizer makes {len(rows)} windows where the bundle's makes {len(encoded.encodings)}.")
+    if not all(np.isfinite(values).all() for row in rows for values in row.values()):
+        raise EngineError("PyTorch's outputs are not finite.")
     return to_plain(task.decode(request, encoded, rows, checkpoint))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from export.verify.agreement import Agreement, Answer, measure_agreement
+from export.verify.agreement import Agreement, Answer, Unanswered, measure_agreement
 from export.verify.check import Check
 from export.verify.dataset import Line
 from export.verify.loaded_graph import LoadedGraph, find_fp32
@@ -41,7 +41,13 @@ def fp32_baseline(bundle: Bundle, graphs: list[LoadedGraph]) -> Baseline | None:
     return None if fp32 is None or graphs == [fp32] else Baseline("the fp32 graph", fp32.answer, fp32)
 
 
-def check_data(graphs: list[LoadedGraph], baseline: Baseline | None, lines: Sequence[Line], min_agreement: float | None) -> Iterator[Check]:
+def check_data(
+    graphs: list[LoadedGraph],
+    baseline: Baseline | None,
+    lines: Sequence[Line],
+    min_agreement: float | None,
+    min_figures: Mapping[str, float],
+) -> Iterator[Check]:
     """Measures each graph on the data.
 
     Args:
@@ -49,9 +55,10 @@ def check_data(graphs: list[LoadedGraph], baseline: Baseline | None, lines: Sequ
         baseline: What they are compared with.
         lines: The data.
         min_agreement: Least share of the data on which a graph must answer as the baseline, or None.
+        min_figures: Figure -> the least that each graph must reach.
 
     Raises:
-        DataError: A line cannot be answered.
+        DataError: A line is no request that the task can answer.
     """
     manifest = graphs[0].bundle.manifest
     for loaded in graphs:
@@ -60,11 +67,42 @@ def check_data(graphs: list[LoadedGraph], baseline: Baseline | None, lines: Sequ
         answer = baseline.answer if baseline is not None and is_baseline else loaded.answer
         other = None if baseline is None or is_baseline else baseline.answer
         found = measure_agreement(lines, manifest.task, manifest, answer, other)
+        if isinstance(found, Unanswered):
+            yield _unanswered(loaded.name, found, len(lines), None if baseline is None else baseline.name)
+            continue
         if not is_baseline:
             yield _check_agreement(loaded.name, found, None if baseline is None else baseline.name, min_agreement)
-        for figure, values in found.scores.items():
-            beside = f" ({baseline.name} {values['reference']:.4f})" if baseline is not None and "reference" in values else ""
-            yield Check(f"{figure} {loaded.name}", None, f"{values['graph']:.4f}{beside} on {found.labeled} labeled inputs", values)
+        yield from _check_figures(loaded.name, found, None if baseline is None else baseline.name, min_figures)
+
+
+def _check_figures(graph: str, found: Agreement, baseline: str | None, floors: Mapping[str, float]) -> Iterator[Check]:
+    """Reports a graph's figures, and judges those that have a floor; a figure with a floor that was not measured fails."""
+    for figure, values in found.scores.items():
+        floor = floors.get(figure)
+        detail = f"{values['graph']:.4f}"
+        if baseline is not None and "reference" in values:
+            detail += f" ({baseline} {values['reference']:.4f})"
+        detail += f" on {found.labeled} labeled inputs"
+        if floor is not None:
+            detail += f"; at least {floor} is asked for"
+        if figure in found.notes:
+            detail += f"; {found.notes[figure]}"
+        yield Check(f"{figure} {graph}", None if floor is None else values["graph"] >= floor, detail, values)
+    for figure in floors.keys() - found.scores.keys():
+        measured = f"of this model there are {', '.join(found.scores)}" if found.scores else "no line of the data has a right answer"
+        yield Check(f"{figure} {graph}", False, f"not measured, and at least {floors[figure]} is asked for: {measured}")
+
+
+def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None) -> Check:
+    """Reports the lines to which a graph, or what it is compared with, has no answer."""
+    first, *others = found.numbers
+    more = f", nor to {len(others)} other{'s' if len(others) > 1 else ''} of {inputs} inputs" if others else ""
+    return Check(
+        f"data {graph}",
+        False,
+        f"{baseline if found.by_reference else graph} has no answer to line {first} of the data{more}: {found.reason}",
+        {"inputs": inputs, "unanswered_lines": list(found.numbers), "by_reference": found.by_reference},
+    )
 
 
 def _check_agreement(graph: str, found: Agreement, baseline: str | None, min_agreement: float | None) -> Check:
@@ -73,7 +111,7 @@ def _check_agreement(graph: str, found: Agreement, baseline: str | None, min_agr
     if baseline is None:
         hint = "nothing to compare with: the bundle has no other fp32 graph; give --checkpoint"
         return Check(name, None if min_agreement is None else False, hint, {"inputs": found.inputs})
-    figures = replace(found, scores={}).__dict__ | {"reference": baseline}
+    figures = replace(found, scores={}, notes={}).__dict__ | {"reference": baseline}
     if found.agreement is None:
         detail = f"values of {graph} and {baseline} differ by {found.worst_difference:.1e} at most (of vectors, 1 - cosine) on {found.inputs} inputs"
         bounded = "" if min_agreement is None else "; a value has no agreement"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 from export.errors import DataError
 from export.evidence.metrics import Span, spans_of_tags
 from service.errors import BertServeError
+from service.tasks import choose
 from service.tasks.encoded import ModelConfig
 from service.wire.reading import Limits, read_body
 
 Document = dict[str, Any]
 MAX_CHARS = 10**8
+# the two texts of a pair, as we and as the data sets of GLUE name them
+PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Line:
         request: A request of the service's task.
         gold: The right answer, or None. Of text classification the set of right labels or, for regression, a number; of
             token classification its entities; of question answering a list of texts, empty where there is no answer; of
-            fill-mask a list with the word of each mask.
+            fill-mask a list with the word of each mask; of multiple choice the index of the right choice.
     """
 
     number: int
@@ -74,6 +78,8 @@ def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
     for number, document in documents:
         try:
             gold = READERS[task](document, config.labels) if task in READERS else None
+            if isinstance(gold, frozenset) and len(gold) != 1 and config.activation != "sigmoid":
+                raise ValueError(f"`label` has {len(gold)} labels, and those of the model exclude each other; give one.")
             dataset.append(Line(number, _request(task, document, _default_parameters(task, gold, impossible), config), gold))
         except (BertServeError, ValueError) as error:
             raise DataError(f"`{path}` line {number}: {error}") from error
@@ -106,22 +112,28 @@ def _request(task: str, document: Document, defaults: Document, config: ModelCon
     # vectors are compared as numbers, whatever encoding a line asks for
     fixed = {"encoding_format": "float"} if task == "feature-extraction" else {}
     raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters | fixed}).encode()
-    (request,) = read_body(task, raw, Limits(max_inputs=1, max_chars=MAX_CHARS)).requests(config)
+    (request,) = read_body(task, raw, Limits(max_inputs=choose.MAX_CHOICES, max_chars=MAX_CHARS)).requests(config)
     return request
 
 
 def _inputs(document: Document) -> Any:
     if "inputs" in document:
         return document["inputs"]
+    if "choices" in document:
+        return {name: document[name] for name in ("question", "prompt", "context", "choices") if name in document}
+    for first, second in PAIRS:
+        if first in document and document.get(second) is not None:
+            return {"text": document[first], "text_pair": document[second]}
     if "question" in document:
         return {name: document.get(name) for name in ("question", "context")}
-    if document.get("text_pair") is not None:
-        return {name: document.get(name) for name in ("text", "text_pair")}
-    if "text" in document:
-        return document["text"]
+    for name in ("text", "sentence"):
+        if name in document:
+            return document[name]
     if "tokens" in document:
         return " ".join(_texts(document, "tokens"))
-    raise ValueError("it has no input; give `inputs`, `text`, `tokens`, or `question` and `context`.")
+    raise ValueError(
+        "it has no input; give `inputs`, `text`, `text` and `text_pair`, `tokens`, `question` and `context`, or `question` and `choices`."
+    )
 
 
 def _texts(document: Document, name: str) -> list[str]:
@@ -137,7 +149,7 @@ def _read_label(document: Document, labels: Sequence[str]) -> Any:
     if value is None:
         return None
     if len(labels) == 1:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
             raise ValueError(f"`label` must be a number, for the model has one label; it is {json.dumps(value)}.")
         return float(value)
     return frozenset(_label_name(item, labels) for item in (value if isinstance(value, list) else [value]))
@@ -189,6 +201,21 @@ def _read_answers(document: Document, labels: Sequence[str]) -> list[str] | None
     return [str(text) for text in texts]
 
 
+def _read_choice(document: Document, labels: Sequence[str]) -> int | None:
+    """Reads `label`: the index of the right choice, or the choice itself."""
+    label, inputs = document.get("label"), _inputs(document)
+    if label is None:
+        return None
+    choices = inputs.get("choices") if isinstance(inputs, dict) else None
+    if not isinstance(choices, list):
+        raise ValueError("it has a `label` and no `choices`, of which it would be one.")
+    if isinstance(label, str) and choices.count(label) == 1:
+        return choices.index(label)
+    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(choices):
+        raise ValueError(f"`label` is {json.dumps(label)}; it must be one of the {len(choices)} choices, or its index from 0.")
+    return label
+
+
 def _read_target(document: Document, labels: Sequence[str]) -> list[str] | None:
     """Reads `target`: the word of the mask, or a list with that of each."""
     target = document.get("target")
@@ -205,4 +232,5 @@ READERS: dict[str, Callable[[Document, Sequence[str]], Any]] = {
     "token-classification": _read_entities,
     "question-answering": _read_answers,
     "fill-mask": _read_target,
+    "multiple-choice": _read_choice,
 }

@@ -10,6 +10,7 @@ from export.verify.check import Check
 from export.verify.loaded_graph import LoadedGraph
 from service.check import CHECK_TOLERANCE, difference
 from service.errors import BertServeError
+from service.tasks import choose
 from service.tasks.catalog import TASKS
 from service.wire.reading import Limits, read_body
 
@@ -56,7 +57,9 @@ def check_example(loaded: LoadedGraph) -> Check:
     tolerance = max(CHECK_TOLERANCE[graph.precision], CHECK_TOLERANCE[stored])
     name = f"example {loaded.name}"
     try:
-        body = read_body(manifest.task, json.dumps(manifest.example.request).encode(), Limits(max_inputs=1, max_chars=10**6))
+        body = read_body(
+            manifest.task, json.dumps(manifest.example.request).encode(), Limits(max_inputs=choose.MAX_CHOICES, max_chars=10**6)
+        )
         result = body.answer([loaded.answer(request) for request in body.requests(manifest)])
     except BertServeError as error:
         return Check(name, False, error.message)
@@ -74,7 +77,8 @@ def check_batches(loaded: LoadedGraph) -> Check:
     mask = manifest.tokenizer.mask
     task = TASKS[manifest.task]
     try:
-        requests = sample_requests(manifest.task, manifest.tokenizer.max_length, mask.token if mask else None)
+        spec = manifest.tokenizer
+        requests = sample_requests(manifest.task, spec.max_length, mask.token if mask else None, spec.single, pairs_only=spec.pairs_only)
         encodings = [encoding for request in requests for encoding in task.encode(request, loaded.tokenizer).encodings]
         worst = worst_row_error(loaded.engine, encodings, [loaded.engine.run([encoding])[0] for encoding in encodings])
     except BertServeError as error:

@@ -6,14 +6,16 @@ It is for bundles of an older bert-export, whose manifests lack tables that newe
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
+from export import calibration
 from export.artifact import Artifact
 from export.bundle.card import model_card
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
 from export.evidence.measure import measure_graph
-from export.evidence.reference import Reference, sample_reference
+from export.evidence.reference import NO_TEXTS, Reference, sample_reference
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
 from service.bundle.graph_spec import GraphSpec
 from service.bundle.manifest import Manifest
@@ -39,10 +41,15 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint) -> Manifest:
             f"the weights of `{checkpoint.source}` have sha256 {checkpoint.weights_sha256[:12]}…, those that `{manifest.name}` was made from "
             f"{manifest.source.weights_sha256[:12]}…; give the checkpoint that it was made from."
         )
-    reference = sample_reference(checkpoint)
+    has_int8 = any(graph.precision == "int8" for graph in manifest.graphs)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    texts = calibration.read_split(calibration.BUILT_IN).validation.with_passages(tokenizer) if has_int8 else NO_TEXTS
+    reference = sample_reference(checkpoint, texts)
     graphs = tuple(_measure(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
-    updated = Manifest.model_validate(manifest.model_copy(update={"graphs": graphs, "flops": checkpoint.flops}).model_dump())
+    source = manifest.source.model_copy(update=asdict(checkpoint.card_metadata))
+    updated = Manifest.model_validate(
+        manifest.model_copy(update={"graphs": graphs, "flops": checkpoint.flops, "source": source}).model_dump()
+    )
     _write(bundle.path, updated, checkpoint.card)
     return updated
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from export.verify.check import Check
@@ -27,6 +27,7 @@ class VerifySpec:
         min_agreement: Least agreement of each graph on the data.
         providers: Graphs of these providers are checked, each on its provider; None for all graphs, on the providers that this machine has.
         precisions: Graphs of these precisions are checked; None for all.
+        min_figures: Figure -> the least that each graph must reach on the data.
     """
 
     bundle: Path
@@ -35,6 +36,7 @@ class VerifySpec:
     min_agreement: float | None = None
     providers: tuple[Provider, ...] | None = None
     precisions: tuple[Precision, ...] | None = None
+    min_figures: Mapping[str, float] = field(default_factory=dict)
 
 
 def verify(spec: VerifySpec) -> Iterator[Check]:
@@ -65,6 +67,12 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         if loaded is not None:
             usable.append(loaded)
     if not usable:
+        if spec.min_agreement is not None:
+            yield Check(
+                "agreement", False, f"no graph runs here, so that at least {spec.min_agreement}, which is asked for, was not measured"
+            )
+        for figure, floor in spec.min_figures.items():
+            yield Check(figure, False, f"no graph runs here, so that at least {floor}, which is asked for, was not measured")
         return
     baseline: Baseline | None = None
     if spec.checkpoint is not None:
@@ -75,7 +83,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         yield from checkpoint_checks.check_parity(usable, checkpoint)
         baseline = checkpoint_checks.checkpoint_baseline(checkpoint, usable[0].tokenizer)
     if lines:
-        yield from check_data(usable, baseline or fp32_baseline(bundle, usable), lines, spec.min_agreement)
+        yield from check_data(usable, baseline or fp32_baseline(bundle, usable), lines, spec.min_agreement, spec.min_figures)
 
 
 def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Generator[Check, None, LoadedGraph | None]:

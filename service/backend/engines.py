@@ -2,16 +2,22 @@
 
 A solo run is one beside which no other runs or waits. Lanes give throughput: each run has one thread. A caller who is alone would
 leave all lanes but one without work, so a solo run of enough tokens takes several cores. Short runs do not gain: waking threads
-costs more than they save. The second session costs the memory of the weights once more.
+costs more than they save. The second session costs the memory of the matrices once more, so it is made when a run first wants it.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from service.backend.cost import CostModel
 from service.backend.onnx_engine import Engine
+from service.errors import BertServeError
+
+logger = logging.getLogger("bertserve.loading")
 
 # More threads save less and less of a run, and the next caller finds all their cores taken.
 MAX_SOLO_THREADS = 4
@@ -20,19 +26,49 @@ MAX_SOLO_THREADS = 4
 SOLO_SECONDS_PER_NODE = 5e-5
 
 
-@dataclass(frozen=True, slots=True)
 class SoloEngine:
-    """An engine whose runs take several cores.
+    """An engine whose runs take several cores, made in a thread of its own once a run wants it. No run waits for that.
 
     Attributes:
-        engine: The same graph as the lanes run, with more threads.
-        threads: How many.
+        threads: Threads of a run.
         min_tokens: Padded tokens of a run from which on it is faster.
     """
 
-    engine: Engine
-    threads: int
-    min_tokens: int
+    def __init__(self, make: Callable[[], Engine], *, model: str, threads: int, min_tokens: int) -> None:
+        """Makes nothing yet.
+
+        Args:
+            make: Makes the engine: the same graph as the lanes run, with more threads. Called once.
+            model: Name of the model, for the log.
+            threads: Threads of a run.
+            min_tokens: Padded tokens of a run from which on it is faster.
+        """
+        self.threads = threads
+        self.min_tokens = min_tokens
+        self._make: Callable[[], Engine] | None = make
+        self._model = model
+        self._engine: Engine | None = None
+        self._lock = threading.Lock()
+
+    def engine(self) -> Engine | None:
+        """Returns the engine, or None before there is one, or where it cannot be had. The first call has it made."""
+        with self._lock:
+            make, self._make = self._make, None
+        if make is not None:
+            # no daemon, as the lane that asks is one: native code that comes back to an interpreter that is gone aborts the process
+            threading.Thread(target=self._start, args=(make,), name=f"solo-{self._model}", daemon=False).start()
+        return self._engine
+
+    def _start(self, make: Callable[[], Engine]) -> None:
+        try:
+            self._engine = make()
+        except BertServeError as error:
+            self._say_why(error.message)
+        except Exception as error:  # noqa: BLE001 - the boundary of a thread; what the lanes do does not need it
+            self._say_why(f"{type(error).__name__}.")
+
+    def _say_why(self, reason: str) -> None:
+        logger.error("all runs of the model %s have one thread: a session with %d could not be made: %s", self._model, self.threads, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +77,7 @@ class Engines:
 
     Attributes:
         lane: With one thread, for all lanes.
-        solo: With several threads, for solo runs, where some text is worth it.
+        solo: With several threads, for solo runs, where some text is worth it and once there is one.
     """
 
     lane: Engine
@@ -49,7 +85,9 @@ class Engines:
 
     def for_solo_run(self, tokens: int) -> Engine:
         """Returns what makes a solo run of so many padded tokens."""
-        return self.lane if self.solo is None or tokens < self.solo.min_tokens else self.solo.engine
+        if self.solo is None or tokens < self.solo.min_tokens:
+            return self.lane
+        return self.solo.engine() or self.lane
 
 
 def min_solo_tokens(cost: CostModel, *, nodes: int, longest: int) -> int | None:

@@ -6,9 +6,11 @@ row count with rows whose outputs are dropped.
 
 from __future__ import annotations
 
+import copy
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Literal, Protocol
@@ -16,7 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.backend.sessions import THREADS, open_session
+from service.backend.sessions import THREADS, open_session, shared_tables
 from service.bundle.graph_spec import GraphSpec, OutputSpec, Provider
 from service.errors import EngineError
 from service.text.tokenizer import Encoding
@@ -47,18 +49,16 @@ class OnnxEngine:
         *,
         pad_id: int,
         padding_side: Literal["left", "right"],
-        threads: int = THREADS,
         provider: Provider | None = None,
         engine_cache: Path | None = None,
     ) -> None:
-        """Creates the session.
+        """Creates the session, of which a run has one thread.
 
         Args:
             path: The ONNX file.
             graph: Its entry in the manifest.
             pad_id: Token id of the padding.
             padding_side: Where padding goes.
-            threads: Threads of one run.
             provider: What runs it; by default what it was made for.
             engine_cache: Folder that TensorRT's engines are kept in; None builds them at every start.
 
@@ -66,7 +66,10 @@ class OnnxEngine:
             ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
         """
         self.provider = provider or graph.provider
-        self._session = open_session(path, graph, provider=self.provider, threads=threads, engine_cache=engine_cache)
+        # onnxruntime does not keep them: this engine does, and those of `with_threads`
+        self._tables = shared_tables(path) if self.provider == "cpu" else {}
+        self._open = partial(open_session, path, graph, provider=self.provider, engine_cache=engine_cache, tables=self._tables)
+        self._session = self._open(threads=THREADS)
         self._inputs = graph.inputs
         self._outputs = graph.outputs
         self._names = [output.name for output in graph.outputs]
@@ -74,6 +77,16 @@ class OnnxEngine:
         self._left = padding_side == "left"
         self._plan = graph.shapes
         self._dtypes = {spec.name: np.dtype(spec.dtype) for spec in graph.inputs}
+
+    def with_threads(self, threads: int) -> OnnxEngine:
+        """Returns an engine of the same file whose runs have so many threads: a session more, with the lookup tables of this one.
+
+        Raises:
+            ProviderError: As for the first one.
+        """
+        engine = copy.copy(self)
+        engine._session = self._open(threads=threads)
+        return engine
 
     def run(self, encodings: Sequence[Encoding]) -> list[Row]:
         """Runs one batch, padded to its longest text.
@@ -135,21 +148,20 @@ class OnnxEngine:
 
         Args:
             shapes: `(rows, length)` of each batch.
-            repeats: Timed runs of each after one that is not; the fastest counts.
+            repeats: Runs of each; the fastest counts, so that the first may be slow.
 
         Returns:
             `(rows, length, seconds)` for each shape.
         """
         fastest = [inf] * len(shapes)
         # in rounds: a machine changes its speed, and then it does for all shapes
-        for turn in range(1 + repeats):
+        for _ in range(repeats):
             for i, (rows, length) in enumerate(shapes):
                 zeros = np.zeros(length, dtype=np.int64)
                 batch = [Encoding(zeros, zeros, masks=(length - 1,))] * rows
                 start = time.perf_counter()
                 self.run(batch)
-                if turn:
-                    fastest[i] = min(fastest[i], time.perf_counter() - start)
+                fastest[i] = min(fastest[i], time.perf_counter() - start)
         return [(rows, length, seconds) for (rows, length), seconds in zip(shapes, fastest, strict=True)]
 
     def _feed(self, encodings: Sequence[Encoding], rows: int, longest: int) -> _Feed:

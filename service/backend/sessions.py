@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from service.backend import hardware, providers
+from service.backend.tables import read_tables
 from service.bundle.graph_spec import GraphSpec, Provider
 from service.errors import ProviderError
 
@@ -25,7 +27,18 @@ _PROBE = bytes.fromhex(
 )
 
 
-def open_session(path: Path, graph: GraphSpec, *, provider: Provider, threads: int = THREADS, engine_cache: Path | None = None) -> Any:
+Tables = Mapping[str, Any]  # by name, an `onnxruntime.OrtValue` each
+
+
+def open_session(
+    path: Path,
+    graph: GraphSpec,
+    *,
+    provider: Provider,
+    threads: int = THREADS,
+    engine_cache: Path | None = None,
+    tables: Tables = MappingProxyType({}),
+) -> Any:
     """Returns an `onnxruntime.InferenceSession`.
 
     Args:
@@ -34,6 +47,7 @@ def open_session(path: Path, graph: GraphSpec, *, provider: Provider, threads: i
         provider: What runs it.
         threads: Threads of one run.
         engine_cache: Folder that TensorRT's engines are kept in; None builds them at every start.
+        tables: Of `shared_tables`, which it uses in place of copies of its own; whoever has the session keeps them for as long.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
@@ -43,7 +57,7 @@ def open_session(path: Path, graph: GraphSpec, *, provider: Provider, threads: i
         raise ProviderError(f"`{path}` needs {wanted}: {_missing(provider)} Or choose another --provider.")
     options = _provider_options(provider, graph, engine_cache)
     try:
-        session = _session(str(path), provider, options, threads)
+        session = _session(str(path), provider, options, threads, tables)
     except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
         raise ProviderError(f"onnxruntime {VERSION} cannot load `{path}`: {error}") from error
     if wanted not in session.get_providers():
@@ -52,6 +66,11 @@ def open_session(path: Path, graph: GraphSpec, *, provider: Provider, threads: i
             "Or choose another --provider."
         )
     return session
+
+
+def shared_tables(path: Path) -> Tables:
+    """Returns what several sessions of a graph on the CPU can share: its lookup tables."""
+    return {name: ort.OrtValue.ortvalue_from_numpy(table) for name, table in read_tables(path).items()}
 
 
 def available_provider() -> Provider:
@@ -95,11 +114,20 @@ def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path |
     return [(providers.NAMES["tensorrt"], providers.tensorrt(graph, folder)), fallback]
 
 
-def _session(model: str | bytes, provider: Provider, asked: Sequence[tuple[str, providers.Options]], threads: int) -> Any:
+def _session(
+    model: str | bytes,
+    provider: Provider,
+    asked: Sequence[tuple[str, providers.Options]],
+    threads: int,
+    tables: Tables = MappingProxyType({}),
+) -> Any:
     if provider != "cpu":
         ort.preload_dlls()  # CUDA and cuDNN from their wheels, where the system has none
     # onnxruntime's own fallback would open the session, or go on in the middle of service, on another provider and only print it
-    return ort.InferenceSession(model, _session_options(threads), providers=list(asked), enable_fallback=0)
+    options = _session_options(threads)
+    for name, table in tables.items():
+        options.add_initializer(name, table)
+    return ort.InferenceSession(model, options, providers=list(asked), enable_fallback=0)
 
 
 def _session_options(threads: int) -> Any:

@@ -8,6 +8,7 @@ This module opens no ONNX file: that is the engine's.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from service.errors import BundleError
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
 CARD_FILE = "README.md"
+_CHECKPOINT_FILES = ("config.json", "adapter_config.json", "modules.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,14 @@ class Bundle:
             if graph.provider == provider and (graph.default if precision == "auto" else graph.precision == precision):
                 return graph
         have = ", ".join(f"{graph.provider}/{graph.precision}" for graph in self.manifest.graphs)
+        tried = "".join(
+            f" At its export {precision} was tried: {omitted.reason}"
+            for omitted in self.manifest.omitted
+            if (omitted.provider, omitted.precision) == (provider, precision)
+        )
         raise BundleError(
             f"bundle `{self.manifest.name}` has no graph for provider `{provider}` and precision `{precision}`; it has "
-            f"{have}. Choose another --provider or --precision, or export again with `bert-export --provider --precision`."
+            f"{have}. Choose another --provider or --precision, or export again with `bert-export --provider --precision`.{tried}"
         )
 
 
@@ -63,10 +70,42 @@ def load_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: A file is missing or altered, or the manifest is not valid; the message names bundle and file.
     """
+    manifest, version = read_manifest(path)
+    _verify(path / TOKENIZER_FILE, manifest.tokenizer.sha256)
+    for graph in manifest.graphs:
+        verify_graph(path, graph)
+    return Bundle(path, manifest, version)
+
+
+def verify_graph(path: Path, graph: GraphSpec) -> None:
+    """Verifies the digests of a graph's files.
+
+    Args:
+        path: The bundle's folder.
+        graph: A graph of its manifest.
+
+    Raises:
+        BundleError: A file is missing or altered; the message names it.
+    """
+    for file in graph.files:
+        _verify(path / file.file, file.sha256, file.size_bytes)
+
+
+def read_manifest(path: Path) -> tuple[Manifest, str]:
+    """Returns a bundle's manifest, and its version: the beginning of the manifest's digest.
+
+    Args:
+        path: The bundle's folder.
+
+    Raises:
+        BundleError: It is missing or not valid, or is another bundle's.
+    """
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
         manifest = Manifest.model_validate_json(raw)
     except OSError as error:
+        if is_checkpoint(path):
+            raise BundleError(_what_to_do_with(path)) from error
         raise BundleError(f"`{path}` is not a bundle: {MANIFEST_FILE} cannot be read ({error.strerror}).") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -79,14 +118,11 @@ def load_bundle(path: Path) -> Bundle:
         raise BundleError(f"`{path / MANIFEST_FILE}` is not a version 1 manifest: {where}: {first['msg']}.") from error
     if manifest.name != path.name:
         raise BundleError(f"bundle `{path}` calls itself `{manifest.name}`; folder and name must be the same.")
-    _verify(path / TOKENIZER_FILE, manifest.tokenizer.sha256)
-    for file in (file for graph in manifest.graphs for file in graph.files):
-        _verify(path / file.file, file.sha256, file.size_bytes)
-    return Bundle(path, manifest, hashlib.sha256(raw).hexdigest()[:12])
+    return manifest, hashlib.sha256(raw).hexdigest()[:12]
 
 
 def find_bundles(folders: Sequence[Path]) -> list[Path]:
-    """Returns the bundle folders in some models folders, by name: each folder that is not hidden.
+    """Returns the bundle folders in some models folders, by name: each folder that is not hidden. A bundle may be given itself.
 
     Raises:
         BundleError: A folder does not exist or holds no bundle, or two have one of the same name.
@@ -104,7 +140,13 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
 
 def _bundles_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise BundleError(f"the models folder `{folder}` does not exist; give another with --models.")
+        raise BundleError(
+            f"the models folder `{folder}` does not exist; give a folder of bundles with --models, or a checkpoint with --model."
+        )
+    if (folder / MANIFEST_FILE).is_file():
+        return [Path(os.path.abspath(folder))]  # `.` has a name too
+    if is_checkpoint(folder):
+        raise BundleError(_what_to_do_with(folder))
     found = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if not found:
         raise BundleError(f"the models folder `{folder}` holds no bundle; make one with `bert-export SOURCE --output {folder}`.")
@@ -112,6 +154,18 @@ def _bundles_in(folder: Path) -> list[Path]:
         if not re.fullmatch(NAME_PATTERN, entry.name):
             raise BundleError(f"`{entry}` cannot be a model: names must match {NAME_PATTERN}; rename or move the folder.")
     return found
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Returns whether a folder has what a checkpoint has, and a bundle has not."""
+    return any((folder / name).is_file() for name in _CHECKPOINT_FILES)
+
+
+def _what_to_do_with(checkpoint: Path) -> str:
+    return (
+        f"`{checkpoint}` is a checkpoint, and not yet a bundle; serve it with `bert-serve serve --model {checkpoint}`, or export it with "
+        f"`bert-export {checkpoint} --output MODELS_DIR`."
+    )
 
 
 def digest(path: Path) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from service.bundle.graph_spec import GraphSpec
+from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.bundle.record import Record
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -14,7 +14,10 @@ NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 Task = str  # a Hugging Face name; service/tasks/catalog.py says which are served, and what a manifest of each must have
 Activation = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["none", "cls", "mean", "max"]
-Layers = Literal["last", "last_four"]
+# Which layers a graph gives out: by name, or as a list of their numbers, 0 for what the embeddings give.
+Layers = Literal["last", "last_four"] | Annotated[tuple[int, ...], Field(strict=False)]
+LAST_FOUR = 4
+Combine = Literal["concat", "sum", "mean"]
 
 
 class SpecialPiece(Record):
@@ -55,6 +58,7 @@ class TokenizerSpec(Record):
         cls_index: Where [CLS] stands in both templates, -1 for their end, or null.
         subword_prefix: What begins a token that continues a word; null where a word begins after white space instead.
         mask: The mask token, for fill-mask.
+        pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
     """
 
     sha256: str
@@ -66,6 +70,7 @@ class TokenizerSpec(Record):
     cls_index: int | None
     subword_prefix: str | None
     mask: MaskToken | None
+    pairs_only: bool = False
 
 
 class Flops(Record):
@@ -82,7 +87,10 @@ class Embedding(Record):
         pooling: How the tokens' vectors become one; padding never counts, special tokens do.
         normalize: Whether vectors have length 1.
         dimensions: Values of a vector of one layer.
-        layers: `last_four` where the graphs also give out the last four layers side by side.
+        layers: `last_four` where the graphs also give out the last four layers side by side, or the numbers of the layers that they do,
+            ascending and with the last one at the end.
+        default_layers: Layers of a request that names none; null for the last.
+        combine: How several layers become one where a request does not say.
         prompts: Name -> what is put before a text of that kind.
         default_prompt: Name of the prompt of a request that names none, or null.
     """
@@ -91,8 +99,39 @@ class Embedding(Record):
     normalize: bool
     dimensions: Annotated[int, Field(gt=0)]
     layers: Layers = "last"
+    default_layers: Annotated[tuple[int, ...], Field(strict=False, min_length=1)] | None = None
+    combine: Combine = "concat"
     prompts: dict[str, str] = Field(default_factory=dict)
     default_prompt: str | None = None
+
+    @property
+    def layers_output(self) -> str:
+        """Name of the graphs' output that has the layers side by side, or the last one where there are no others."""
+        names = {"last": "last_hidden_state", "last_four": "last_four_hidden_states"}
+        return names[self.layers] if isinstance(self.layers, str) else "_".join(("hidden_states", *map(str, self.layers)))
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Where in that output each layer stands, by its number where that is known, and by the negative one from the end."""
+        if isinstance(self.layers, str):
+            return {-1: 0} if self.layers == "last" else {place - LAST_FOUR: place for place in range(LAST_FOUR)}
+        ends = [(layer, layer - self.layers[-1] - 1) for layer in self.layers]
+        return {layer: place for place, both in enumerate(ends) for layer in both}
+
+    @property
+    def layer_count(self) -> int:
+        """How many layers stand in that output."""
+        return len(set(self.places.values()))
+
+    @model_validator(mode="after")
+    def _has_its_own_layers(self) -> Embedding:
+        if not isinstance(self.layers, str) and (
+            not self.layers or list(self.layers) != sorted({layer for layer in self.layers if layer >= 0})
+        ):
+            raise ValueError(f"`layers` must be different numbers from 0 on, ascending, not {list(self.layers)}")
+        if other := [layer for layer in self.default_layers or () if layer not in self.places]:
+            raise ValueError(f"`default_layers` names the layer {other[0]}, which is not among `layers`")
+        return self
 
 
 class Example(Record):
@@ -119,6 +158,11 @@ class Source(Record):
         weights_sha256: Digest over the weight files.
         versions: Of the packages that exported it.
         commit: The hub's commit that was exported, or null for a local folder.
+        license: The hub's ids of the checkpoint's licenses, as its card says; none where it does not. So are the next fields.
+        license_name: Name of a license that has no id, which is then `other`.
+        license_link: Where that license is.
+        language: Codes of the languages.
+        datasets: The hub's ids of what it was trained on.
     """
 
     checkpoint: str
@@ -126,6 +170,25 @@ class Source(Record):
     weights_sha256: str
     versions: dict[str, str]
     commit: str | None = None
+    license: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    license_name: str | None = None
+    license_link: str | None = None
+    language: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+
+
+class OmittedGraph(Record):
+    """A graph that was tried and is not there.
+
+    Attributes:
+        provider: What it was for.
+        precision: What it was to compute in.
+        reason: Why it is not there, and what to try.
+    """
+
+    provider: Provider
+    precision: Precision
+    reason: str
 
 
 class Manifest(Record):
@@ -144,6 +207,12 @@ class Manifest(Record):
     example: Example
     figures: Annotated[tuple[Figure, ...], Field(strict=False)]
     source: Source
+    omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
+
+    @property
+    def mask(self) -> MaskToken | None:
+        """The mask token, for fill-mask."""
+        return self.tokenizer.mask
 
     @model_validator(mode="after")
     def _graphs_fit_the_tokenizer(self) -> Manifest:

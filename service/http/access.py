@@ -8,13 +8,27 @@ from collections import Counter
 from service.api_keys import ApiKeys
 from service.errors import ForbiddenError, RefusedError, UnauthorizedError
 from service.tasks.catalog import TASKS
+from service.wire.routes import all_routes
 
 METRICS = "/metrics"
-PROBES = frozenset({"/health", "/health/live", "/health/ready", *(f"/{spec.path}/health" for spec in TASKS.values())})
+PROBES = frozenset(
+    {
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/ping",
+        "/v2/health/live",
+        "/v2/health/ready",
+        *(f"/{spec.path}/health" for spec in TASKS.values()),
+    }
+)
+# what a browser asks for without a key; the pages have a place for it, and say nothing of the models
+DOCS = frozenset({"/", "/docs", "/openapi.json"})
+DOCS_FILES = ("/docs/static/", "/playground/")
 # what a log may quote of a path that was not routed: it is one of ours, and nothing that a caller made up
-FIXED_PATHS = PROBES | {METRICS, *(f"/{spec.path}" for spec in TASKS.values())}
-_ADMIN = re.compile("/models/[^/]+/(load|reload|unload)")
-_MODEL_PROBE = re.compile("/models/[^/]+/health")
+FIXED_PATHS = PROBES | DOCS | {METRICS, *(route.path for route in all_routes() if "{" not in route.path)}
+_ADMIN = re.compile("/models/[^/]+/(load|reload|unload)|/v2/repository/models/[^/]+/(load|unload)")
+_MODEL_PROBE = re.compile("/models/[^/]+/health|/v2/models/[^/]+/(versions/[^/]+/)?ready")
 RETRY_AFTER_S = 1.0
 
 
@@ -101,4 +115,6 @@ class Access:
             return False
         if path == METRICS:
             return self._open_metrics
+        if path in DOCS or path.startswith(DOCS_FILES):
+            return True
         return self._open_health and (path in PROBES or _MODEL_PROBE.fullmatch(path) is not None)

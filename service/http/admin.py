@@ -6,22 +6,18 @@ import asyncio
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import PlainTextResponse, RedirectResponse
+from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
 from service import __version__
-from service.errors import UnavailableError
-from service.http.inference import MODELS
+from service.http.answers import check_ready, json_answer
 from service.http.openapi import error_responses
 from service.metrics import CONTENT_TYPE
 from service.serving.build import AppState
 from service.serving.model import Model
-from service.serving.reloader import Reloader
-from service.serving.shared_reloader import SharedReloader
 from service.tasks.catalog import TASKS
-from service.wire.rendering import to_json
 
-_NAMED = f"{MODELS}/{{name}}"
+_NAMED = "/models/{name}"
 _FOUND = error_responses(404)
 _CHANGED = error_responses(403, 404, 422)
 
@@ -39,7 +35,7 @@ def router(state: AppState) -> APIRouter:
 def _add_task(routes: APIRouter, state: AppState, task: str, base: str) -> None:
     @routes.get(f"{base}/info", summary=f"The model that {base} uses", tags=["models"], responses=_FOUND)
     async def info() -> Response:
-        return _json(_describe(state, state.registry.for_task(task)))
+        return json_answer(_describe(state, state.registry.for_task(task)))
 
     @routes.get(f"{base}/health", summary=f"Whether {base} answers", tags=["health"], responses=_FOUND)
     async def health() -> Response:
@@ -54,12 +50,12 @@ def _add_models(routes: APIRouter, state: AppState) -> None:
         described = [_describe(state, model) | differing.get(name, {}) for name, model in served.items()]
         broken = [{"name": name, "broken": why} | differing.get(name, {}) for name, why in state.broken.items() if name not in served]
         elsewhere = [{"name": name} | workers for name, workers in differing.items() if name not in served and name not in state.broken]
-        return _json(described + broken + elsewhere)
+        return json_answer(described + broken + elsewhere)
 
     @routes.get(_NAMED, summary="One model", tags=["models"], responses=_FOUND)
     @routes.get(f"{_NAMED}/info", summary="One model", tags=["models"], responses=_FOUND)
     async def model_info(name: str) -> Response:
-        return _json(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
+        return json_answer(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
 
     @routes.post(
         f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)", tags=["models"], responses=_CHANGED
@@ -68,47 +64,38 @@ def _add_models(routes: APIRouter, state: AppState) -> None:
         f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)", tags=["models"], responses=_CHANGED
     )
     async def load(name: str) -> Response:
-        return _json(_describe(state, await _reloader(state).load(name)))
+        return json_answer(_describe(state, await state.reloader.load(name)))
 
     @routes.post(f"{_NAMED}/unload", summary="Take a model out of service (admin key)", tags=["models"], responses=_CHANGED)
     async def unload(name: str) -> Response:
-        await _reloader(state).unload(name)
-        return _json({"name": name, "unloaded": True})
+        await state.reloader.unload(name)
+        return json_answer({"name": name, "unloaded": True})
 
     @routes.get(f"{_NAMED}/health", summary="Whether one model answers", tags=["health"], responses=_FOUND)
     async def model_health(name: str) -> Response:
         return _health(state.registry.get(name).ready)
 
 
-def _reloader(state: AppState) -> Reloader:
-    assert state.reloader is not None, "a service that was built has one"
-    return state.reloader
-
-
 async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
     """Returns what each worker has of a model, under `workers` by its name, where they have not all the same."""
-    if not isinstance(state.reloader, SharedReloader):
-        return {}
-    return {name: {"workers": workers} for name, workers in (await asyncio.to_thread(state.reloader.differing)).items()}
+    differing = await asyncio.to_thread(state.reloader.differing)
+    return {name: {"workers": workers} for name, workers in differing.items()}
 
 
 def _add_operations(routes: APIRouter, state: AppState) -> None:
-    @routes.get("/", include_in_schema=False)
-    async def root() -> Response:
-        return RedirectResponse("docs")
-
     @routes.get("/health/live", summary="Whether the process runs", tags=["health"])
     async def live() -> Response:
-        return _json({"live": True})
+        return json_answer({"live": True})
 
     @routes.get("/health", summary="Whether requests are answered", tags=["health"])
     @routes.get("/health/ready", summary="Whether requests are answered", tags=["health"])
+    @routes.get("/ping", summary="Whether requests are answered, as SageMaker asks", tags=["health"])
     async def ready() -> Response:
         return _health(state.scheduler.ready)
 
     @routes.get("/info", summary="Version, limits and models", tags=["models"])
     async def info() -> Response:
-        return _json(
+        return json_answer(
             {
                 "name": "bertserve",
                 "version": __version__,
@@ -130,6 +117,7 @@ def _limits(state: AppState) -> dict[str, int]:
         "max_inputs": state.limits.max_inputs,
         "max_chars": state.limits.max_chars,
         "max_body_bytes": state.max_body_bytes,
+        "max_stream_jobs": state.max_stream_jobs,
         "timeout_ms": state.timeout_ms,
         "max_timeout_ms": state.max_timeout_ms,
     }
@@ -142,9 +130,11 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         "task": model.task,
         "endpoint": f"/{TASKS[model.task].path}",
         "endpoints": [f"/{TASKS[task].path}" for task in model.tasks],
+        "default_of": [f"/{TASKS[task].path}" for task in state.registry.default_of(model)],
         **({"broken": state.broken[model.name]} if model.name in state.broken else {}),
         "labels": list(manifest.labels),
         "activation": manifest.activation,
+        **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         "version": model.bundle.version,
         "provider": graph.provider,
@@ -168,10 +158,5 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
 
 
 def _health(ready: bool) -> Response:
-    if not ready:
-        raise UnavailableError("the service does not take requests: it is stopping, a lane died, or all lanes hang.")
-    return _json({"ready": True, "live": True})
-
-
-def _json(value: Any) -> Response:
-    return Response(to_json(value), media_type="application/json")
+    check_ready(ready)
+    return json_answer({"ready": True, "live": True})

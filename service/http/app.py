@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from service import __version__
-from service.errors import MethodNotAllowedError, NotFoundError
-from service.http import errors
+from service.errors import MethodNotAllowedError
+from service.http import errors, model_list, open_inference, playground
 from service.http.access import Access
 from service.http.admin import router
 from service.http.inference import InferenceRouter
 from service.http.middleware import REQUEST_ID, RequestMiddleware
-from service.http.openapi import add_docs, documented
+from service.http.openapi import TAGS, add_docs, documented, operation_id
+from service.http.paths import no_such_path
 from service.serving.build import AppState
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
@@ -26,21 +28,33 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the headers
 `x-request-id`, `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
 _METHOD_NOT_ALLOWED = 405
+_HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-hf-warning", "retry-after")
 
 
-def create_app(state: AppState, *, access: Access | None = None, log_access: bool = False) -> ASGIApp:
+def create_app(
+    state: AppState, *, access: Access | None = None, log_access: bool = False, root_path: str = "", cors_origins: Sequence[str] = ()
+) -> ASGIApp:
     """Returns the application; its lanes run from its start-up to its shutdown.
 
     Args:
         state: What it answers from.
         access: Says who may call what; None lets everyone in.
         log_access: Whether to log a line for each request.
+        root_path: Path below which a proxy offers it; a path may begin with it or not.
+        cors_origins: Origins whose pages may read answers.
     """
-    router_in_front = InferenceRouter(state, create_fastapi(state))
-    return RequestMiddleware(router_in_front, metrics=state.metrics, access=access or Access(), log_access=log_access)
+    access = access or Access()
+    router_in_front = InferenceRouter(state, create_fastapi(state, root_path=root_path, asks_for_key=access.keys is not None))
+    app = RequestMiddleware(router_in_front, metrics=state.metrics, access=access, log_access=log_access, root_path=root_path)
+    if not cors_origins:
+        return app
+    # around everything: a browser asks first, and without a key
+    return CORSMiddleware(
+        app, allow_origins=cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"], expose_headers=_HEADERS_OF_ANSWERS
+    )
 
 
-def create_fastapi(state: AppState) -> FastAPI:
+def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool = False) -> FastAPI:
     """Returns what answers all requests but those that run models: documents, models, probes, metrics and wrong paths."""
 
     @asynccontextmanager
@@ -49,19 +63,30 @@ def create_fastapi(state: AppState) -> FastAPI:
         yield
         await state.scheduler.stop(0)
 
-    app = FastAPI(title="bertserve", version=__version__, description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="bertserve",
+        version=__version__,
+        description=DESCRIPTION,
+        openapi_tags=TAGS,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=operation_id,
+    )
     app.router.redirect_slashes = False  # to an address made of the caller's own `Host`
-    app.include_router(documented())
-    app.include_router(router(state))
+    routers = (documented(), router(state), playground.router(root_path), model_list.router(state), open_inference.router(state))
+    for each in routers:
+        app.include_router(each)
+    app.state.paths = {route.path for each in routers for route in each.routes if isinstance(route, Route)}
     app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(Exception, _answer_error)
-    add_docs(app)
+    add_docs(app, state.registry, root_path=root_path, asks_for_key=asks_for_key)
     return app
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     """Answers an error that left FastAPI. FastAPI raises it again afterwards, so that the middleware logs it."""
-    return errors.response(error, request.scope[REQUEST_ID])
+    return errors.response(error, request.scope[REQUEST_ID], request.scope["path"])
 
 
 async def _translate(request: Request, error: Exception) -> Response:
@@ -74,4 +99,4 @@ async def _translate(request: Request, error: Exception) -> Response:
         ]
         allowed = ", ".join(methods)
         raise MethodNotAllowedError(f"`{request.url.path[:64]}` takes {allowed}, not {request.method}; see /docs.", allowed=allowed)
-    raise NotFoundError(f"there is no path `{request.url.path[:64]}`; see /docs.")
+    raise no_such_path(request.scope["path"], request.app.state.paths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 from starlette.responses import Response
 
@@ -29,6 +30,11 @@ TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {
     errors.EngineError: (500, "engine"),
 }
 INTERNAL = (500, "internal")
+_OPENAI = "/v1/"  # below it are paths of OpenAI's API, whose clients read errors of that shape
+_PREDICT = ":predict"  # but for these, which are KServe's
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_INVALID, _INVALID_IN_OPENAI = 422, 400  # what is a BadRequestError to its clients
+_SERVER_ERROR = 500
 REFUSAL = "bertserve.refusal"  # scope key: the error with which the protocol has answered a request whose body did not come to its end
 
 
@@ -37,18 +43,29 @@ def classify(error: Exception) -> tuple[int, str]:
     return next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), INTERNAL)
 
 
-def response(error: Exception, request_id: str) -> Response:
+def has_openai_shape(path: str) -> bool:
+    """Returns whether the errors of a path have the shape of OpenAI's API."""
+    return path.startswith(_OPENAI) and not path.endswith(_PREDICT)
+
+
+def response(error: Exception, request_id: str, path: str = "") -> Response:
     """Returns the answer to a request that failed.
 
     Args:
         error: Why it failed. The text of anything but a BertServeError stays inside.
         request_id: The request's id.
+        path: The request's path, where it is known; the shape of the answer goes by it.
     """
     status, error_type = classify(error)
     message = "the service failed in a way it should not; the log has the details under this request id. This is a bug."
     if isinstance(error, errors.BertServeError):
         message = _printable(error.message)
-    body = json.dumps({"error": message, "error_type": error_type, "request_id": request_id}, ensure_ascii=False)
+    fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}
+    if has_openai_shape(path):
+        status = _INVALID_IN_OPENAI if status == _INVALID else status
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < _SERVER_ERROR else "server_error")
+        fields["error"] = {"message": message, "type": kind, "param": None, "code": error_type}
+    body = json.dumps(fields, ensure_ascii=False)
     headers = {}
     if isinstance(error, errors.RefusedError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -63,4 +80,6 @@ def response(error: Exception, request_id: str) -> Response:
 
 def _printable(message: str) -> str:
     """Returns a message on one line: what a caller sent may stand in it, and no control or bidirectional character of it may act on a terminal."""
+    if message.isprintable():
+        return message
     return "".join(char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode("ascii") for char in message)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -11,18 +13,19 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
 from service.http.disconnect import unless_disconnected
-from service.http.middleware import LABELS, PREDICTION
+from service.http.error_log import ErrorLog
+from service.http.lines import LineAnswerer
+from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, ROUTE
+from service.http.streaming import LineStream, is_stream
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
 from service.serving.model import Model
 from service.serving.prediction import Prediction
-from service.tasks.catalog import TASKS
-from service.wire.discriminator import requested_task
-from service.wire.reading import read_body
+from service.wire.call import Content, Incoming
 from service.wire.rendering import to_json
+from service.wire.routes import Route, RouteTable, all_routes
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
-MODELS = "/models"
 
 
 class InferenceRouter:
@@ -41,53 +44,72 @@ class InferenceRouter:
         """
         self._state = state
         self._otherwise = otherwise
-        self._tasks = {f"/{spec.path}": name for name, spec in TASKS.items()}
+        self._routes = RouteTable(all_routes())
+        self._errors = ErrorLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        task = name = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            task = self._tasks.get(scope["path"])
-            if task is None:
-                parent, _, last = scope["path"].rpartition("/")
-                name = last if parent == MODELS else None
-        if not task and not name:
+        found = self._routes.find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
             await self._otherwise(scope, receive, send)
             return
-        response = await self._answer(Request(scope, receive), task or UNKNOWN, name)
+        request, headers = Request(scope, receive), _plain(scope["headers"])
+        if found[0].streams and is_stream(headers.get("content-type", "")):
+            await self._stream(request, headers, *found)(send)
+            return
+        response = await self._answer(request, headers, *found)
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request, task: str, name: str | None) -> Response:
-        """Answers a request of a task's endpoint, or of the named model's."""
+    async def _answer(self, request: Request, headers: Mapping[str, str], route: Route, named_in_path: Mapping[str, str]) -> Response:
+        """Answers a request of a route, in whose path a model may be named."""
         scope, registry = request.scope, self._state.registry
-        scope[LABELS] = (task, UNKNOWN)
-        named = None if name is None else registry.get(name)
+        scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
+        scope[ROUTE] = route.path
+        named = registry.get(named_in_path["name"]) if named_in_path else None
         if named is not None:
-            task = named.task
-            scope[LABELS] = (task, named.name)
-        raw = await _read(request, self._state.max_body_bytes)
-        if named is not None:
-            task = requested_task(task, raw)
-            scope[LABELS] = (task, named.name)
-            registry.for_task(task, named.name)
-        body = read_body(task, raw, self._state.limits)
-        if named is not None and body.model not in (None, named.name):
-            raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{named.name}`; leave one of them out.")
-        model = named or registry.for_task(task, body.model)
-        scope[LABELS] = (task, model.name)
-        timeout_s = self._timeout_s(request)
+            scope[LABELS] = (named.task, named.name)
+        if scope["query_string"]:
+            raise _no_query(request)
+        raw = await read_raw(request, headers, self._state.max_body_bytes)
+        limits, version = self._state.limits, named_in_path.get("version")
+        call = route.read(Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID]))
+        model, body = call.model, call.body
+        scope[LABELS] = (call.task, model.name)
+        timeout_s = self._timeout_s(headers)
+        if call.timeout_s is not None:
+            timeout_s = self._checked(call.timeout_s)
         requests = body.requests(model.bundle.manifest)
         try:
-            prediction = await unless_disconnected(model.predict(requests, timeout_s=timeout_s, task=task), request.receive)
+            prediction = await unless_disconnected(
+                model.predict(requests, timeout_s=timeout_s, task=call.task, spec=call.spec), request.receive
+            )
         except BertServeError as error:
             error.name_input(many=body.is_list, subject=body.subject)
             raise
         scope[PREDICTION] = prediction
-        content = to_json(body.answer(prediction.results, request.headers.get("user-agent", "")))
-        return _response(model, content, prediction)
+        return _response(model, call.answer(prediction), prediction)
 
-    def _timeout_s(self, request: Request) -> float:
-        given = request.headers.get(TIMEOUT_HEADER)
+    def _stream(self, request: Request, headers: Mapping[str, str], route: Route, named_in_path: Mapping[str, str]) -> LineStream:
+        """Returns what answers a request of many lines; it counts as many requests, and not as one."""
+        request.scope[ROUTE], name = route.path, named_in_path.get("name")
+        if name is not None:
+            self._state.registry.get(name)
+        if request.scope["query_string"]:
+            raise _no_query(request)
+        _check_encoding(headers)
+        timeout_s = self._timeout_s(headers)
+
+        def incoming(raw: bytes) -> Incoming[Model]:
+            # the model is found for each line: it may be loaded again while the stream goes on
+            named = None if name is None else self._state.registry.get(name)
+            return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=request.scope[REQUEST_ID])
+
+        line = LineAnswerer(self._state, route, incoming, request.scope, self._errors, timeout_s=timeout_s)
+        limits = self._state
+        return LineStream(request.scope, request.receive, line.answer, max_jobs=limits.max_stream_jobs, max_bytes=limits.max_body_bytes)
+
+    def _timeout_s(self, headers: Mapping[str, str]) -> float:
+        given = headers.get(TIMEOUT_HEADER)
         if given is None:
             return self._state.timeout_ms / 1000
         if not (re.fullmatch("[0-9]{1,9}", given) and 1 <= int(given) <= self._state.max_timeout_ms):
@@ -96,8 +118,24 @@ class InferenceRouter:
             )
         return int(given) / 1000
 
+    def _checked(self, timeout_s: float) -> float:
+        """Returns a deadline that a body names."""
+        if timeout_s * 1000 > self._state.max_timeout_ms:
+            raise InvalidValueError(
+                f"the timeout in the body is {timeout_s * 1000:.0f} ms, and {self._state.max_timeout_ms} ms are allowed; make it smaller."
+            )
+        return timeout_s
 
-def _response(model: Model, content: bytes, prediction: Prediction) -> Response:
+
+def _no_query(request: Request) -> InvalidValueError:
+    """Returns the error of a query: what stands in it would silently do nothing."""
+    name = next(iter(request.query_params), "")[:64]
+    where = "name the model as `model` in the body, or by the path /models/NAME" if name == "model" else "put it into the body"
+    return InvalidValueError(f"the address has the query parameter `{name}`, and this path takes none; {where}.")
+
+
+def _response(model: Model, answer: Any, prediction: Prediction) -> Response:
+    content = answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
     warnings = list(prediction.warnings)
     headers = {
         "x-model": model.name,
@@ -111,7 +149,9 @@ def _response(model: Model, content: bytes, prediction: Prediction) -> Response:
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
             f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
         )
-    response = Response(content, headers={name: _escaped(value) for name, value in headers.items()}, media_type="application/json")
+    response = Response(
+        content.data, headers={name: _escaped(value) for name, value in (headers | content.headers).items()}, media_type=content.media_type
+    )
     for warning in dict.fromkeys(warnings):
         response.headers.append("x-hf-warning", _escaped(warning))  # a line each, as the official client reads them
     return response
@@ -122,7 +162,24 @@ def _escaped(value: str) -> str:
     return value if value.isascii() and value.isprintable() else value.encode("unicode_escape").decode("ascii")
 
 
-async def _read(request: Request, limit: int) -> bytes:
+def _plain(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Returns headers by their names in lower case, the first one of each. Starlette's own are searched from the start at each look."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(headers))}
+
+
+def _check_encoding(headers: Mapping[str, str]) -> None:
+    encoding = headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise ContentEncodingError(f"the body's content encoding is `{encoding[:32]}`; send it uncompressed.")
+    if "content-length" not in headers:
+        coding = headers.get("transfer-encoding", "chunked")
+        if coding.lower() != "chunked":
+            raise ContentEncodingError(
+                f"the body's transfer encoding is `{coding[:32]}`; send it uncompressed, in chunks or with its length."
+            )
+
+
+async def read_raw(request: Request, headers: Mapping[str, str], limit: int) -> bytes:
     """Reads the body, giving up as soon as it is over the limit.
 
     Raises:
@@ -130,16 +187,8 @@ async def _read(request: Request, limit: int) -> bytes:
         TooLargeError: It is over the limit.
         ClientGoneError: The client hung up while sending.
     """
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise ContentEncodingError(f"the body's content encoding is `{encoding[:32]}`; send it uncompressed.")
-    declared = request.headers.get("content-length")
-    if declared is None:
-        declared, coding = "0", request.headers.get("transfer-encoding", "chunked")
-        if coding.lower() != "chunked":
-            raise ContentEncodingError(
-                f"the body's transfer encoding is `{coding[:32]}`; send it uncompressed, in chunks or with its length."
-            )
+    _check_encoding(headers)
+    declared = headers.get("content-length", "0")
     size, chunks = int(declared) if declared.isdigit() else 0, []
     if size <= limit:
         size = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import random
 import re
@@ -24,6 +25,7 @@ access_log = logging.getLogger("bertserve.access")
 LABELS = "bertserve.labels"  # scope key: task and model of the request, for metrics and log; set by inference routes
 PREDICTION = "bertserve.prediction"  # and what a model answered
 REQUEST_ID = "bertserve.request_id"
+ROUTE = "bertserve.route"  # path of the route that runs models, with `{name}` for a model's name
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = errors.INTERNAL
 _UNAUTHORIZED = 401
@@ -32,7 +34,7 @@ _UNAUTHORIZED = 401
 class RequestMiddleware:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, access: Access, log_access: bool) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, access: Access, log_access: bool, root_path: str = "") -> None:
         """Wraps an application.
 
         Args:
@@ -40,11 +42,13 @@ class RequestMiddleware:
             metrics: Where requests are counted.
             access: Says who may call what.
             log_access: Whether to log a line for each request.
+            root_path: What a proxy may have left before each path.
         """
         self._app = app
         self._metrics = metrics
         self._access = access
         self._log_access = log_access
+        self._root_path = root_path
         self._errors = ErrorLog()
         self._ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
 
@@ -54,6 +58,8 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
+        if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
+            scope["path"] = scope["path"][len(self._root_path) :] or "/"
         headers = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
         # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy lanes takes far longer
@@ -77,10 +83,10 @@ class RequestMiddleware:
             await self._app(scope, receive, send_with_id)
         except Exception as raised:  # noqa: BLE001 - the process boundary of a request
             error = scope.get(errors.REFUSAL, raised)
-            self._errors.write(error, scope[REQUEST_ID])
+            self._errors.write(error, of_request(scope))
             refused = error.key if isinstance(error, RefusedError) else None
             if status == 0:
-                await errors.response(error, scope[REQUEST_ID])(scope, receive, send_with_id)
+                await errors.response(error, scope[REQUEST_ID], scope["path"])(scope, receive, send_with_id)
         finally:
             self._access.leave(holder)
             self._record(scope, status or _INTERNAL, time.perf_counter() - start, holder or refused)
@@ -95,23 +101,44 @@ class RequestMiddleware:
             self._metrics.requests_by_key(holder or UNKNOWN, status).inc()
         if self._log_access:
             fields = _fields(scope, status, seconds, holder)
-            access_log.info("%s %s %s %.1f ms %s", scope["method"], fields["path"], status, seconds * 1000, scope[REQUEST_ID], extra=fields)
+            line = "%s %s %s %s %.1f ms %s"
+            access_log.info(
+                line, fields["client"], scope["method"], fields["path"], status, seconds * 1000, scope[REQUEST_ID], extra=fields
+            )
 
 
-def _fields(scope: Scope, status: int, seconds: float, holder: str | None) -> dict[str, Any]:
-    """Returns what the log of accesses says of a request. A path is one that there is, never what a caller made up."""
+def of_request(scope: Scope) -> dict[str, Any]:
+    """Returns what every line of a log says of a request. A path is one that there is, never what a caller made up."""
     task, model = scope.get(LABELS, (None, None))
-    known = task is not None and model != UNKNOWN
-    prediction: Prediction | None = scope.get(PREDICTION)
-    names = () if prediction is None else ("tokenize_s", "queue_s", "inference_s", "decode_s")
+    # a version stands in the path before anyone has looked whether there is such a one
+    known = scope["path"] in FIXED_PATHS or (task is not None and model != UNKNOWN and "{version}" not in scope.get(ROUTE, ""))
     return {
         "request_id": scope[REQUEST_ID],
         "method": scope["method"],
-        "path": scope["path"] if known or scope["path"] in FIXED_PATHS else getattr(scope.get("route"), "path", UNKNOWN),
-        "status": status,
-        "ms": round(seconds * 1000, 2),
+        "path": scope["path"] if known else scope.get(ROUTE) or getattr(scope.get("route"), "path", UNKNOWN),
+        "client": _address(scope),
         "task": task,
         "model": model,
+    }
+
+
+def _address(scope: Scope) -> str | None:
+    """Returns the caller's address; None where a proxy wrote something else into its header, which may be anything."""
+    address, _ = scope.get("client") or ("", 0)
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return None
+
+
+def _fields(scope: Scope, status: int, seconds: float, holder: str | None) -> dict[str, Any]:
+    """Returns what the log of accesses says of a request."""
+    prediction: Prediction | None = scope.get(PREDICTION)
+    names = () if prediction is None else ("tokenize_s", "queue_s", "inference_s", "decode_s")
+    return {
+        **of_request(scope),
+        "status": status,
+        "ms": round(seconds * 1000, 2),
         "key": holder,
         **{f"{name.removesuffix('_s')}_ms": round(getattr(prediction, name) * 1000, 3) for name in names},
     }

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from service.http.inference import MODELS, TIMEOUT_HEADER
+from service.errors import NotFoundError
+from service.http import errors
+from service.http.inference import TIMEOUT_HEADER
+from service.http.streaming import MEDIA_TYPE
 from service.tasks.catalog import TASKS
-from service.tasks.spec import TaskSpec
+from service.wire.call import Models
+from service.wire.routes import Route, all_routes
 
 ANYWHERE = (401, 429, 431, 500, 503)  # statuses that an answer may have whatever is asked for
+INFERENCE, OTHER_CLIENTS = "inference", "other clients"
+# in the order of the page: what people come for comes first
+TAGS = [
+    {"name": INFERENCE, "description": "Texts in, answers out, in the wire format of the Hugging Face Inference API."},
+    {"name": OTHER_CLIENTS, "description": "The same models in the formats of other APIs, for clients that people already have."},
+    {"name": "open inference", "description": "What the Open Inference Protocol says of servers and models."},
+    {"name": "models", "description": "What is loaded, and which model answers where."},
+    {"name": "health", "description": "Probes and metrics."},
+]
+_OWN_PATHS = {"/models/{name}", *(f"/{spec.path}" for spec in TASKS.values())}
 
 
 class ErrorBody(BaseModel):
@@ -29,9 +45,27 @@ class ErrorBody(BaseModel):
     request_id: str
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+class OpenAIError(BaseModel):
+    """What was wrong, where clients of OpenAI's API look for it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIErrorBody(BaseModel):
+    """Every error below `/v1`: one sentence of what was wrong and what to change, and its kind."""
+
+    error: OpenAIError
+    error_type: str
+    request_id: str
+
+
+def error_responses(*statuses: int, path: str = "") -> dict[int | str, dict[str, Any]]:
     """Returns what OpenAPI says of a route's errors: these, and those that any request may get."""
-    return {status: {"model": ErrorBody} for status in sorted({*statuses, *ANYWHERE})}
+    body = OpenAIErrorBody if errors.has_openai_shape(path) else ErrorBody
+    return {status: {"model": body} for status in sorted({*statuses, *ANYWHERE})}
 
 
 def documented() -> APIRouter:
@@ -44,16 +78,24 @@ def documented() -> APIRouter:
     async def named(name: str) -> None:
         raise AssertionError("a route that only documents was run. This is a bug.")
 
-    for spec in TASKS.values():
-        summary = f"Answer with the task's default model, or the one named in `model` ({spec.name})"
-        routes.post(f"/{spec.path}", summary=summary, **_described(spec))(endpoint)
-    summary = "Answer with this model, in the form of its task or of another that the body asks for"
-    routes.post(f"{MODELS}/{{name}}", summary=summary, **_described(*TASKS.values()))(named)
+    async def versioned(name: str, version: str) -> None:
+        raise AssertionError("a route that only documents was run. This is a bug.")
+
+    for route in all_routes():
+        stands_in = versioned if "{version}" in route.path else named if "{name}" in route.path else endpoint
+        routes.post(route.path, summary=route.summary, **_described(route))(stands_in)
     return routes
 
 
-def add_docs(app: FastAPI) -> None:
-    """Adds `/docs` from files of an installed package, so that it works offline, and the schemas of the bodies."""
+def add_docs(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for_key: bool = False) -> None:
+    """Adds `/docs` from files of an installed package, so that it works offline, and the schemas of the bodies.
+
+    Args:
+        app: Where.
+        models: The models, of which the description says who answers where.
+        root_path: Path below which a proxy offers the service.
+        asks_for_key: Whether callers need a key: the page then asks for it.
+    """
     app.mount("/docs/static", StaticFiles(packages=[("fastapi_swagger", "resources")]), name="docs-static")
 
     @app.get("/docs", include_in_schema=False)
@@ -68,27 +110,58 @@ def add_docs(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
-            modes = [(spec.body, "validation") for spec in TASKS.values()]
+            schema = get_openapi(
+                title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
+            )
+            modes = [(body, "validation") for body in dict.fromkeys(body for route in all_routes() for body in route.bodies)]
             _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             schema["components"]["schemas"].update(bodies["$defs"])
             _drop_fastapi_errors(schema)
+            if root_path:
+                schema["servers"] = [{"url": root_path}]
+            if asks_for_key:
+                schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                schema["security"] = [{"key": []}]
             app.openapi_schema = schema
+        if not asks_for_key:  # who has none may read this page, and learns nothing of the models
+            _add_models(app.openapi_schema, models)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
 
 
-def _described(*specs: TaskSpec) -> dict[str, Any]:
-    """Returns what OpenAPI needs of a route, of one task or several, that reads the raw request."""
+def operation_id(route: APIRoute) -> str:
+    """Returns what a generated client calls an operation: its path in words, such as `classify` or `get_models_by_name_info`."""
+    words = re.sub(r"\{(\w+)\}", r"by_\1", route.path)
+    words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
+    return words if "POST" in (route.methods or ()) else f"get_{words}"
+
+
+def _add_models(schema: dict[str, Any], models: Models[Any]) -> None:
+    """Says of each path that is for one task which model answers there, which may change while the service runs."""
+    for route in all_routes():
+        if route.task is None or route.task not in TASKS:
+            continue
+        try:
+            said = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
+        except NotFoundError as error:
+            said = f"**Not answered now**: {error.message}"
+        schema["paths"][route.path]["post"]["description"] = f"Task `{route.task}`. {said}"
+
+
+def _described(route: Route) -> dict[str, Any]:
+    """Returns what OpenAPI needs of a route that reads the raw request."""
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}} if route.binary else {}
+    lines: dict[str, Any] = {MEDIA_TYPE: {"schema": {"type": "string", "description": "JSON Lines."}}} if route.streams else {}
     responses = {
         200: {
-            "model": functools.reduce(operator.or_, (spec.answer for spec in specs)),
+            "model": functools.reduce(operator.or_, route.answers),
             "description": "A result, or a list of them: one for each input.",
+            "content": binary | lines,
         },
-        **error_responses(400, 404, 408, 413, 415, 422, 504),
+        **error_responses(400, 404, 408, 413, 415, 422, 504, path=route.path),
     }
-    references = [{"$ref": f"#/components/schemas/{spec.body.__name__}"} for spec in specs]
+    references = [{"$ref": f"#/components/schemas/{body.__name__}"} for body in route.bodies]
     parameter = {
         "name": TIMEOUT_HEADER,
         "in": "header",
@@ -98,11 +171,12 @@ def _described(*specs: TaskSpec) -> dict[str, Any]:
     extra = {
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": references[0] if len(references) == 1 else {"anyOf": references}}},
+            "content": {"application/json": {"schema": references[0] if len(references) == 1 else {"anyOf": references}}} | binary | lines,
         },
         "parameters": [parameter],
     }
-    return {"tags": ["inference"], "responses": responses, "openapi_extra": extra, "response_class": Response}
+    tag = INFERENCE if route.path in _OWN_PATHS else OTHER_CLIENTS
+    return {"tags": [tag], "responses": responses, "openapi_extra": extra, "response_class": Response}
 
 
 def _drop_fastapi_errors(schema: dict[str, Any]) -> None:

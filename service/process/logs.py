@@ -8,6 +8,8 @@ import queue
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Any
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -22,13 +24,38 @@ def configure_logging(log_format: str) -> None:
         log_format: `text` or `json`; docs/reference/logs.md has the fields of a JSON line.
     """
     handler = logging.StreamHandler()
-    if log_format == "json":
-        renamed = {"levelname": "level", "name": "logger"}
-        handler.setFormatter(JsonFormatter("%(levelname)s %(name)s %(message)s", rename_fields=renamed, timestamp="time"))
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_formatter(log_format))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+def as_printed(line: str, log_format: str, **fields: Any) -> str:
+    """Returns a line for stdout, which a person at the keyboard wants to see: as it is, or as the log's are, for whoever collects both.
+
+    Args:
+        line: The line.
+        log_format: As of `configure_logging`.
+        fields: More fields of it, for JSON.
+    """
+    if log_format != "json":
+        return line
+    record = logging.LogRecord("bertserve", logging.INFO, "", 0, line, None, None)
+    record.__dict__.update(fields)
+    return _formatter(log_format).format(record)
+
+
+class _ZonedFormatter(logging.Formatter):
+    """Lines as text, with times in UTC that say so."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - logging's name
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _formatter(log_format: str) -> logging.Formatter:
+    if log_format == "json":
+        renamed = {"levelname": "level", "name": "logger"}
+        return JsonFormatter("%(levelname)s %(name)s %(message)s", rename_fields=renamed, timestamp="time")
+    return _ZonedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 @contextmanager

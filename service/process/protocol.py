@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 
 from service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, SlowRequestError, UnavailableError
 from service.http import access, errors
+from service.http.streaming import GONE, UNANSWERED
 from service.process.connections import LINGER_S, Connections
 from service.process.transport import CoalescingTransport
 
@@ -64,6 +65,12 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection."""
         super().connection_made(CoalescingTransport(transport, self.loop))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is no more."""
+        super().connection_lost(exc)
+        if self.cycle is not None:
+            self.cycle.scope[GONE] = True  # type: ignore[literal-required]
 
     def data_received(self, data: bytes) -> None:
         """Takes bytes."""
@@ -233,10 +240,15 @@ class HttpProtocol(HttpToolsProtocol):
         return self._stage != BODY and cycle is not None and not (cycle.response_complete or cycle.disconnected)
 
     def _check_body(self, now: float, waited: float) -> None:
-        limits = self._limits
-        if self.flow.read_paused:
+        limits, unanswered = self._limits, self.cycle.scope.get(UNANSWERED)
+        if self.flow.read_paused or unanswered:
             self._since = now  # what takes so long is ours
-        elif waited > limits.body_timeout_s and (self.cycle.response_complete or self._received < waited * limits.min_body_rate):
+            self._received *= unanswered is None
+        elif waited <= limits.body_timeout_s:
+            return
+        elif unanswered == 0 and self._received >= waited * limits.min_body_rate:
+            self._since, self._received = now, 0  # a stream has no end at which it could have been fast enough
+        elif self.cycle.response_complete or self._received < waited * limits.min_body_rate:
             message = f"the body was not complete within {limits.body_timeout_s:g} s, and came at less than {limits.min_body_rate} bytes a second."
             self._refuse(SlowRequestError(message), "body_timeout")
 
@@ -289,21 +301,21 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if not started:
-            self.transport.write(self._rendered(error))
+            self.transport.write(self._rendered(error, self.scope["path"] if stage == BODY else ""))
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
             self.transport.close()
 
-    def _rendered(self, error: BertServeError) -> bytes:
-        return rendered(error, self.server_state.default_headers)
+    def _rendered(self, error: BertServeError, path: str = "") -> bytes:
+        return rendered(error, self.server_state.default_headers, path)
 
 
-def rendered(error: BertServeError | None = None, default_headers: list[tuple[bytes, bytes]] | None = None) -> bytes:
+def rendered(error: BertServeError | None = None, default_headers: list[tuple[bytes, bytes]] | None = None, path: str = "") -> bytes:
     """Returns the bytes of a whole response that closes the connection; without an error it says that there is no room."""
     request_id = f"{_ids.getrandbits(128):032x}"
-    response = errors.response(error or UnavailableError(_FULL), request_id)
+    response = errors.response(error or UnavailableError(_FULL), request_id, path)
     headers = [*(default_headers or ()), *response.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
     head = b"".join(b"%s: %s\r\n" % header for header in headers)
     return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)

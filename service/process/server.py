@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -160,8 +160,8 @@ class _Unsaid(logging.Filter):
         return getattr(record, "error_type", None) != "unavailable"
 
 
-def configure(app: ASGIApp, *, keep_alive_s: int, tls: ssl.SSLContext | None = None) -> uvicorn.Config:
-    """Returns what uvicorn needs to know to serve an application, by TLS where there is a context."""
+def configure(app: ASGIApp, *, keep_alive_s: int, tls: ssl.SSLContext | None = None, proxies: Sequence[str] = ()) -> uvicorn.Config:
+    """Returns what uvicorn needs to know to serve an application, by TLS where there is a context; `proxies` may say who the client is."""
     return uvicorn.Config(
         app,
         loop="uvloop",
@@ -170,7 +170,8 @@ def configure(app: ASGIApp, *, keep_alive_s: int, tls: ssl.SSLContext | None = N
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nothing here depends on who the client is
+        proxy_headers=bool(proxies),
+        forwarded_allow_ips=list(proxies),
         timeout_keep_alive=keep_alive_s,
         ssl_context_factory=None if tls is None else lambda *_: tls,
     )

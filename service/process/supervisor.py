@@ -38,9 +38,11 @@ MOST_FAILED_STARTS = 3
 # After the grace a worker joins its lanes (1 s) and sends what was produced (5 s); one that still runs then hangs.
 MARGIN_S = 8
 
-# A worker that has not turned its event loop for so long answers nobody; bodies of 8 MiB take it a tenth of a second.
-HUNG_S = 4.0
-CHECK_S = 0.5
+# A worker that has not turned its event loop for so long answers nobody; bodies of 8 MiB take it a tenth of a second. With the
+# start of another one, of four small models, it is replaced within five seconds.
+HUNG_S = 2.0
+CHECK_S = 0.2
+PAUSED_S = 0.5
 
 # Loading may take minutes, where engines are built; once one worker has loaded, the others need not take much longer than it did.
 START_S = 60.0
@@ -261,17 +263,22 @@ class Supervisor:
         """Kills workers whose event loop stands still, or whose start does; `_reap` puts others in their place."""
         now = time.monotonic()
         missed_s, self._checked = now - self._checked - CHECK_S, now
-        if missed_s > CHECK_S:  # the supervisor stood still itself, and so perhaps did all: it has not watched them meanwhile
+        if missed_s > PAUSED_S:  # the supervisor stood still itself, and so perhaps did all: it has not watched them meanwhile
             for worker in self._workers:
-                worker.started += missed_s
-                if worker.ready:
-                    self._heartbeats[worker.index] = time.monotonic_ns()
+                self._watch_from(worker, worker.started + missed_s)
         for worker in self._workers:
             silent_s = now - (self._heartbeats[worker.index] / 1e9 if worker.ready else worker.started)
             if silent_s > self._patience_s(worker) and worker.process.is_alive():
                 what = "has hung" if worker.ready else "has been starting"
                 logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, what, silent_s)
                 worker.process.kill()
+                self._watch_from(worker, now)  # it takes a moment to end, and is said once
+
+    def _watch_from(self, worker: _Worker, started: float) -> None:
+        """Takes a worker for one that was heard of now, and whose start began then."""
+        worker.started = started
+        if worker.ready:
+            self._heartbeats[worker.index] = time.monotonic_ns()
 
     def _patience_s(self, worker: _Worker) -> float:
         if worker.ready:

@@ -12,7 +12,7 @@ import uvicorn
 
 from service.process.server import Server
 
-HEARTBEAT_S = 0.5
+HEARTBEAT_S = 0.2
 
 
 class Worker(Server):

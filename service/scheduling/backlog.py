@@ -118,6 +118,7 @@ class Backlog:
         now: float,
         *,
         keep_estimate: bool = False,
+        reserve: int = 0,
         shape: Shape = exact,
     ) -> None:
         """Queues an admitted job's entries, in place of what it held before; a closed job's are dropped.
@@ -129,6 +130,8 @@ class Backlog:
             cost: Predicted seconds of a batch of `rows` padded to `length`.
             now: The time.
             keep_estimate: Go on holding the estimate of admission beside these entries.
+            reserve: Tokens to hold beside these entries, for those of later calls. They rank after what arrives until then, so that they take
+                room and make nobody wait.
             shape: What a batch of this key is run at; a longer one of as many rows is never smaller, and one row always runs.
 
         Raises:
@@ -142,15 +145,15 @@ class Backlog:
             )
         if not job.open:
             return
-        self._check_underestimated(job, sum(tokens for tokens, _ in work))
+        self._check_underestimated(job, reserve + sum(tokens for tokens, _ in work))
         self._hold(-job.tokens, -job.seconds)
         if not keep_estimate:
-            job.tokens, job.seconds, job.estimated = 0, 0.0, False
+            job.tokens, job.seconds, job.estimated = reserve, 0.0, False
             self._later.drop_all(job)
         job.results = [None] * len(work)
         job.waiting = job.remaining = len(work)
         job.queued_at, job.run_s = now, 0.0
-        rank = job.arrived
+        rank = first = job.arrived + PACE * job.started_s
         for index, (tokens, payload) in enumerate(work):
             seconds = self._share(key, tokens, cost, shape)
             job.entries.append(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
@@ -162,7 +165,7 @@ class Backlog:
             job.seconds += seconds
         self._hold(job.tokens, job.seconds)
         self.queue_entries += len(work)
-        heapq.heappush(self._ranked, (job.arrived, next(self._tie), job))
+        heapq.heappush(self._ranked, (first, next(self._tie), job))
         self._watch(job)
 
     def _check_underestimated(self, job: Job, tokens: int) -> None:
@@ -280,8 +283,9 @@ class Backlog:
     def _start(self, entry: Entry, now: float) -> None:
         job = entry.job
         entry.waiting = False
-        if job.waiting == len(job.results):
+        if not job.started_s:
             job.wait_s = now - job.arrived
+        job.started_s += entry.seconds
         job.waiting -= 1
         job.running += 1
         job.tokens -= entry.tokens

@@ -40,8 +40,9 @@ class Job:
         queued_at: Time at which its entries were put.
         queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
         predicted_wait_s: Seconds until its first entry would start, as predicted when it was admitted.
-        wait_s: Seconds from its arrival until the first entry of its last stage started.
+        wait_s: Seconds from its arrival until the first of its entries that costs anything started.
         run_s: Longest run of its entries in the last stage.
+        started_s: Predicted seconds of its entries that have started.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.
         owner: What the scheduler attaches to it; opaque here.
     """
@@ -62,6 +63,7 @@ class Job:
     predicted_wait_s: float = 0.0
     wait_s: float = 0.0
     run_s: float = 0.0
+    started_s: float = 0.0
     later_s: float = 0.0
     owner: Any = None
 
@@ -79,7 +81,7 @@ class Entry:
         cost: Predicted seconds of a batch of its kind.
         shape: What a batch of its kind is run at.
         seconds: Predicted seconds that it takes of a lane: its share of a full batch.
-        rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries.
+        rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries, those of earlier stages too.
         waiting: Whether it has not started.
         later: Whether it counts among those whose rank is still to come.
     """

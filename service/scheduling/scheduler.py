@@ -313,7 +313,16 @@ class Scheduler:
 
     def _put(self, job: Job, stage: Stage, *, own: int = 0) -> None:
         job.owner.stage = stage
-        self._backlog.put(job, stage.key, stage.work, stage.cost, self._clock(), keep_estimate=stage.keep_estimate, shape=stage.shape)
+        self._backlog.put(
+            job,
+            stage.key,
+            stage.work,
+            stage.cost,
+            self._clock(),
+            keep_estimate=stage.keep_estimate,
+            reserve=stage.reserve,
+            shape=stage.shape,
+        )
         self._changed()
         if self._waiting_lanes:
             self._condition.notify(min(self._waiting_lanes, len(stage.work) - own))

@@ -20,6 +20,7 @@ class Stage:
         key: What may share a batch; None for entries that run alone. All work of a key has the same `run` and `run_solo`.
         cost: Predicted seconds of a batch of `rows` padded to `length`.
         keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
+        reserve: Tokens of the stages that follow, at most, which the job goes on holding.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
         run_solo: The same as `run` with several threads, for a solo run: one beside which no other runs or waits.
     """
@@ -30,6 +31,7 @@ class Stage:
     key: Hashable | None
     cost: Cost
     keep_estimate: bool = False
+    reserve: int = 0
     shape: Shape = exact
     run_solo: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 

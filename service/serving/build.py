@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from service.backend import sessions
 from service.backend.engines import MAX_SOLO_THREADS
 from service.backend.hardware import cpu_name, usable_cores
 from service.bundle import files
+from service.bundle.default_models import read_defaults
 from service.bundle.evidence_policy import EvidencePolicy
 from service.errors import BundleError, ProviderError, SettingsError
 from service.metrics import Metrics
@@ -22,6 +24,7 @@ from service.scheduling.scheduler import Scheduler
 from service.serving import loading
 from service.serving.change_log import ChangeLog
 from service.serving.loading import LoadOptions
+from service.serving.model import Model
 from service.serving.registry import Registry
 from service.serving.reloader import Reloader, reason
 from service.serving.shared_reloader import SharedReloader
@@ -33,6 +36,9 @@ from service.wire.reading import Limits
 logger = logging.getLogger("bertserve.loading")
 
 T = TypeVar("T")
+
+# Models that load at once: each holds its file beside its sessions for a moment, which matters with large ones.
+MAX_LOADING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +53,12 @@ class AppState:
         max_body_bytes: Bytes of a body.
         timeout_ms: Deadline of a request that names none.
         max_timeout_ms: Longest deadline that a request may name.
+        max_stream_jobs: Lines of one stream that may be under way at once.
+        reloader: Changes the models.
         info: More facts for `/info`: queue and batch limits, lanes.
         worker: And of the process that answers: which of how many, and its share of the limits.
         machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
         broken: The models that could not be loaded, with why.
-        reloader: Changes the models; None where nobody may.
     """
 
     registry: Registry
@@ -61,11 +68,12 @@ class AppState:
     max_body_bytes: int
     timeout_ms: int
     max_timeout_ms: int
+    max_stream_jobs: int
+    reloader: Reloader
     info: Mapping[str, Any]
     worker: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
-    reloader: Reloader | None = None
 
 
 def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState:
@@ -85,7 +93,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
     paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
     # models were changed since the start: a bundle that is broken now must not keep a worker from serving what the others serve
     forgiving = broken if settings.skip_broken or before is not None else None
-    bundles = list(_loaded(files.load_bundle, paths, forgiving))
+    bundles = _loaded(files.load_bundle, paths, forgiving, at_once=usable_cores())
     asked = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
@@ -104,12 +112,17 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         evidence_policy=EvidencePolicy(settings.require_evidence, settings.min_agreement),
     )
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
-    models = list(_loaded(load, bundles, forgiving))
+    models = _loaded(load, bundles, forgiving, at_once=lanes)
     if not models and (before is None or before.served):
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
     for name in broken:
         metrics.broken_models.labels(name).set(1)
-    registry = Registry(models, _defaults(settings.default), check=before is None)
+    registry = Registry(
+        models,
+        _wanted(settings, models, broken, checked=before is None),
+        by_name=settings.default_by_name,
+        present=None if before is None else before.defaults,
+    )
     reloader = Reloader if log is None else partial(SharedReloader, log=log, index=worker.index, workers=worker.workers)
     return AppState(
         registry=registry,
@@ -121,6 +134,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
+        max_stream_jobs=settings.max_stream_jobs,
         info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes_total},
         machine={
             "cpu": cpu_name(),
@@ -133,25 +147,57 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
     )
 
 
-def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, str] | None) -> Iterator[T]:
-    """Yields what could be loaded, and notes in `broken` what could not; where that is None, it is an error."""
-    for source in sources:
+def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, str] | None, *, at_once: int) -> list[T]:
+    """Returns what could be loaded, and notes in `broken` what could not; where that is None, it is an error, of the first that fails.
+
+    Several load at once, each on a core of its own as in service: warm-ups are timed.
+    """
+    loaded = []
+    with ThreadPoolExecutor(min(at_once, MAX_LOADING), thread_name_prefix="load") as pool:
+        futures = [pool.submit(load, source) for source in sources]
         try:
-            yield load(source)
-        except (BundleError, ProviderError) as error:
-            if broken is None:
-                raise
-            path = source if isinstance(source, Path) else source.path
-            name, broken[path.name] = path.name, reason(error, path)
-            logger.error("THE MODEL %s IS NOT SERVED: %s", name, error.message)
+            for source, future in zip(sources, futures, strict=True):
+                try:
+                    loaded.append(future.result())
+                except (BundleError, ProviderError) as error:
+                    if broken is None:
+                        raise
+                    path = source if isinstance(source, Path) else source.path
+                    name, broken[path.name] = path.name, reason(error, path)
+                    logger.error("THE MODEL %s IS NOT SERVED: %s", name, error.message)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error, or Ctrl-C: those that have not begun
+    return loaded
 
 
-def _defaults(given: dict[str, str]) -> dict[str, str]:
+def _wanted(settings: Settings, models: Sequence[Model], broken: Container[str], *, checked: bool) -> dict[str, str]:
+    """Returns task -> model name: what the models folders say, and over it `--default`. What a folder says of a broken model counts for nothing."""
+    given = _by_task(settings.default, "--default")
+    found: dict[str, tuple[str, Path]] = {}
+    for folder in read_defaults(settings.models):
+        for task, name in _by_task(folder.models, f"`{folder.path}`").items():
+            if task in given or name in broken:
+                continue
+            if checked and not any(model.name == name and task in model.tasks for model in models):
+                raise BundleError(
+                    f"`{folder.path}` says that `{name}` answers {task}, and no model of that name and task is loaded; correct the file, or "
+                    f"choose another with --default {TASKS[task].path}=NAME."
+                )
+            other, path = found.setdefault(task, (name, folder.path))
+            if other != name:
+                raise SettingsError(
+                    f"`{path}` says that `{other}` answers {task}, and `{folder.path}` that `{name}` does; choose one with "
+                    f"--default {TASKS[task].path}=NAME."
+                )
+    return {task: name for task, (name, _) in found.items()} | given
+
+
+def _by_task(given: Mapping[str, str], origin: str) -> dict[str, str]:
     """Returns task -> model name, tasks given by their Hugging Face name or by their path."""
     tasks = {spec.path: name for name, spec in TASKS.items()} | {name: name for name in TASKS}
     for task in given:
         if task not in tasks:
-            raise SettingsError(f"--default names the task `{task}`; tasks are {', '.join(tasks)}.")
+            raise SettingsError(f"{origin} names the task `{task}`; tasks are {', '.join(tasks)}.")
         if tasks[task] != task and tasks[task] in given:
-            raise SettingsError(f"--default names a model for `{task}` and one for `{tasks[task]}`, which is the same task; leave one out.")
+            raise SettingsError(f"{origin} names a model for `{task}` and one for `{tasks[task]}`, which is the same task; leave one out.")
     return {tasks[task]: name for task, name in given.items()}

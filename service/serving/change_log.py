@@ -52,6 +52,7 @@ class Progress:
         trying: Number of the one that it makes now, if that is greater.
         served: Name -> version of its models.
         broken: Name -> why it could not be loaded.
+        defaults: Task -> name of the model that its endpoint uses.
         outcomes: Number -> what became of the change, of the last few.
     """
 
@@ -59,6 +60,7 @@ class Progress:
     trying: int = 0
     served: dict[str, str] = field(default_factory=dict)
     broken: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
 

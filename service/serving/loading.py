@@ -13,8 +13,9 @@ import numpy as np
 from service.backend.cost import CostModel
 from service.backend.engines import Engines, SoloEngine, min_solo_tokens
 from service.backend.onnx_engine import OnnxEngine
-from service.backend.sessions import THREADS, available_provider, why_not
-from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy
+from service.backend.sessions import available_provider, why_not
+from service.bundle import files
+from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy, describe_agreement, is_low, is_measured_near
 from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.errors import BundleError, EngineError, ProviderError, SettingsError
@@ -99,6 +100,20 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
         )
     graph = _graph(bundle, options)
     options.evidence_policy.check(manifest.name, graph)
+    which = f"{graph.provider}/{graph.precision}"
+    if is_low(graph.evidence) and not is_measured_near(manifest.figures, which):
+        logger.warning(
+            "THE MODEL %s ANSWERS NOT QUITE AS ITS CHECKPOINT: of its graph %s %s. %s",
+            manifest.name,
+            which,
+            describe_agreement(graph.evidence),
+            "Measure it on your own texts with `bert-export verify --data`, or serve --precision fp32.",
+        )
+    for omitted in manifest.omitted:
+        if omitted.provider == graph.provider:
+            logger.warning(
+                "the model %s is served as %s: %s was tried at its export, and %s", manifest.name, which, omitted.precision, omitted.reason
+            )
     engine = _engine(bundle, graph, options)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     _check_fit(bundle, engine, tokenizer)
@@ -109,7 +124,7 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
         bundle,
         graph,
         tokenizer=tokenizer,
-        engines=Engines(engine, _solo_engine(bundle, graph, options, cost)),
+        engines=Engines(engine, _solo_engine(engine, bundle, graph, options, cost)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model(manifest.task, manifest.name),
@@ -131,36 +146,44 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
             f"bundle `{manifest.name}`: its graph cannot read a text of {length} times the token {last}, the last one of its tokenizer "
             f"({error.message}) Tokenizer and graph do not belong together; export the bundle again."
         ) from error
-    name, expected = "logits", len(manifest.labels) if "classification" in manifest.task else None
-    if manifest.embedding is not None:
-        name, expected = "last_hidden_state", manifest.embedding.dimensions
-    if expected is not None and row[name].shape[-1] != expected:
-        raise BundleError(
-            f"bundle `{manifest.name}`: its graph gives {row[name].shape[-1]} values as `{name}`, and its manifest says {expected}; export the "
-            "bundle again."
-        )
+    widths = {"logits": len(manifest.labels)} if "classification" in manifest.task else {}
+    if manifest.task == "multiple-choice":
+        widths = {"logits": 1}
+    if (embedding := manifest.embedding) is not None:
+        widths = {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions}
+    for name, expected in widths.items():
+        if row[name].shape[-1] != expected:
+            raise BundleError(
+                f"bundle `{manifest.name}`: its graph gives {row[name].shape[-1]} values as `{name}`, and its manifest says {expected}; "
+                "export the bundle again."
+            )
 
 
-def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, *, threads: int = THREADS) -> OnnxEngine:
+def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions) -> OnnxEngine:
     return OnnxEngine(
         bundle.path / graph.file,
         graph,
         pad_id=bundle.manifest.tokenizer.pad_id,
         padding_side=bundle.manifest.tokenizer.padding_side,
-        threads=threads,
         engine_cache=options.engine_cache,
     )
 
 
-def _solo_engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> SoloEngine | None:
-    """Returns a second session with more threads, warmed up, where it was asked for and some text is worth it."""
+def _solo_engine(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> SoloEngine | None:
+    """Returns what makes a second session with more threads, where it was asked for and some text is worth it."""
     longest = bundle.manifest.tokenizer.max_length
     tokens = min_solo_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
     if options.solo_threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
-    engine = _engine(bundle, graph, options, threads=options.solo_threads)
-    engine.time_runs([(1, tokens)], repeats=1)
-    return SoloEngine(engine, options.solo_threads, tokens)
+
+    def make() -> OnnxEngine:
+        # files may have changed since the model was loaded, and both sessions must answer the same
+        files.verify_graph(bundle.path, graph)
+        made = engine.with_threads(options.solo_threads)
+        made.time_runs([(1, tokens)], repeats=1)
+        return made
+
+    return SoloEngine(make, model=bundle.manifest.name, threads=options.solo_threads, min_tokens=tokens)
 
 
 def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from service.scheduling.scheduler import Scheduler
 from service.scheduling.stage import Stage
 from service.serving.prediction import Prediction
 from service.tasks.catalog import TASKS, tasks_of
+from service.tasks.further import Further
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Encoding, Tokenizer
 
@@ -115,7 +116,15 @@ class Model:
         """Whether it answers."""
         return self._scheduler.ready
 
-    async def predict(self, requests: Sequence[Any], *, timeout_s: float, task: str | None = None) -> Prediction:
+    async def predict(
+        self,
+        requests: Sequence[Any],
+        *,
+        timeout_s: float,
+        task: str | None = None,
+        spec: TaskSpec | None = None,
+        counts_refusals: bool = True,
+    ) -> Prediction:
         """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
 
         Entries of all tasks of a model share batches: the graph is the same. What is counted for a run is counted for the
@@ -125,6 +134,8 @@ class Model:
             requests: `Request` objects of the task, one per input; may be empty.
             timeout_s: Seconds until the last of them must have started.
             task: One of `tasks`; the model's own when None.
+            spec: What runs in place of the task, which then only counts it.
+            counts_refusals: Whether a refusal is one in the metrics; who will ask again himself was not refused yet.
 
         Raises:
             TooLargeError: Larger than the queue, or it would hold or answer too many numbers.
@@ -137,7 +148,7 @@ class Model:
         if not requests:
             return Prediction([], [], [])
         metrics = self._metrics if task is None else self._metrics.of(task)
-        spec = TASKS[task or self.task]
+        spec = spec or TASKS[task or self.task]
         chars = sum(request.chars for request in requests)
         tokens, seconds, entries = self._estimate(requests, spec, chars)
         try:
@@ -149,7 +160,8 @@ class Model:
                 raise
             done = await self._scheduler.run(job, stage)
         except RefusedError as error:
-            metrics.refused[error.reason].inc()
+            if counts_refusals:
+                metrics.refused[error.reason].inc()
             raise
         except ExpiredError:
             metrics.expired.inc()
@@ -191,7 +203,7 @@ class Model:
     def _encode(self, requests: Sequence[Any], spec: TaskSpec) -> Stage:
         """Tokenizes all inputs; returns the stage that runs them."""
         start = time.perf_counter()
-        encoded, tokens, held = [], 0, 0
+        encoded, tokens, reserve, held = [], 0, 0, 0
         for index, request in enumerate(requests):
             try:
                 item = spec.encode(request, self._tokenizer)
@@ -200,9 +212,10 @@ class Model:
                 raise
             encoded.append(item)
             tokens += sum(encoding.cost_tokens for encoding in item.encodings)
+            reserve += item.reserve
             held += spec.held(request, item, self.bundle.manifest)
             # here, and not after the last: the windows of one text may be a thousand times as long as it
-            self._check_size(tokens, held)
+            self._check_size(tokens + reserve, held)
         tokenize_s = time.perf_counter() - start
         values = sum(item.values for item in encoded)
         if values > MAX_VALUES:
@@ -218,19 +231,47 @@ class Model:
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._decode, spec, requests, encoded, tokenize_s),
+            finish=partial(self._decode, spec, requests, encoded, tokens, tokenize_s),
             key=self._key,
             cost=self._cost.seconds,
+            reserve=reserve,
             shape=self.graph.shape,
             run_solo=partial(self._run, solo=True),
         )
+
+    def _after(self, prediction: Prediction) -> Prediction | Stage:
+        """Returns the prediction, or the stage of what some of its results have to run before they are there."""
+        open_ = {index: result for index, result in enumerate(prediction.results) if isinstance(result, Further)}
+        if not open_:
+            return prediction
+        work = [_Work(encoding, index, reduce) for index, further in open_.items() for encoding, reduce in further.work]
+        return Stage(
+            work=[(item.encoding.cost_tokens, item) for item in work],
+            run=self._run,
+            finish=partial(self._go_on, prediction, open_),
+            key=self._key,
+            cost=self._cost.seconds,
+            reserve=sum(further.reserve for further in open_.values()),
+            shape=self.graph.shape,
+            run_solo=partial(self._run, solo=True),
+        )
+
+    def _go_on(self, prediction: Prediction, open_: Mapping[int, Further], rows: Sequence[Row]) -> Prediction | Stage:
+        """Puts what follows from the outputs into the place of what ran."""
+        start = time.perf_counter()
+        each = iter(rows)
+        for index, further in open_.items():
+            prediction.results[index] = further.finish([next(each) for _ in further.work])
+            prediction.tokens += further.tokens
+        prediction.decode_s += time.perf_counter() - start
+        return self._after(prediction)
 
     def _check_size(self, tokens: int, held: int) -> None:
         most = self._scheduler.max_queue_tokens
         if tokens > most:
             raise TooLargeError(
                 f"the request has {tokens} tokens or more, all windows counted, and the queue holds {most}; send fewer or shorter texts at "
-                "once, make `stride` smaller, or raise --max-queue-tokens."
+                "once, make `stride` or `beam` smaller, or raise --max-queue-tokens."
             )
         if held > MAX_HELD:
             raise TooLargeError(
@@ -278,8 +319,8 @@ class Model:
         self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
 
     def _decode(
-        self, spec: TaskSpec, requests: Sequence[Any], encoded: Sequence[Any], tokenize_s: float, rows: Sequence[Row]
-    ) -> Prediction:
+        self, spec: TaskSpec, requests: Sequence[Any], encoded: Sequence[Any], tokens: int, tokenize_s: float, rows: Sequence[Row]
+    ) -> Prediction | Stage:
         start = time.perf_counter()
         manifest = self.bundle.manifest
         results = []
@@ -290,4 +331,4 @@ class Model:
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
         warnings = [warning for item in encoded for warning in item.warnings]
-        return Prediction(results, truncated, warnings, tokenize_s=tokenize_s, decode_s=time.perf_counter() - start)
+        return self._after(Prediction(results, truncated, warnings, tokens, tokenize_s=tokenize_s, decode_s=time.perf_counter() - start))

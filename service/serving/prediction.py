@@ -14,6 +14,7 @@ class Prediction:
         results: One per input, in order.
         truncated: Indices of inputs of which text was cut off.
         warnings: What else the caller should know, each `topic; message`.
+        tokens: What the model read, special tokens included; each mask to be filled counts for one more.
         tokenize_s: Seconds to tokenize all inputs.
         queue_s: Seconds until the last encoding started.
         inference_s: Seconds of the longest run.
@@ -23,6 +24,7 @@ class Prediction:
     results: list[Any]
     truncated: list[int]
     warnings: list[str]
+    tokens: int = 0
     tokenize_s: float = 0.0
     queue_s: float = 0.0
     inference_s: float = 0.0

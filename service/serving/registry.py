@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping, Sequence
 
 from service.errors import InvalidValueError, NotFoundError, SettingsError
 from service.serving.model import Model
 from service.tasks.catalog import TASKS
+
+logger = logging.getLogger("bertserve.loading")
 
 SHOWN_LABELS = 10  # of a model, in a message
 
@@ -15,42 +18,100 @@ SHOWN_LABELS = 10  # of a model, in a message
 class Registry:
     """The loaded models, which may change while requests come; a request keeps the model that it found."""
 
-    def __init__(self, models: Sequence[Model], defaults: Mapping[str, str], *, check: bool = True) -> None:
+    def __init__(
+        self, models: Sequence[Model], wanted: Mapping[str, str], *, by_name: bool = False, present: Mapping[str, str] | None = None
+    ) -> None:
         """Takes loaded models.
 
         Args:
             models: In any order.
-            defaults: Task -> name of the model that its endpoint uses; otherwise the first by name.
-            check: Whether defaults must be loaded; later they may come and go.
+            wanted: Task -> name of the model that its endpoint uses; a task that bundles of another one answer uses that one's, where it can.
+            by_name: Whether of several models that could be a default the first by name is; otherwise there must be a wanted one.
+            present: Task -> name of the model that its endpoint used before, for a worker that takes the place of another: models may have
+                come and gone, so nothing is checked.
 
         Raises:
-            SettingsError: A default names no loaded model of its task.
+            SettingsError: A wanted model is not loaded or not of its task, or a task has several models and none of them is wanted.
         """
-        self.models = {model.name: model for model in models}
-        self._wanted = defaults
-        self._choose_defaults()
-        for task, name in defaults.items() if check else ():
-            if self._defaults.get(task) is not self.models.get(name):
-                have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
-                raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
+        self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
+        self._wanted = wanted
+        self._by_name = by_name
+        self._defaults = self._chosen(present or {})
+        if present is None:
+            self._check()
+
+    @property
+    def defaults(self) -> dict[str, str]:
+        """Task -> name of the model that its endpoint uses."""
+        return {task: model.name for task, model in self._defaults.items()}
+
+    def default_of(self, model: Model) -> list[str]:
+        """Returns the tasks whose endpoints use a model."""
+        return [task for task in TASKS if self._defaults.get(task) is model]
 
     def put(self, model: Model) -> None:
-        """Takes a model, in place of the one of its name."""
-        self.models[model.name] = model
-        self._choose_defaults()
+        """Takes a model, in place of the one of its name; the defaults stay, and the log says where it could be one."""
+        is_new = model.name not in self.models
+        self.models = dict(sorted((self.models | {model.name: model}).items()))
+        self._choose_again()
+        for task in model.tasks if is_new else ():
+            if (used := self._defaults.get(task)) not in (None, model):
+                logger.info("the model %s could answer /%s too, which goes on using %s", model.name, TASKS[task].path, used and used.name)
 
     def remove(self, name: str) -> None:
-        """Lets a model go; its endpoint then uses the next one of its task by name."""
+        """Lets a model go; an endpoint that used it uses the one that is left, if it is the only one."""
         del self.models[name]
-        self._choose_defaults()
+        self._choose_again()
 
-    def _choose_defaults(self) -> None:
-        self.models = dict(sorted(self.models.items()))
-        self._defaults: dict[str, Model] = {}
-        for model in self.models.values():
-            for task in model.tasks:
-                if task not in self._defaults or self._wanted.get(task) == model.name:
-                    self._defaults[task] = model
+    def _choose_again(self) -> None:
+        """Chooses defaults after a change; none moves silently, nor while its model is loaded."""
+        before = self.defaults
+        self._defaults = self._chosen(before)
+        for task, spec in TASKS.items():
+            old, new = before.get(task), self.defaults.get(task)
+            if new is not None and old != new:
+                logger.warning("/%s uses the model %s now%s", spec.path, new, "" if old is None else f", and not {old}")
+            elif new is None and len(able := self._able(task)) > 1:
+                logger.warning(
+                    "/%s has no default model: %s could be it; start with --default %s=NAME", spec.path, ", ".join(able), spec.path
+                )
+
+    def _able(self, task: str) -> dict[str, Model]:
+        """Returns the models that answer a task, by name."""
+        return {name: model for name, model in self.models.items() if task in model.tasks}
+
+    def _chosen(self, present: Mapping[str, str]) -> dict[str, Model]:
+        """Returns task -> the model that its endpoint uses, given those that it used before."""
+        chosen: dict[str, Model] = {}
+        for task, spec in TASKS.items():
+            able = self._able(task)
+            base = None if spec.derivation is None else self._wanted.get(spec.derivation.base)
+            named = next((name for name in (self._wanted.get(task), base, present.get(task)) if name in able), None)
+            if named is None and (len(able) == 1 or self._by_name):
+                named = next(iter(able), None)
+            if named is not None:
+                chosen[task] = able[named]
+        return chosen
+
+    def _check(self) -> None:
+        for task, name in self._wanted.items():
+            if self.defaults.get(task) != name:
+                have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
+                raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
+        open_ = {task: list(self._able(task)) for task in TASKS if task not in self._defaults}
+        # a default of the base task settles a derived one that has the same models
+        open_ = {
+            task: names
+            for task, names in open_.items()
+            if len(names) > 1 and ((derivation := TASKS[task].derivation) is None or open_.get(derivation.base) != names)
+        }
+        if open_:
+            which = "; ".join(f"/{TASKS[task].path} ({', '.join(f'`{name}`' for name in names)})" for task, names in open_.items())
+            flag = ",".join(f"{TASKS[task].path}=NAME" for task in open_)
+            raise SettingsError(
+                f"several models could answer {which}: choose which one answers where a request names none, with --default {flag}, or take "
+                "the first by name, with --default-by-name."
+            )
 
     def get(self, name: str) -> Model:
         """Returns the model of that name.
@@ -75,6 +136,11 @@ class Registry:
         """
         if name is None:
             if task not in self._defaults:
+                if able := self._able(task):
+                    raise NotFoundError(
+                        f"several models could answer ({', '.join(f'`{each}`' for each in able)}), and none of them is the default for {task}; "
+                        "name one as `model`, or by the path /models/NAME."
+                    )
                 derivation = TASKS[task].derivation
                 takes = f"it takes a {derivation.base} model{derivation.needs and f' with {derivation.needs}'}, and " if derivation else ""
                 raise NotFoundError(
@@ -86,13 +152,30 @@ class Registry:
             raise InvalidValueError(self._unfit(model, task))
         return model
 
+    def one(self, name: str | None) -> Model:
+        """Returns the named model, or the only one that is loaded.
+
+        Raises:
+            NotFoundError: No such model, or none at all.
+            InvalidValueError: None is named, and several are loaded.
+        """
+        if name is not None:
+            return self.get(name)
+        if len(self.models) > 1:
+            raise InvalidValueError(
+                f"several models are loaded; name one of them in `model`: {', '.join(f'`{each}`' for each in self.models)}."
+            )
+        if not self.models:
+            raise NotFoundError("no model is loaded.")
+        return next(iter(self.models.values()))
+
     def _unfit(self, model: Model, task: str) -> str:
         """Returns why a model cannot do a task, and which can where that is more than a matter of the model's task."""
         why = f"the model `{model.name}` is for {model.task}, this endpoint is for {task}; POST to /models/{model.name} instead."
         derivation = TASKS[task].derivation
         if derivation is None:
             return why
-        able = ", ".join(f"`{other.name}`" for other in self.models.values() if task in other.tasks)
+        able = ", ".join(f"`{name}`" for name in self._able(task))
         if model.task == derivation.base:
             labels = model.bundle.manifest.labels
             shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")

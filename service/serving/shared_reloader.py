@@ -56,6 +56,9 @@ class SharedReloader(Reloader):
                     await self._make(self._progress.done + 1, change)
             await asyncio.sleep(POLL_S)
 
+    async def on_hangup(self) -> None:
+        """Does nothing: the supervisor has put the change into the log."""
+
     async def load(self, name: str) -> Model:
         """Has all workers load the model of that name as the folders have it now.
 
@@ -172,6 +175,7 @@ class SharedReloader(Reloader):
     def _publish(self) -> None:
         self._progress.served = {name: model.bundle.version for name, model in self._registry.models.items()}
         self._progress.broken = dict(self._broken)
+        self._progress.defaults = self._registry.defaults
         try:
             self._log.publish(self._index, self._progress)
         except OSError as error:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
-from service.tasks.body import LIST, PAIR, STOP, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
+from service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Row, activate
 from service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, score_spans
@@ -81,12 +80,12 @@ class EncodedPassage(Encoded):
     Attributes:
         passage: The whole passage's.
         cuts: Which of them each window has.
-        cls_index: Where [CLS] stands in a window, -1 for its end.
+        cls_index: Where [CLS] stands in a window, -1 for its end, or None: the model has no token that stands for "no answer".
     """
 
     passage: Tokens
     cuts: list[range]
-    cls_index: int
+    cls_index: int | None
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -103,8 +102,11 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
     """Returns one encoding per window of the passage.
 
     Raises:
-        InvalidValueError: The question or the passage is empty, or a window has no room for question and stride.
+        InvalidValueError: The question or the passage is empty, a window has no room for question and stride, or "no answer" is asked
+            for where nothing stands for it.
     """
+    if request.parameters.handle_impossible_answer and tokenizer.cls_index is None:
+        raise InvalidValueError('this model has no [CLS], which stands for "no answer"; leave `handle_impossible_answer` out.')
     question, passage = tokenizer.tokenize([request.question, request.context])
     for name, tokens in (("question", question), ("context", passage)):
         if not len(tokens):
@@ -121,7 +123,6 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
         )
     cuts = windows(len(passage), room, stride) if len(passage) > room else [range(len(passage))]
     encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
-    assert tokenizer.cls_index is not None, "a manifest for question answering has it"
     return EncodedPassage(encodings=encodings, passage=passage, cuts=cuts, cls_index=tokenizer.cls_index)
 
 
@@ -145,11 +146,12 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], confi
     found = SummedAnswers(texts, limit=_limit(request)) if summed else BestAnswers(texts, top_k=parameters.top_k, count=len(passage))
     nulls = []
     for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
-        place = np.array([encoded.cls_index, *range(encoding.start, encoding.start + len(cut))])
+        none = [] if encoded.cls_index is None else [encoded.cls_index]
+        place = np.array([*none, *range(encoding.start, encoding.start + len(cut))])
         start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
-        nulls.append(float(start[0] * end[0]))
+        nulls.append(float(start[0] * end[0]))  # asked for only where there is a [CLS]
         # a window's spans, which are thousands, are let go of before the next one's
-        found.add(score_spans(start[1:], end[1:], cut, parameters.max_answer_len))
+        found.add(score_spans(start[len(none) :], end[len(none) :], cut, parameters.max_answer_len))
     answers = found.answers()
     if parameters.handle_impossible_answer:
         answers.append({"answer": "", "score": min(nulls), "start": 0, "end": 0})
@@ -169,10 +171,8 @@ def held(request: Request, encoded: EncodedPassage, config: ModelConfig) -> int:
     return 2 * sum(map(len, encoded.encodings)) + ANSWER_VALUES * answers
 
 
-class Question(BaseModel):
+class Question(Closed):
     """A question and the passage that has the answer."""
-
-    model_config = ConfigDict(strict=True)
 
     question: str
     context: str
@@ -191,6 +191,14 @@ class AnswerBody(TaskBody):
     ]
     parameters: AnswerParameters | None = None
 
+    @classmethod
+    def modern(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Puts a question and its context into `inputs`: huggingface_hub 0.25 sends them at the top."""
+        if "inputs" in value or not {"question", "context"} <= value.keys():
+            return value
+        question = {name: value[name] for name in ("question", "context")}
+        return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
+
     def request(self, item: Any, parameters: AnswerParameters) -> Request:
         """Returns the request of a question."""
         return Request(item.question, item.context, parameters)
@@ -199,14 +207,10 @@ class AnswerBody(TaskBody):
 class Answer(BaseModel):
     """One answer; offsets are code points of the passage unless asked otherwise, end exclusive."""
 
-    answer: str
-    score: float
-    start: int
-    end: int
-
-
-def _missing(manifest: Manifest) -> str | None:
-    return "`tokenizer.cls_index` must not be null for question-answering" if manifest.tokenizer.cls_index is None else None
+    answer: Annotated[str, Field(examples=["Porto"])]
+    score: Annotated[float, Field(examples=[0.965])]
+    start: Annotated[int, Field(examples=[24])]
+    end: Annotated[int, Field(examples=[29])]
 
 
 SPEC = TaskSpec(
@@ -220,6 +224,5 @@ SPEC = TaskSpec(
     decode=decode,
     reduce=copied,
     held=held,
-    missing=_missing,
     load_mix="qa",
 )

@@ -1,17 +1,18 @@
 """What the bodies of all tasks share: the form of `inputs`, `parameters`, and the shape of an answer. Each task's file has its own.
 
-Unknown keys beside `inputs` are ignored, because clients send `options` and more. An unknown name in `parameters` is an
-error, because it would silently do nothing.
+An unknown name is an error, because it would silently do nothing: within `parameters` and the objects of `inputs` by `Closed`, beside
+`inputs` by who reads the body, for some names that clients send there mean nothing here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from service.errors import InvalidValueError
 from service.tasks.encoded import ModelConfig
 
 # Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
@@ -36,8 +37,8 @@ def lower(value: Any) -> Any:
 
 
 def body_config(**example: Any) -> ConfigDict:
-    """Returns the configuration of a body, with an example of one for OpenAPI."""
-    return ConfigDict(strict=True, json_schema_extra={"examples": [example]})
+    """Returns the configuration of a body, with an example of one for OpenAPI, which need not know of keys that mean nothing."""
+    return ConfigDict(strict=True, json_schema_extra={"examples": [example], "additionalProperties": False})
 
 
 # Items of a list of inputs, whatever --max-inputs says: what reads a body holds the event loop, and a body of 8 MiB may have millions.
@@ -64,19 +65,37 @@ OffsetUnit = Annotated[
 ]
 
 
-class TaskParameters(BaseModel):
-    """Base of all `parameters`: an unknown name is an error."""
+# How @huggingface/inference, the client for JavaScript, begins its User-Agent; browsers send their own in its place.
+JAVASCRIPT = "@huggingface/inference/"
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+class Closed(BaseModel):
+    """Base of the objects within a body: an unknown name is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    # Of its fields; made once, for it is asked for at each item of a list.
+    names: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Keeps the names."""
+        cls.names = frozenset(cls.model_fields)
 
     @model_validator(mode="before")
     @classmethod
     def _no_unknown_name(cls, given: Any) -> Any:
         """Stops at the first unknown name: `extra="forbid"` by itself makes an error for each, of a million for seconds."""
-        unknown = next((name for name in given if name not in cls.model_fields), None) if isinstance(given, dict) else None
-        if unknown is not None:
-            raise PydanticCustomError("unknown_parameter", "unknown", {"name": unknown})
+        if type(given) is dict and not given.keys() <= cls.names:  # JSON has no subclasses of it, and this runs for each item of a list
+            unknown = next(name for name in given if name not in cls.names)
+            raise PydanticCustomError("unknown_name", "unknown", {"name": unknown, "known": list(cls.model_fields)})
         return given
+
+
+class TaskParameters(Closed):
+    """Base of all `parameters`."""
+
+    model_config = ConfigDict(frozen=True)
 
 
 class TaskBody(BaseModel):
@@ -84,10 +103,16 @@ class TaskBody(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
+    # Names of its fields.
+    names: ClassVar[frozenset[str]] = frozenset()
+    # Whether a key whose value is null asks for nothing, whatever its name.
+    null_is_nothing: ClassVar[bool] = False
     # Class of the `parameters`.
     parameters_type: ClassVar[type[TaskParameters]] = TaskParameters
     # Whether one input alone is answered like a list of one, as the official client asks of text classification.
     always_list: ClassVar[bool] = False
+    # Whether @huggingface/inference reads the answers to several inputs. Of other tasks it reads one, and drops the rest or takes it for broken.
+    several_in_javascript: ClassVar[bool] = False
     # What the limit of inputs counts, and what holds the input that an error is about.
     counted: ClassVar[str] = "`inputs` has {} items"
     subject: ClassVar[str] = "inputs"
@@ -97,6 +122,24 @@ class TaskBody(BaseModel):
     if TYPE_CHECKING:
         inputs: Any
     parameters: Any = None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Keeps the names."""
+        cls.names = frozenset(cls.model_fields)
+
+    @classmethod
+    def modern(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Returns a body in today's form, where an older client has another one."""
+        return value
+
+    @classmethod
+    def example(cls) -> dict[str, Any]:
+        """Returns a body, as OpenAPI shows it."""
+        extra = cls.model_config.get("json_schema_extra")
+        assert isinstance(extra, dict), "each body has an example"
+        (body,) = cast("list[dict[str, Any]]", extra["examples"])
+        return body
 
     @property
     def items(self) -> Sequence[Any]:
@@ -135,11 +178,24 @@ class TaskBody(BaseModel):
         """Returns the task request of one input."""
         raise NotImplementedError
 
+    def check_client(self, user_agent: str) -> None:
+        """Stops before any work a request whose answer its client would not read.
+
+        Raises:
+            InvalidValueError: It has several inputs, and its client reads the answer to one.
+        """
+        if user_agent.startswith(JAVASCRIPT) and self.is_list and not self.several_in_javascript and len(self.items) != 1:
+            raise InvalidValueError(
+                f"@huggingface/inference reads the answer to one input, and `inputs` has {len(self.items)} items; send one at a time, or many with "
+                "another client, such as fetch."
+            )
+
     def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns the value of the response's body: a list in is a list out.
+        """Returns the value of the response's body: a list in is a list out, but for a client that cannot read one.
 
         Args:
             results: One per input.
-            user_agent: The client's, for the tasks whose answer goes by it.
+            user_agent: The client's, for those whose answer goes by it.
         """
-        return results if self.is_list or self.always_list else results[0]
+        listed = self.is_list and (self.several_in_javascript or not user_agent.startswith(JAVASCRIPT))
+        return results if listed or self.always_list else results[0]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from service.bundle.files import Bundle
 from service.bundle.manifest import Manifest
 from service.errors import BundleError
-from service.tasks import answer, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from service.tasks import answer, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
 from service.tasks.spec import TaskSpec
 
 TASKS: Mapping[str, TaskSpec] = {
@@ -17,6 +17,7 @@ TASKS: Mapping[str, TaskSpec] = {
         ner.SPEC,
         answer.SPEC,
         fill_mask.SPEC,
+        choose.SPEC,
         embed.SPEC,
         similarity.SPEC,
         rerank.SPEC,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
-from service.tasks.body import LIST, PAIR, STOP, TEXT, Stride, TaskBody, TaskParameters, body_config, lower, one_of
+from service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import TaskSpec
@@ -29,8 +29,8 @@ TASK = "text-classification"
 class LabelScore(TypedDict):
     """One label with its score."""
 
-    label: str
-    score: float
+    label: Annotated[str, Field(examples=["positive"])]
+    score: Annotated[float, Field(examples=[0.997])]
 
 
 class ClassifyParameters(TaskParameters):
@@ -89,8 +89,14 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     """Returns one encoding per window, or the one of the (truncated) text.
 
     Raises:
-        InvalidValueError: The text is too long and `truncation` is false, or no window has room for `stride`.
+        InvalidValueError: The text is too long and `truncation` is false, or no window has room for `stride`, or a model that says how two texts
+            go together is given one.
     """
+    if tokenizer.pairs_only and not request.text_pair:
+        raise InvalidValueError(
+            "this model says how a second text goes with a first, and there is no second one; give a pair, such as "
+            '{"text": "It began to rain.", "text_pair": "We went inside."}.'
+        )
     # an empty second text is none, as for the pipeline
     a, *rest = (tokens.ids for tokens in tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text]))
     b = rest[0] if rest else None
@@ -142,10 +148,8 @@ def _windows(request: Request, tokenizer: Tokenizer, a: list[int], b: list[int] 
     return [tokenizer.assemble(cut) if b is None else tokenizer.assemble(a, cut) for cut in cuts]
 
 
-class TextPair(BaseModel):
+class TextPair(Closed):
     """A text and a second text that belongs to it."""
-
-    model_config = ConfigDict(strict=True)
 
     text: str
     text_pair: str | None = None

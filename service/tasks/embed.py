@@ -13,23 +13,34 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from service.bundle.manifest import Embedding, Layers, Manifest, Pooling
+from service.bundle.manifest import Combine, Embedding, Manifest, Pooling
 from service.errors import InvalidValueError
-from service.tasks.body import TaskBody, TaskParameters, TextOrTexts, Truncate, TruncationDirection, body_config, lower
+from service.tasks.body import (
+    JAVASCRIPT,
+    LIST,
+    TEXT,
+    TaskBody,
+    TaskParameters,
+    TextOrTexts,
+    Truncate,
+    TruncationDirection,
+    body_config,
+    lower,
+    one_of,
+)
 from service.tasks.decoding.scores import Floats, Row
 from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "feature-extraction"
-# Which output of the graph has the vectors of these layers.
-OUTPUTS: dict[Layers, str] = {"last": "last_hidden_state", "last_four": "last_four_hidden_states"}
-LAST_FOUR = 4
+MAX_LAYERS = 256  # of one request
 _LEAST_NORM = np.float32(1e-12)
-# huggingface_hub makes numbers of an embedding's answer by `float`, so that it cannot read base64, which it sends (2.4 does).
-_HUGGINGFACE_HUB = re.compile(r"hf_hub/\d+\.\d+")
+# They send `encoding_format` as they are told, and read numbers alone: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
+_NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(JAVASCRIPT)}")
 
 
 Pool = Annotated[
@@ -55,9 +66,22 @@ class EmbedOptions(BaseModel):
     ] = None
     pooling: Pool = None
     layers: Annotated[
-        Literal["last", "last_four"] | None,
+        Annotated[
+            Annotated[Literal["last", "last_four"], Tag(TEXT)]
+            | Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=MAX_LAYERS), Tag(LIST)],
+            one_of("`last`, `last_four` or a list of numbers of layers", TEXT, LIST),
+        ]
+        | None,
         BeforeValidator(lower),
-        Field(description="The last layer, or the last four side by side where the bundle was exported with them."),
+        Field(
+            description="The last layer, the last four, or a list of layers, -1 for the last and 0 for what the embeddings give; a bundle has those "
+            "that it was exported with, and uses its own choice where none are named."
+        ),
+    ] = None
+    combine: Annotated[
+        Combine | None,
+        BeforeValidator(lower),
+        Field(description="How several layers become one: side by side, their sum or their mean; by default as the model says."),
     ] = None
 
 
@@ -77,12 +101,14 @@ class Request:
         parameters: How; `resolve` has filled in what the bundle says where the caller says nothing.
         prompt: What is put before the text.
         width: Values of a vector, before `dimensions`; 0 if not known.
+        layers: The layers that it is made of.
     """
 
     text: str
     parameters: EmbedParameters = DEFAULTS
     prompt: str = ""
     width: int = 0
+    layers: LayerChoice = LAST_LAYER
 
     @property
     def chars(self) -> int:
@@ -100,11 +126,8 @@ def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
     Raises:
         InvalidValueError: The bundle has no such prompt or layers, or fewer dimensions.
     """
-    if given.layers == "last_four" and embedding.layers != "last_four":
-        raise InvalidValueError(
-            "`layers` is `last_four`, but this model's graph gives out its last layer only; export it with `--layers last_four`."
-        )
-    width = embedding.dimensions * (LAST_FOUR if given.layers == "last_four" else 1)
+    layers = choose(given.layers, given.combine, embedding)
+    width = embedding.dimensions * layers.widths
     if given.dimensions is not None and given.dimensions > width:
         raise InvalidValueError(f"`dimensions` is {given.dimensions}, and this model's vectors have {width}; ask for at most that many.")
     name = embedding.default_prompt if given.prompt_name is None else given.prompt_name
@@ -115,7 +138,7 @@ def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
         )
     own = {"pooling": embedding.pooling, "normalize": embedding.normalize}
     parameters = given.model_copy(update={field: value for field, value in own.items() if getattr(given, field) is None})
-    return Request("", parameters, "" if name is None else embedding.prompts[name], width)
+    return Request("", parameters, "" if name is None else embedding.prompts[name], width, layers)
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -135,7 +158,9 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
         raise InvalidValueError(f"the text has {len(tokens)} tokens and the model takes {room}; shorten it, or set `truncate` to true.")
     ids = tokens.ids[-room:] if request.parameters.truncation_direction == "left" else tokens.ids[:room]
     encoding = tokenizer.assemble(ids)
-    values = len(encoding) * (request.parameters.dimensions or request.width) if request.parameters.pooling == "none" else 0
+    # one vector of one layer a text is no longer than many texts are
+    vectors = len(encoding) if request.parameters.pooling == "none" else int(request.layers.widths > 1)
+    values = vectors * (request.parameters.dimensions or request.width)
     return Encoded(encodings=[encoding], truncated=len(tokens) > room, values=values)
 
 
@@ -161,7 +186,7 @@ def packed(vector: Floats) -> str:
 
 def reduce(request: Request, encoded: Encoded | None, row: Row) -> Row:
     """Returns a row's pooled `vector`, float32 [values], or with the pooling `none` the tokens', float32 [length, values], as a copy."""
-    pooled = pool(row[OUTPUTS[request.parameters.layers or "last"]], request.parameters.pooling)
+    pooled = pool(request.layers.of(row), request.parameters.pooling)
     return {"vector": np.array(pooled[..., : request.parameters.dimensions])}
 
 
@@ -200,6 +225,7 @@ class EmbedBody(EmbedOptions, TaskBody):
 
     model_config = body_config(inputs=["A warm, funny film.", "The bridge was built in 1886."], normalize=True)
     always_list: ClassVar[bool] = True
+    several_in_javascript: ClassVar[bool] = True
     parameters_type: ClassVar[type[TaskParameters]] = EmbedParameters
 
     inputs: TextOrTexts
@@ -216,22 +242,25 @@ class EmbedBody(EmbedOptions, TaskBody):
         like = resolve(EmbedParameters(**beside | within), config.embedding)
         return [replace(like, text=text) for text in self.items]
 
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns the vectors.
+    def check_client(self, user_agent: str) -> None:
+        """Stops a request for base64 of a client that cannot read it.
 
         Raises:
-            InvalidValueError: huggingface_hub asks for base64, which it cannot read.
+            InvalidValueError: It does.
         """
         wanted = self.encoding_format or (self.parameters and self.parameters.encoding_format)
-        if wanted == "base64" and _HUGGINGFACE_HUB.search(user_agent):
-            raise InvalidValueError(
-                "`encoding_format` is `base64`, which huggingface_hub cannot read; leave it out, or ask with another client."
-            )
-        return super().answer(results, user_agent)
+        client = _NO_BASE64.search(user_agent) if wanted == "base64" else None
+        if client is not None:
+            name = "huggingface_hub" if client[0].startswith("hf_hub") else JAVASCRIPT.removesuffix("/")
+            raise InvalidValueError(f"`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.")
 
 
 def _missing(manifest: Manifest) -> str | None:
-    return "`embedding` must not be null for feature-extraction" if manifest.embedding is None else None
+    if manifest.embedding is None:
+        return "`embedding` must not be null for feature-extraction"
+    output = manifest.embedding.layers_output
+    without = next((graph.file for graph in manifest.graphs if output not in [spec.name for spec in graph.outputs]), None)
+    return None if without is None else f"`embedding.layers` needs the output `{output}`, which `{without}` does not have"
 
 
 SPEC = TaskSpec(
@@ -239,7 +268,7 @@ SPEC = TaskSpec(
     path="embed",
     title="Embed texts as vectors",
     body=EmbedBody,
-    answer=list[list[float]] | list[list[list[float]]] | list[str] | list[list[str]],
+    answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     estimate=estimate,
     encode=encode,
     decode=decode,

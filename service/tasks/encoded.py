@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.bundle.manifest import Activation, Embedding
+from service.bundle.manifest import Activation, Embedding, MaskToken
 from service.text.tokenizer import Encoding
 
 
@@ -18,12 +18,14 @@ class Encoded:
         truncated: Whether text was cut off.
         warnings: What else the caller should know, each `topic; message`.
         values: Length of the result, where it can be very long, as that of so many numbers of 20 bytes.
+        reserve: Tokens of what `decode` may run besides, at most.
     """
 
     encodings: list[Encoding]
     truncated: bool = False
     warnings: tuple[str, ...] = ()
     values: int = 0
+    reserve: int = 0
 
 
 class ModelConfig(Protocol):
@@ -37,6 +39,11 @@ class ModelConfig(Protocol):
     @property
     def activation(self) -> Activation:
         """What turns logits into scores."""
+        ...
+
+    @property
+    def mask(self) -> MaskToken | None:
+        """The token that stands for a word to be filled in, of a model that fills them."""
         ...
 
     @property

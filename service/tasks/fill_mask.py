@@ -18,9 +18,11 @@ from pydantic_core import PydanticCustomError
 
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
-from service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
+from service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.further import Further
+from service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, JointText, Pieces, prepare, search
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Tokenizer, estimate_tokens
 
@@ -61,6 +63,17 @@ class FillMaskParameters(TaskParameters):
         AfterValidator(_check_targets),
         Field(description="The only words to consider."),
     ] = None
+    joint: Annotated[
+        bool, Field(description="Fill several masks together: the best fillings of all of them, in place of each one's best tokens.")
+    ] = False
+    beam: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=MAX_BEAM,
+            description=f"With `joint`, how many fillings of the first masks are followed to the next; {DEFAULT_BEAM} by default.",
+        ),
+    ] = None
 
 
 DEFAULTS = FillMaskParameters()
@@ -73,6 +86,7 @@ class Targets:
         """Keeps the words; `texts` is how many share them."""
         self._words = words
         self._tokenized: tuple[list[int], tuple[str, ...]] | None = None
+        self._pieces: tuple[dict[Pieces, str], tuple[str, ...]] | None = None
         self.chars_each = sum(len(word) + 1 for word in words) // texts
 
     def tokenized(self, tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:
@@ -85,6 +99,16 @@ class Targets:
             self._tokenized = _token_ids(self._words, tokenizer)
         return self._tokenized
 
+    def pieces(self, tokenizer: Tokenizer) -> tuple[dict[Pieces, str], tuple[str, ...]]:
+        """Returns the targets by all of their pieces, and a warning for those that the vocabulary does not know.
+
+        Args:
+            tokenizer: The model's, the same at each call.
+        """
+        if self._pieces is None:
+            self._pieces = _all_pieces(self._words, tokenizer)
+        return self._pieces
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -94,16 +118,23 @@ class Request:
         text: The text.
         parameters: How.
         shared: The targets, where other texts have the same.
+        mask: The model's mask as a text spells it, where that is known.
     """
 
     text: str
     parameters: FillMaskParameters = DEFAULTS
     shared: Targets | None = None
+    mask: str | None = None
 
     @property
     def targets(self) -> Targets | None:
         """The only words to consider."""
         return self.shared or (None if self.parameters.targets is None else Targets(self.parameters.targets))
+
+    @property
+    def beam(self) -> int:
+        """Fillings that are followed, of masks that are filled together."""
+        return self.parameters.beam or DEFAULT_BEAM
 
     @property
     def chars(self) -> int:
@@ -130,11 +161,17 @@ class EncodedText(Encoded):
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost."""
-    return min(estimate_tokens(request.text), max_length)
+    tokens = min(estimate_tokens(request.text), max_length)
+    if not request.parameters.joint:
+        return tokens
+    # a piece a target, as words of the vocabulary have; where there are more, tokenizing finds that out before anything runs
+    masks = min(request.text.count(request.mask) if request.mask else 1, MAX_JOINT_MASKS)
+    wide = request.beam if request.parameters.targets is None else min(request.beam, len(request.parameters.targets))
+    return tokens * (1 + max(masks - 1, 0) * wide)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
-    """Returns one encoding with all masks, or, of a text over the model's length, one around each mask.
+def encode(request: Request, tokenizer: Tokenizer) -> EncodedText | JointText:
+    """Returns one encoding with all masks, or, of a text over the model's length, one around each mask; of joint masks none yet.
 
     Raises:
         InvalidValueError: There is no mask, or too many, or none of the targets has a token.
@@ -144,6 +181,8 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     assert mask is not None, "a manifest for fill-mask has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(request.text, len(masks), mask.token)
+    if request.parameters.joint:
+        return _joint(request, ids, masks, tokenizer)
     targets, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
     room = tokenizer.room(pair=False)
     if len(ids) <= room:
@@ -156,8 +195,29 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     return EncodedText(encodings=encodings, warnings=warnings, values=values, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
 
 
-def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[Any]:
-    """Returns the best tokens for the mask, or a list of those for each of several.
+def _joint(request: Request, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> JointText:
+    """Returns the texts whose masks are filled together."""
+    targets, warnings = (None, ()) if request.targets is None else request.targets.pieces(tokenizer)
+    top_k = request.parameters.top_k
+    patterns, tokens, cut = prepare(ids, masks, targets, beam=request.beam, top_k=top_k, tokenizer=tokenizer)
+    pieces = max(len(pattern.masks) for pattern in patterns)
+    choices = tokenizer.vocabulary_size if targets is None else len(targets)
+    most = sum(pattern.runs(request.beam, tokenizer.vocabulary_size)[-1] for pattern in patterns) * choices
+    return JointText(
+        encodings=[],
+        truncated=cut,
+        warnings=warnings,
+        values=min(top_k, most) * (CANDIDATE_VALUES * pieces + len(request.text) // 20),
+        reserve=tokens,
+        patterns=patterns,
+        beam=request.beam,
+        top_k=top_k,
+        tokenizer=tokenizer,
+    )
+
+
+def decode(request: Request, encoded: EncodedText | JointText, rows: Sequence[Row], config: ModelConfig) -> list[Any] | Further:
+    """Returns the best tokens for the mask, or a list of those for each of several; of joint masks what runs first.
 
     Args:
         request: The request.
@@ -168,6 +228,8 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: 
     Returns:
         `{score, token, token_str, sequence}` each; `sequence` is the whole text with the token in the mask's place.
     """
+    if isinstance(encoded, JointText):
+        return search(encoded)
     kept = [row if "tokens" in row else reduce(request, encoded, row) for row in rows]
     best = [pair for row in kept for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
     several = len(encoded.masks) > 1
@@ -179,6 +241,13 @@ def reduce(request: Request, encoded: EncodedText, row: Row) -> Row:
     """Returns of a row's logits the best `tokens` of each mask, int64 [masks, wanted], and their `scores`, float32 [masks, wanted]."""
     best = [_best(request, encoded, logits) for logits in row["logits"]]
     return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
+
+
+def held(request: Request, encoded: EncodedText | JointText, config: ModelConfig) -> int:
+    """Returns how many numbers the search for joint masks holds, at most."""
+    if not isinstance(encoded, JointText):
+        return 0
+    return sum(pattern.held(encoded.beam, encoded.top_k, encoded.tokenizer.vocabulary_size) for pattern in encoded.patterns)
 
 
 def _best(request: Request, encoded: EncodedText, logits: Floats) -> tuple[NDArray[np.int64], Floats]:
@@ -237,6 +306,22 @@ def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int],
     return list(dict.fromkeys(ids)), warnings
 
 
+def _all_pieces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[dict[Pieces, str], tuple[str, ...]]:
+    exact = [tokenizer.token_id(word) for word in words]
+    others = iter(tokenizer.tokenize([word for word, id_ in zip(words, exact, strict=True) if id_ is None]))
+    pieces = [tuple(next(others).ids) if id_ is None else (id_,) for id_ in exact]
+    found: dict[Pieces, str] = {}
+    for word, each in zip(words, pieces, strict=True):
+        if each:
+            found.setdefault(each, word)
+    if not found:
+        raise InvalidValueError("`targets` has no word that the vocabulary knows; give at least one.")
+    unknown_id = None if tokenizer.unknown is None else tokenizer.token_id(tokenizer.unknown)
+    unknown = [word for word, each in zip(words, pieces, strict=True) if not each or unknown_id in each]
+    some = ", ".join(word[:32] for word in unknown[:5])
+    return found, (f"targets; {len(unknown)} of {len(words)} have pieces that the vocabulary does not know: {some}",) if unknown else ()
+
+
 class FillMaskBody(TaskBody):
     """Body of a fill-mask request."""
 
@@ -249,17 +334,49 @@ class FillMaskBody(TaskBody):
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text, all with the same targets."""
         parameters = self.parameters or DEFAULTS
+        if parameters.beam is not None and not parameters.joint:
+            raise InvalidValueError("`beam` is for masks that are filled together; set `joint` to true, or leave it out.")
+        mask = None if config is None or config.mask is None else config.mask.token
         shared = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
-        return [Request(text, parameters, shared) for text in self.items]
+        return [Request(text, parameters, shared, mask) for text in self.items]
+
+    def check_client(self, user_agent: str) -> None:
+        """Stops a request of a client that would not read the answer.
+
+        Raises:
+            InvalidValueError: It has several inputs, or masks that are filled together, and its client reads neither.
+        """
+        super().check_client(user_agent)
+        if user_agent.startswith(JAVASCRIPT) and self.parameters is not None and self.parameters.joint:
+            raise InvalidValueError(
+                "`joint` gives several tokens at once, which @huggingface/inference cannot read; ask with another client, such as fetch."
+            )
+
+    def answer(self, results: list[Any], user_agent: str = "") -> Any:
+        """Returns the tokens; of several masks to @huggingface/inference, which reads no more, one list: the first mask's, then the next one's."""
+        found = super().answer(results, user_agent)
+        if user_agent.startswith(JAVASCRIPT) and isinstance(found[0], list):
+            return [filled for each in found for filled in each]
+        return found
 
 
 class Filled(BaseModel):
     """One token in a mask's place."""
 
-    score: float
-    token: int
-    token_str: str
-    sequence: str
+    score: Annotated[float, Field(examples=[0.257])]
+    token: Annotated[int, Field(examples=[2563])]
+    token_str: Annotated[str, Field(examples=["england"])]
+    sequence: Annotated[str, Field(examples=["the king of england died in 1066."])]
+
+
+class JointlyFilled(BaseModel):
+    """Tokens in the places of all masks of a text; with `targets` the ones that they are the pieces of."""
+
+    score: Annotated[float, Field(examples=[0.091])]
+    tokens: Annotated[list[int], Field(examples=[[2332, 2414]])]
+    token_strs: Annotated[list[str], Field(examples=[["king", "london"]])]
+    targets: list[str] | None = None
+    sequence: Annotated[str, Field(examples=["the king of london died in 1066."])]
 
 
 def _missing(manifest: Manifest) -> str | None:
@@ -271,11 +388,12 @@ SPEC = TaskSpec(
     path="fill-mask",
     title="Fill masked words",
     body=FillMaskBody,
-    answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]],
+    answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
     estimate=estimate,
     encode=encode,
     decode=decode,
     reduce=reduce,
+    held=held,
     missing=_missing,
     load_mix="mask",
 )

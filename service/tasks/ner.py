@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
 from service.errors import InvalidValueError
-from service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
+from service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from service.tasks.classify import require_labels
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
@@ -274,17 +274,24 @@ class NerBody(TaskBody):
         """Returns the request of a text."""
         return Request(item, parameters)
 
+    def answer(self, results: list[Any], user_agent: str = "") -> Any:
+        """Returns the entities; tokens to @huggingface/inference, which takes each for an entity, with their tag as its group too."""
+        found = super().answer(results, user_agent)
+        if user_agent.startswith(JAVASCRIPT):
+            return [{"entity_group": each["entity"]} | each if "entity" in each else each for each in found]
+        return found
+
 
 class Entity(BaseModel):
     """One entity; offsets are code points unless asked otherwise, end exclusive. With the strategy `none`, a token with `entity` and `index`."""
 
-    entity_group: str | None = None
-    entity: str | None = None
-    index: int | None = None
-    score: float
-    word: str
-    start: int
-    end: int
+    entity_group: Annotated[str | None, Field(examples=["LOC"], description="The kind, where tokens are aggregated.")] = None
+    entity: Annotated[str | None, Field(examples=["B-LOC"], description="The label of a token, where they are not.")] = None
+    index: Annotated[int | None, Field(examples=[6], description="Which token, where they are not aggregated.")] = None
+    score: Annotated[float, Field(examples=[0.995])]
+    word: Annotated[str, Field(examples=["London"])]
+    start: Annotated[int, Field(examples=[22])]
+    end: Annotated[int, Field(examples=[28])]
 
 
 SPEC = TaskSpec(

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import InvalidValueError
 from service.tasks import classify
-from service.tasks.body import STOP, TaskBody, Truncate, TruncationDirection, body_config
+from service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec
@@ -131,15 +131,15 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
     ]
 
 
-class RerankBody(RerankOptions, TaskBody):
-    """Body of a rerank request, as Text Embeddings Inference takes it."""
-
-    model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
-    counted: ClassVar[str] = "`texts` has {} items"
-    subject: ClassVar[str] = "texts"
+class QueryBody(TaskBody):
+    """Base of bodies with a query and its texts, which make one item: one query makes one list."""
 
     query: Annotated[str, Field(description="What the texts are ranked by.")]
-    texts: Annotated[list[str], STOP, Field(description="The texts to be ranked.")]
+
+    @property
+    def ranked(self) -> Sequence[str]:
+        """The texts that are ranked."""
+        raise NotImplementedError
 
     @property
     def items(self) -> list[Any]:
@@ -148,29 +148,48 @@ class RerankBody(RerankOptions, TaskBody):
 
     @property
     def is_list(self) -> bool:
-        """Never: one query makes one list."""
+        """Never."""
         return False
 
     @property
     def count(self) -> int:
         """How many texts are ranked."""
-        return len(self.texts)
+        return len(self.ranked)
 
     def texts_of(self, item: Any) -> Iterable[str]:
         """Returns the query and the texts."""
-        return (self.query, *self.texts)
+        return (self.query, *self.ranked)
+
+
+class RerankBody(RerankOptions, QueryBody):
+    """Body of a rerank request, as Text Embeddings Inference takes it."""
+
+    model_config = body_config(query="What is a panda?", texts=["A panda is a bear.", "The bridge was built in 1886."], return_text=True)
+    counted: ClassVar[str] = "`texts` has {} items"
+    subject: ClassVar[str] = "texts"
+
+    texts: Annotated[list[str], STOP, Field(description="The texts to be ranked.")]
+    # there are none; huggingface_hub sends an empty object
+    parameters: TaskParameters | None = None
+
+    @property
+    def ranked(self) -> list[str]:
+        """The texts."""
+        return self.texts
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the one request."""
-        return [Request(self.query, tuple(self.texts), RerankOptions(**{name: getattr(self, name) for name in RerankOptions.model_fields}))]
+        return [
+            Request(self.query, tuple(self.ranked), RerankOptions(**{name: getattr(self, name) for name in RerankOptions.model_fields}))
+        ]
 
 
 class Ranked(BaseModel):
     """One text's place and score."""
 
-    index: int
-    score: float
-    text: str | None = None
+    index: Annotated[int, Field(examples=[1])]
+    score: Annotated[float, Field(examples=[0.98])]
+    text: Annotated[str | None, Field(examples=["A panda is a bear."])] = None
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:

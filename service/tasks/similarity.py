@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from service.tasks import embed
-from service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
+from service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from service.tasks.decoding.scores import Row
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec
@@ -98,10 +98,8 @@ class SimilarityParameters(TaskParameters):
     ] = None
 
 
-class Sentences(BaseModel):
+class Sentences(Closed):
     """A sentence and those that it is compared with."""
-
-    model_config = body_config()
 
     source_sentence: str
     sentences: Annotated[list[str], STOP]
@@ -147,7 +145,7 @@ SPEC = TaskSpec(
     path="similarity",
     title="Compare a sentence with others",
     body=SimilarityBody,
-    answer=list[float],
+    answer=list[Annotated[float, Field(examples=[0.83])]],
     estimate=estimate,
     encode=encode,
     decode=decode,

@@ -33,7 +33,7 @@ class Decode(Protocol):
     """Turns the graph's outputs into the request's result."""
 
     def __call__(self, request: Any, encoded: Any, rows: Sequence[Row], config: ModelConfig) -> Any:
-        """Returns the result, given one row of outputs per encoding."""
+        """Returns the result, given one row of outputs per encoding, or a `Further` of what has to run before there is one."""
         ...
 
 

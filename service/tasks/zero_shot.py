@@ -195,9 +195,9 @@ class ZeroShotBody(TaskBody):
 class ZeroShotLists(BaseModel):
     """A zero-shot result as huggingface_hub before 1.2 wants it."""
 
-    sequence: str
-    labels: list[str]
-    scores: list[float]
+    sequence: Annotated[str, Field(examples=["A new phone."])]
+    labels: Annotated[list[str], Field(examples=[["technology", "politics"]])]
+    scores: Annotated[list[float], Field(examples=[[0.98, 0.02]])]
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:

@@ -7,20 +7,23 @@ engine pads.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import threading
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
 from service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
-from service.errors import BundleError, EngineError
+from service.errors import BundleError, EngineError, InvalidValueError
 
 # Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -108,33 +111,20 @@ class Tokenizer:
         Raises:
             BundleError: The file is not a tokenizer that this version of `tokenizers` reads.
         """
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # `tokenizers` raises bare Exception for every failure
-            raise BundleError(f"`{path}` is not a tokenizer this version of `tokenizers` reads: {error}.") from error
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        # "[SEP]" in a caller's text is text; the flag does not survive serialization.
-        self._tokenizer.encode_special_tokens = True
+        self._library = _library_tokenizer(path)
+        self._tokenizer = self._library.tokenizer
         self._templates = {False: _Template(spec.single), True: _Template(spec.pair)}
         self.max_length = spec.max_length
         self.mask = spec.mask
+        self.pairs_only = spec.pairs_only
         self.cls_index = spec.cls_index
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
         self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)
         # The flag above is no help where the vocabulary itself has the spelling: pieces of SentencePiece, and whole words.
-        unknown = self._unknown_id(path)
+        unknown = self._library.unknown_id if self.unknown is None else self.token_id(self.unknown)
         self._stand_in = self._tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown is None else unknown
         self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}
-
-    def _unknown_id(self, path: Path) -> int | None:
-        """Returns the id of what stands for text that the vocabulary does not have, or None."""
-        if self.unknown is not None:
-            return self.token_id(self.unknown)
-        # of SentencePiece the library does not tell it
-        id_: int | None = json.loads(path.read_bytes())["model"].get("unk_id")
-        return id_
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
         """Returns the tokens of each text, without special tokens. Of these only the mask, where there is one, can be spelled in a text.
@@ -165,6 +155,11 @@ class Tokenizer:
         id_: int | None = self._tokenizer.token_to_id(token)
         return id_
 
+    def token(self, id_: int) -> str | None:
+        """Returns the vocabulary entry of an id, or None."""
+        token: str | None = self._tokenizer.id_to_token(id_)
+        return token
+
     def decode(self, ids: TokenIds, *, skip_special: bool) -> str:
         """Returns the text of token ids."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
@@ -181,8 +176,57 @@ class Tokenizer:
             a: Token ids of the text.
             b: Those of the second text; together they must fit `room`.
             masks: Indices into the last text of the mask tokens to be filled.
+
+        Raises:
+            InvalidValueError: There is no token at all: the text has none, and the template no special ones.
         """
-        return self._templates[b is not None].fill(a, () if b is None else b, masks)
+        encoding = self._templates[b is not None].fill(a, () if b is None else b, masks)
+        if not len(encoding):
+            raise InvalidValueError("the text is empty, and this model adds no token of its own to it; give a text.")
+        return encoding
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class _LibraryTokenizer:
+    """A tokenizer of the library, as all that have its file use it; nobody changes it any more.
+
+    Attributes:
+        tokenizer: The library's.
+        unknown_id: Of SentencePiece, the id of what stands for text that the vocabulary does not have: the library does not tell it.
+    """
+
+    tokenizer: Any
+    unknown_id: int | None
+
+
+# Content -> what was loaded of it. Many models have one vocabulary, and it takes 6 MB and 20 ms each time.
+_loaded: WeakValueDictionary[bytes, _LibraryTokenizer] = WeakValueDictionary()
+_loading = threading.Lock()
+
+
+def _library_tokenizer(path: Path) -> _LibraryTokenizer:
+    """Returns the tokenizer of a file, the same one for files of the same content.
+
+    Raises:
+        BundleError: The file is not a tokenizer that this version of `tokenizers` reads.
+    """
+    try:
+        content = path.read_bytes()
+        key = hashlib.sha256(content).digest()
+        with _loading:
+            if (found := _loaded.get(key)) is not None:
+                return found
+            tokenizer = tokenizers.Tokenizer.from_buffer(content)
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+            # "[SEP]" in a caller's text is text; the flag does not survive serialization.
+            tokenizer.encode_special_tokens = True
+            has_unknown = getattr(tokenizer.model, "unk_token", None) is not None
+            made = _LibraryTokenizer(tokenizer, None if has_unknown else json.loads(content)["model"].get("unk_id"))
+            _loaded[key] = made
+            return made
+    except Exception as error:  # `tokenizers` raises bare Exception for every failure
+        raise BundleError(f"`{path}` is not a tokenizer this version of `tokenizers` reads: {error}.") from error
 
 
 def _special_ids(tokenizer: Any, spec: TokenizerSpec) -> set[int]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
-from service.errors import InvalidValueError, MalformedRequestError, TooLargeError
+from service.errors import InvalidValueError, TooLargeError
 from service.tasks.body import TAGS, TaskBody
 from service.tasks.catalog import TASKS
+from service.wire.keys import check_keys, unknown_within
+from service.wire.malformed import no_json, no_object
+
+B = TypeVar("B", bound=TaskBody)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +33,58 @@ class Limits:
 
 
 def read_body(task: str, raw: bytes, limits: Limits) -> TaskBody:
-    """Reads a request body of a task.
+    """Reads a request body of a task, as `read_as` does."""
+    return read_as(TASKS[task].body, raw, limits)
+
+
+def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
+    """Reads a request body of a kind.
 
     Raises:
         MalformedRequestError: It is not JSON.
-        InvalidValueError: It is not the JSON that the task takes.
+        InvalidValueError: It is not the JSON that this kind takes.
         TooLargeError: A list or a text is over its limit.
+    """
+    return validate_as(kind, parse_json(raw, kind), limits)
+
+
+def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
+    """Returns the value of a body.
+
+    Args:
+        raw: The body.
+        body: The class of body that is expected, for the example in an error.
+
+    Raises:
+        MalformedRequestError: It is not JSON.
     """
     try:
         # not `model_validate_json`: it makes Python objects for each validator in Python, and again for the error
-        value = from_json(raw)
+        return from_json(raw)
     except ValueError as error:
-        raise MalformedRequestError(f"the body is not valid JSON: {error}.") from error
+        raise no_json(raw, str(error), body) from error
+
+
+def validate_body(task: str, value: Any, limits: Limits) -> TaskBody:
+    """Makes a request body of a task from its JSON value, wherever that came from, as `validate_as` does."""
+    return validate_as(TASKS[task].body, value, limits)
+
+
+def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
+    """Makes a request body of a kind from its JSON value.
+
+    Raises:
+        InvalidValueError: It is not the JSON that this kind takes.
+        TooLargeError: A list or a text is over its limit.
+    """
+    if not isinstance(value, dict):
+        raise no_object(value, kind)
+    value = kind.modern(value)
+    check_keys(value, kind)
     try:
-        body = TASKS[task].body.model_validate(value)
+        body = kind.model_validate(value)
     except ValidationError as error:
-        raise _translate(error, TASKS[task].body) from error
+        raise _translate(error, kind) from error
     _check(body, limits)
     return body
 
@@ -69,27 +108,36 @@ def _check(body: TaskBody, limits: Limits) -> None:
 def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueError | TooLargeError:
     """Turns pydantic's first error into one sentence."""
     first = error.errors(include_url=False)[0]
-    where = _path([part for part in first["loc"] if part not in TAGS])
-    if first["type"] == "too_long" and not where.startswith("parameters"):
+    place = where([part for part in first["loc"] if part not in TAGS])
+    if first["type"] == "too_long" and not place.startswith("parameters"):
         limit = first["ctx"]["max_length"]
-        return TooLargeError(f"`{where}` has {len(first['input'])} items and no more than {limit} are ever allowed; split the request.")
-    if first["type"] == "unknown_parameter":
-        known = list(body.parameters_type.model_fields)
-        name = str(first["ctx"]["name"])[:64]
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean `{near[0]}`? " if near else ""
-        return InvalidValueError(f"`parameters` has no `{name}`; {hint}Known are {', '.join(f'`{field}`' for field in known)}.")
-    given = "" if first["type"] == "missing" else f"; it is {_show(first['input'])}"
+        return TooLargeError(f"`{place}` has {len(first['input'])} items and no more than {limit} are ever allowed; split the request.")
+    if first["type"] == "unknown_name":
+        return unknown_within(first["ctx"]["name"], place, first["ctx"]["known"], body)
+    return wrong_value(first, body.example())
+
+
+def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValueError:
+    """Returns an error of pydantic's, of a value that is missing or wrong, in one sentence.
+
+    Args:
+        error: Pydantic's.
+        example: A body that is right.
+    """
+    place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
+    if error["type"] == "missing":
+        return InvalidValueError(f"`{place}` is missing; send JSON such as {json.dumps(example)}.")
     # what pydantic calls a dictionary or an instance of a class is to the caller an object
-    message = "input should be an object" if first["type"] == "model_type" else first["msg"][0].lower() + first["msg"][1:]
-    return InvalidValueError(f"`{where or 'the body'}` is wrong: {message}{given}.")
+    message = "input should be an object" if error["type"] == "model_type" else error["msg"][:1].lower() + error["msg"][1:]
+    return InvalidValueError(f"`{place}` is wrong: {message}; it is {show(error['input'])}.")
 
 
-def _path(parts: Sequence[int | str]) -> str:
+def where(parts: Sequence[int | str]) -> str:
+    """Returns where in a body something is, such as `inputs[2].text`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
 
 
-def _show(value: Any) -> str:
+def show(value: Any) -> str:
     """Returns a value for a message: short ones as they are, others by their kind."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else f"a list of {len(value)}"

@@ -17,8 +17,8 @@ import pytest
 from bench import cli, flags
 from bench.errors import MissingExtraError
 from bench.load.arrivals import poisson_arrivals
+from bench.report import generator_stats, plots, report, slo
 from bench.report import html as html_report
-from bench.report import plots, report, slo
 from listening import BUSY, OK, listening, ok, unused_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -219,6 +219,12 @@ def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
     assert made["generator"]["late_p99_ms"] is not None
 
 
+@pytest.fixture(name="in_time")
+def generator_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine of the tests is, the generator counts as being in time."""
+    monkeypatch.setattr(generator_stats, "MAX_LATENESS_MS", 1e9)
+
+
 def sweep(folder: Path, *given: object) -> tuple[int, dict[str, Any]]:
     """Runs a sweep against a server that answers at once; returns the exit code and the report."""
     with listening(ok) as server:
@@ -226,6 +232,7 @@ def sweep(folder: Path, *given: object) -> tuple[int, dict[str, Any]]:
     return code, report.read(folder / "a.json")
 
 
+@pytest.mark.usefixtures("in_time")
 def test_a_sweep_finds_no_rate_where_none_holds(tmp_path: Path) -> None:
     """An impossible objective exits with 1, after as many steps as were allowed."""
     code, document = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--steps", 2, "--max-rate", 40)
@@ -235,6 +242,7 @@ def test_a_sweep_finds_no_rate_where_none_holds(tmp_path: Path) -> None:
     assert ["open, 40/s", "open, 20/s"] == [made["name"] for made in document["runs"]]
 
 
+@pytest.mark.usefixtures("in_time")
 def test_a_sweep_takes_the_top_where_all_hold(tmp_path: Path) -> None:
     """An objective that every rate meets needs one step."""
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
@@ -244,6 +252,17 @@ def test_a_sweep_takes_the_top_where_all_hold(tmp_path: Path) -> None:
     assert ["p99_ms <= 10000", "error_rate <= 0.01"] == [verdict["condition"] for verdict in document["verdicts"]]
 
 
+@pytest.mark.usefixtures("in_time")
+def test_a_sweep_up_to_a_rate_that_holds_says_that_more_may(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the summary and in the report; one that found a rate which does not hold says nothing of it."""
+    _, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
+    _, missed = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--max-rate", 40, "--steps", 1)
+
+    assert (True, False) == (document["is_lower_bound"], missed["is_lower_bound"])
+    assert 1 == capsys.readouterr().out.count("every rate that was tried holds, so that higher ones may too")
+
+
+@pytest.mark.usefixtures("in_time")
 def test_a_sweep_has_a_target_of_its_own_only_where_none_is_given(tmp_path: Path) -> None:
     """A given objective takes the place of the default one."""
     given = ("--max-rate", 40, "--steps", 1)
@@ -253,6 +272,41 @@ def test_a_sweep_has_a_target_of_its_own_only_where_none_is_given(tmp_path: Path
     ]
 
     assert [["p99_ms <= 50", "error_rate <= 0.01"], ["p90_ms <= 9000", "error_rate <= 0.5"]] == conditions
+
+
+def test_a_sweep_whose_generator_is_late_is_inconclusive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each step is repeated once; the exit code is another than that of a miss, no rate is taken, and nothing is called passed."""
+    monkeypatch.setattr(generator_stats, "MAX_LATENESS_MS", -1.0)
+    code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--steps", 2, "--max-rate", 40)
+
+    assert 4 == code
+    assert {"max_rate": None} == document["figures"]
+    assert ["open, 40/s", "open, 40/s", "open, 20/s", "open, 20/s"] == [made["name"] for made in document["runs"]]
+    assert (["open, 40/s", "open, 20/s"], []) == (document["inconclusive"], document["verdicts"])
+    printed = capsys.readouterr().out
+    assert "inconclusive: open, 40/s, open, 20/s: the generator was late in both tries" in printed
+    assert "passed" not in printed
+
+
+def test_a_sweep_that_is_late_once_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second try counts."""
+    late = iter([True, False])
+    monkeypatch.setattr(generator_stats.GeneratorStats, "was_late", property(lambda _: next(late, False)))
+    code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
+
+    assert (0, 40.0, []) == (code, document["figures"]["max_rate"], document["inconclusive"])
+
+
+def test_a_sweep_that_is_late_at_the_top_has_a_lower_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate that held is reported, and the exit code says that a higher one may too."""
+    late = iter([True, True, True])  # the first try, the second, and what the search sees of that
+    monkeypatch.setattr(generator_stats.GeneratorStats, "was_late", property(lambda _: next(late, False)))
+    code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--steps", 2, "--max-rate", 40)
+
+    assert (4, 20.0, ["open, 40/s"]) == (code, document["figures"]["max_rate"], document["inconclusive"])
+    assert [True, True] == [verdict["passed"] for verdict in document["verdicts"]]
 
 
 def test_ctrl_c_prints_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

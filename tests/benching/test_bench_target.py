@@ -2,14 +2,54 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 
 from bench.errors import BenchError
 from bench.target.address import parse_url
 from bench.target.metrics import BatchStats, batch_stats, parse_metrics, read_metrics
+from bench.target.probe import probe_target
 from bench.target.target import build_target
 from bench.workload import bodies
 from listening import listening
+
+
+@pytest.mark.parametrize(
+    ("model", "mask"),
+    [
+        ({"task": "fill-mask", "mask_token": "<mask>"}, "<mask>"),
+        ({"task": "fill-mask"}, "[MASK]"),  # an earlier service
+        (None, "[MASK]"),  # of another make
+    ],
+)
+def test_masks_are_those_of_the_model_that_is_asked(model: dict[str, str] | None, mask: str) -> None:
+    """As its page says; BERT's where it does not say."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if model and self.path == "/fill-mask/info" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(model).encode())
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"])))["inputs"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    asked: list[str] = []
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        target, _ = probe_target(f"http://127.0.0.1:{server.server_port}/fill-mask=mask", {}, texts=1, seed=0)
+        server.shutdown()
+
+    assert [1] == [text.count(mask) for text in asked]
+    assert {1} == {json.loads(body.content)["inputs"].count(mask) for body in target.bodies}
 
 
 def test_batches_are_the_growth_of_the_metrics() -> None:

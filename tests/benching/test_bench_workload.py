@@ -14,6 +14,7 @@ from bench.workload import bodies, mixes
 
 # what the tasks' own files put beside the inputs of a load test
 QUERY, SOURCE = "Who built the bridge over the river?", "The bridge was opened in the summer of 1886."
+CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
 LABELS = ["culture", "travel", "technology", "history"]
 
 
@@ -25,6 +26,16 @@ def test_mixes_are_the_same_for_a_seed(name: str) -> None:
     assert made == mixes.mix_inputs(name, seed=1)
     assert made != mixes.mix_inputs(name, seed=2)
     assert len(made) == len({str(item) for item in made}) >= 24
+
+
+def test_a_mask_is_spelled_as_the_model_spells_it() -> None:
+    """One in each text, at the same places; other mixes have none."""
+    bert, roberta = (mixes.mix_inputs("mask", **mask) for mask in ({}, {"mask": "<mask>"}))
+
+    assert {1} == {text.count("[MASK]") for text in bert}
+    assert roberta == [text.replace("[MASK]", "<mask>") for text in bert]
+    assert mixes.mix_inputs("short") == mixes.mix_inputs("short", mask="<mask>")
+    assert {"inputs": roberta[0]} == json.loads(bodies.build_bodies("mask", path="/fill-mask", mask="<mask>")[0].content)
 
 
 def test_several_texts_in_a_request_all_take_turns() -> None:
@@ -45,6 +56,8 @@ def test_several_texts_in_a_request_all_take_turns() -> None:
         ("/proxy/similarity?x=1", 2, {"inputs": {"source_sentence": SOURCE, "sentences": ["a", "b"]}}, 3),
         ("/rerank", 1, {"query": QUERY, "texts": ["a"]}, 1),
         ("/proxy/rerank/", 3, {"query": QUERY, "texts": ["a", "b", "c"]}, 3),
+        ("/choose", 1, {"inputs": {"prompt": "a", "choices": CHOICES}}, 4),
+        ("/choose", 2, {"inputs": [{"prompt": "a", "choices": CHOICES}, {"prompt": "b", "choices": CHOICES}]}, 8),
         ("/zero-shot", 1, {"inputs": "a", "parameters": {"candidate_labels": LABELS}}, 4),
         ("/zero-shot", 2, {"inputs": ["a", "b"], "parameters": {"candidate_labels": LABELS}}, 8),
     ],
@@ -85,11 +98,12 @@ def test_whole_bodies_count_what_the_model_reads(tmp_path: Path) -> None:
         {"inputs": {"source_sentence": "a", "sentences": ["b", "c"]}},
         {"inputs": "a", "parameters": {"candidate_labels": "b, c,"}},
         {"inputs": ["a", "b"], "parameters": {"candidate_labels": ["c", "d", "e"]}},
+        {"inputs": [{"question": "a", "choices": ["b", "c", "d"], "context": "e"}]},
         {"inputs": {"question": "a", "context": "b"}, "parameters": None},
     ]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
-    assert [3, 3, 2, 6, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
+    assert [3, 3, 2, 6, 3, 1] == [body.texts for body in bodies.build_bodies(str(file), path="/rerank")]
 
 
 def test_a_long_file_is_sent_whole(tmp_path: Path) -> None:
@@ -108,6 +122,17 @@ def test_a_file_of_bodies(tmp_path: Path) -> None:
     assert [bodies.Body(b'{"inputs": ["a", "b"], "parameters": {}}', 2), bodies.Body(b'{"inputs": "c"}', 1)] == bodies.build_bodies(
         str(file)
     )
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085"])
+def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
+    """Other characters that end one elsewhere stand in a text, as JSON allows it."""
+    file = tmp_path / "bodies.jsonl"
+    text = f"a{character}b"
+    line = json.dumps(text, ensure_ascii=False)
+    file.write_bytes(f'{line}\r\n{{"inputs": {line}}}\n'.encode())
+
+    assert [text, text] == [json.loads(body.content)["inputs"] for body in bodies.build_bodies(str(file))]
 
 
 @pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a mix")])

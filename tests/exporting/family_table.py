@@ -15,7 +15,7 @@ from grid import Measured, measure
 DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "supported-models.md"
 BEGIN, END = "<!-- families: written by `make families` -->", "<!-- end of families -->"
 HEADER = (
-    "| family | head | fp32: worst logit error | int8: error over spread, calibration texts | int8: the same, other texts | attention |",
+    "| family | head | fp32: worst logit error | int8: error over spread, validation texts | int8: the same, other texts | attention |",
     "|---|---|---|---|---|---|",
 )
 # below this an error is rounding, and changes with the machine

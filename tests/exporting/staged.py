@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 import tiny
 from checkpoints import bert
-from export import calibration, trace
-from export.calibration import Feed
+from export import calibration, inference, trace
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
 from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
+from export.inference import Feed
 from service.bundle.files import TOKENIZER_FILE, digest
 from service.text.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ def stage(source: Path, folder: Path) -> Staged:
     raw = folder / "raw.onnx"
     after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
     loaded = load_checkpoint(str(source))
-    trace.trace(loaded, raw)
+    trace.trace(loaded, raw, "torchscript")  # said here: fixtures of a session are made before those of a module
     ort_fusion.fuse(raw, after["fused"], loaded)
     unfuse.unfuse(after["fused"], after["unfused"])
     nodes_restricted = cls_only_last_layer.restrict_to_cls(after["unfused"], after["cls_only"])
@@ -84,7 +84,7 @@ def padded(feeds: Sequence[Feed], length: int) -> Feed:
 
 def run(path: Path, feed: Feed) -> list[NDArray[np.float32]]:
     """Returns a graph's outputs."""
-    outputs: list[NDArray[np.float32]] = calibration.open_session(path).run(None, feed)
+    outputs: list[NDArray[np.float32]] = inference.open_session(path).run(None, feed)
     return outputs
 
 

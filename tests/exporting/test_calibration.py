@@ -1,4 +1,4 @@
-"""Calibration: which texts are read, how each task's graph is fed with them, and what is seen of its tensors."""
+"""Calibration: which texts are read, and how each task's graph is fed with them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ import pytest
 
 from export import calibration
 from export.errors import CheckpointError
-from export.graph import rewrite
-from staged import Staged, run
+from service.bundle.files import TOKENIZER_FILE, digest
+from service.text.tokenizer import Tokenizer
+from staged import Staged
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("staging",)
 
 EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
 TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300]
+
+
+def numbered(count: int) -> bytes:
+    """Returns a file of so many short texts."""
+    return b"".join(b"text %d\n" % i for i in range(count))
 
 
 # ---- texts
@@ -42,7 +48,8 @@ def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
     [
         pytest.param(None, "cannot be read: .*No such file", id="no file"),
         pytest.param(b"caf\xe9\n" * 20, "cannot be read: .*utf-8", id="not UTF-8"),
-        pytest.param(b"text\n  \n" * 15, "holds 15 texts, and calibration needs 16 at least, one a line", id="too few"),
+        pytest.param(numbered(15), "holds 15 different texts, and calibration needs 16 at least, one a line", id="too few"),
+        pytest.param(b"text\n" * 100, "holds 1 different texts, and calibration needs 16 at least", id="always the same"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes | None, reason: str) -> None:
@@ -57,10 +64,103 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes |
 
 
 def test_sixteen_texts_are_enough(tmp_path: Path) -> None:
-    """The least that is allowed is allowed."""
-    (tmp_path / "texts.txt").write_text("text\n" * 16, encoding="utf-8")
+    """The least that is allowed is allowed, and both sides of a split have some."""
+    (tmp_path / "texts.txt").write_bytes(numbered(16))
+    split = calibration.read_split(tmp_path / "texts.txt")
 
-    assert ["text"] * 16 == calibration.read_texts(tmp_path / "texts.txt")
+    assert 16 == len(calibration.read_texts(tmp_path / "texts.txt"))
+    assert (11, ("text 2", "text 5", "text 8", "text 11", "text 14")) == (len(split.calibration), split.validation.lines)
+
+
+# ---- two sides
+
+
+def test_every_third_text_is_held_out() -> None:
+    """The same ones every time, from the whole file, and none on both sides."""
+    texts = calibration.read_texts(calibration.BUILT_IN)
+    split = calibration.read_split(calibration.BUILT_IN)
+
+    assert (tuple(texts[2::3]), (467, 233)) == (split.validation.lines, (len(split.calibration), len(split.validation)))
+    assert set(texts) == set(split.calibration.lines) | set(split.validation.lines)
+    assert set() == set(split.calibration.lines) & set(split.validation.lines)
+
+
+def test_a_text_that_stands_there_twice_is_on_one_side(tmp_path: Path) -> None:
+    """What was calibrated on is judged on by no copy of it."""
+    (tmp_path / "texts.txt").write_bytes(numbered(30) * 3)
+    split = calibration.read_split(tmp_path / "texts.txt")
+
+    assert (20, 10) == (len(split.calibration), len(split.validation))
+    assert set() == set(split.calibration.lines) & set(split.validation.lines)
+
+
+def test_with_texts_for_validation_all_others_are_calibrated_on(tmp_path: Path) -> None:
+    """Nothing is held out; a text that stands in both files is for validation."""
+    (tmp_path / "own.txt").write_bytes(numbered(40))
+    (tmp_path / "validation.txt").write_bytes(numbered(20) + b"another\n")
+    split = calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
+
+    assert tuple(f"text {i}" for i in range(20, 40)) == split.calibration.lines
+    assert (*(f"text {i}" for i in range(20)), "another") == split.validation.lines
+
+
+def test_files_with_the_same_texts_are_an_error(tmp_path: Path) -> None:
+    """The message names both files, how many texts are left, and what to do."""
+    for name in ("own.txt", "validation.txt"):
+        (tmp_path / name).write_bytes(numbered(30))
+
+    with pytest.raises(
+        CheckpointError, match=r"all but 0 texts of `.*own.txt` stand in `.*validation.txt` too.* needs 16 others.*leave out"
+    ):
+        calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
+
+
+def test_too_few_texts_for_validation_are_an_error(tmp_path: Path) -> None:
+    """The message says which file it is that has too few."""
+    (tmp_path / "validation.txt").write_bytes(numbered(3))
+
+    with pytest.raises(CheckpointError, match=r"validation.txt` holds 3 different texts, and validation needs 16 at least"):
+        calibration.read_split(calibration.BUILT_IN, tmp_path / "validation.txt")
+
+
+def test_of_very_many_texts_some_hundred_are_judged_on(tmp_path: Path) -> None:
+    """With passages 350 at most, from the whole file."""
+    (tmp_path / "validation.txt").write_bytes(numbered(1000))
+    lines = calibration.read_split(calibration.BUILT_IN, tmp_path / "validation.txt").validation.lines
+
+    assert (332, 332, "text 0", "text 996") == (len(lines), len(set(lines)), lines[0], lines[-1])
+
+
+def test_passages_are_neighboring_texts_of_one_side(all_staged: dict[str, Staged]) -> None:
+    """Each is longer than what a text is cut to and as long as the model takes at most, and no text of the other side is in it."""
+    staged = all_staged["text-classification"]
+    split = calibration.read_split(calibration.BUILT_IN).with_passages(staged.tokenizer)
+    room = staged.tokenizer.room(pair=False)
+
+    for side, other in ((split.calibration, split.validation), (split.validation, split.calibration)):
+        joined = [passage for passage in side.passages if passage not in side.lines]
+        lengths = [len(entry.ids) for entry in staged.tokenizer.tokenize(joined)]
+        assert 12 == len(side.passages) > len(joined) / 2 > 0
+        assert all(calibration.MAX_TOKENS < length <= room for length in lengths)
+        assert all(passage in " ".join(side.lines) for passage in side.passages)
+        assert not any(line in passage for passage in joined for line in other.lines if len(line) > 40)
+
+
+def test_passages_of_a_usual_model_have_two_lengths(all_staged: dict[str, Staged]) -> None:
+    """Twelve of up to 256 tokens and six of up to 512, where the model has so many positions."""
+    staged = all_staged["text-classification"]
+    path = staged.packed.with_name(TOKENIZER_FILE)
+    tokenizer = Tokenizer(path, staged.loaded.tokenizer_spec(digest(path)).model_copy(update={"max_length": 512}))
+    short = tuple(line for line in calibration.read_texts(calibration.BUILT_IN) if len(line) < calibration.MAX_TOKENS)
+    passages = calibration.Texts(short).with_passages(tokenizer).passages
+    lengths = [len(entry.ids) for entry in tokenizer.tokenize(passages)]
+
+    assert (12, 6) == (sum(128 < length <= 256 for length in lengths), sum(256 < length <= 510 for length in lengths))
+
+
+def test_few_short_texts_have_no_passages(all_staged: dict[str, Staged]) -> None:
+    """What there is not enough of is not repeated."""
+    assert () == calibration.Texts(("a good film", "a dull one")).with_passages(all_staged["fill-mask"].tokenizer).passages
 
 
 # ---- feeds
@@ -99,6 +199,14 @@ def test_a_question_is_a_text_and_the_next_one(all_staged: dict[str, Staged]) ->
     assert staged.loaded.max_length == feeds[1]["input_ids"].shape[1]
 
 
+def test_passages_come_after_the_texts_and_are_not_cut_so_early(all_staged: dict[str, Staged]) -> None:
+    """A passage has the model's length; for questions it is the context of a text."""
+    for task, expected in (("text-classification", [130, 160]), ("question-answering", [160, 160])):
+        staged = all_staged[task]
+        feeds = calibration.make_feeds([TEXTS[3]], staged.loaded, staged.tokenizer, passages=[TEXTS[3]])
+        assert expected == [feed["input_ids"].shape[1] for feed in feeds]
+
+
 def test_masks_are_one_token_in_eight(all_staged: dict[str, Staged]) -> None:
     """`mask_index` is where the mask stands in the flattened batch of one; which of the eight it is goes round."""
     staged = all_staged["fill-mask"]
@@ -120,62 +228,3 @@ def test_a_short_text_has_a_mask_too(all_staged: dict[str, Staged], place: int) 
     feed = staged.feeds(texts)[place]
 
     assert ([[2, 4, 3]], [[1, 1, 1]], [1]) == (feed["input_ids"].tolist(), feed["attention_mask"].tolist(), feed["mask_index"].tolist())
-
-
-# ---- what is seen
-
-
-def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
-    """Highest and lowest value of each channel are numpy's over every row of every text; the peak is the larger of the two."""
-    staged = all_staged["text-classification"]
-    model = rewrite.load(staged.packed)
-    names = [node.outputs[0].name for node in model.graph if node.op_type in ("Gelu", "LayerNormalization")]
-    path = tmp_path / "more.onnx"
-    rewrite.save(model, path, outputs=names)
-    feeds = staged.feeds(TEXTS)
-    seen = calibration.observe(path, names, feeds)
-    runs = [run(path, feed)[1:] for feed in feeds]
-
-    assert names == list(seen)
-    for place, name in enumerate(names):
-        rows = np.concatenate([values[place].reshape(-1, values[place].shape[-1]) for values in runs])
-        np.testing.assert_array_equal(rows.max(axis=0), seen[name].high)
-        np.testing.assert_array_equal(rows.min(axis=0), seen[name].low)
-        np.testing.assert_array_equal(np.abs(rows).max(axis=0), seen[name].peak)
-
-
-def test_the_sample_has_some_rows_of_each_text(all_staged: dict[str, Staged], tmp_path: Path) -> None:
-    """A long text gives a handful of its rows, first and last among them; a short one all of its rows; twice the same."""
-    staged = all_staged["token-classification"]
-    model = rewrite.load(staged.packed)
-    name = next(node.outputs[0].name for node in model.graph if node.op_type == "Gelu")
-    path = tmp_path / "more.onnx"
-    rewrite.save(model, path, outputs=[name])
-    long, short = staged.feeds([TEXTS[3]])[0], staged.feeds([TEXTS[0]])[0]
-    whole = run(path, long)[1][0]
-    sample = calibration.observe(path, [name], [long])[name].rows
-
-    assert 12 <= len(sample) <= calibration.ROWS_PER_TEXT
-    assert [] == [row for row in sample.tolist() if row not in whole.tolist()]
-    np.testing.assert_array_equal(whole[[0, -1]], sample[[0, -1]])
-    np.testing.assert_array_equal(run(path, short)[1][0], calibration.observe(path, [name], [short])[name].rows)
-    np.testing.assert_array_equal(sample, calibration.observe(path, [name], [long])[name].rows)
-
-
-def test_the_error_is_that_of_the_worst_output() -> None:
-    """The root mean square difference over what the expected output varies by."""
-    expected = [np.float32([1, -1, 1, -1]), np.float32([10, -10, 10, -10])]
-    actual = [expected[0] + np.float32(0.5), expected[1] + np.float32(1)]
-
-    assert pytest.approx(0.5) == calibration.relative_error(expected, actual)
-    assert 0 == calibration.relative_error(expected, expected)
-
-
-def test_outputs_are_those_of_all_texts(all_staged: dict[str, Staged]) -> None:
-    """Each output is one flat array over all feeds, in their order."""
-    staged = all_staged["question-answering"]
-    feeds = staged.feeds(TEXTS)
-    runs = [run(staged.packed, feed) for feed in feeds]
-
-    for place, value in enumerate(calibration.outputs(staged.packed, feeds)):
-        np.testing.assert_array_equal(np.concatenate([outputs[place].ravel() for outputs in runs]), value)

@@ -159,7 +159,8 @@ def test_the_bundle_pools_as_sentence_transformers_says(source: Path, bundle: Pa
     np.testing.assert_allclose(expected.vectors(TEXTS, "mean"), served.answer(embed.TASK, inputs=TEXTS), rtol=0, atol=1e-4)
     prompted = expected.vectors([PROMPTS["query"] + text for text in TEXTS], "mean")
     np.testing.assert_allclose(prompted, served.answer(embed.TASK, inputs=TEXTS, prompt_name="query"), rtol=0, atol=1e-4)
-    spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "prompts": PROMPTS, "default_prompt": None}
+    spec = {"pooling": "mean", "normalize": True, "dimensions": 32, "layers": "last_four", "default_layers": None, "combine": "concat"}
+    spec |= {"prompts": PROMPTS, "default_prompt": None}
     assert served.manifest.embedding is not None
     assert (64, spec) == (served.manifest.tokenizer.max_length, served.manifest.embedding.model_dump())
 
@@ -189,7 +190,7 @@ def test_similarities_are_cosines_of_pytorchs_vectors(source: Path, bundle: Path
 
 
 def test_int8_passes_the_gate_and_points_the_same_way(source: Path, bundle: Path) -> None:
-    """The error on the calibration texts is within the limit, and the vectors' cosines to PyTorch's are near 1."""
+    """The error on the validation texts is within the limit, and the vectors' cosines to PyTorch's are near 1."""
     [graph] = [graph for graph in load_bundle(bundle).manifest.graphs if graph.precision == "int8"]
     assert 0 < graph.evidence.quantization_error <= 0.1
     assert graph.evidence.quantized["MatMulIntegerToFloat"] == 16
@@ -335,22 +336,32 @@ def test_a_model_in_its_own_folder_is_found(tmp_path: Path, length_file: str) ->
 
 
 def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the patterns let through, by the hub's own filter, is enough to export it; a pickle beside it is not fetched."""
+    """What is fetched, by the hub's own filter, is the top folder and the modules', at one commit, and enough to export it.
+
+    Pickles are not, nor what a training left in other folders, of the top and of a module.
+    """
     source = moved(sentence_transformers(encoder(tmp_path, layers=1), "Transformer", "Pooling"))
     (source / "0_Transformer" / "pytorch_model.bin").write_bytes(b"pickle")
-    fetched = tmp_path / "snapshot"
+    for step in ("checkpoint-500", "0_Transformer/checkpoint-500", "checkpoint-500/0_Transformer", "onnx"):
+        shutil.copytree(source / "0_Transformer", source / step, ignore=shutil.ignore_patterns("checkpoint-*"))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    fetched = tmp_path / commit
+    revisions = []
 
-    def download(name: str, *, allow_patterns: list[str], **_: object) -> str:
+    def download(name: str, *, revision: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        revisions.append(revision)
         names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
-        for name in filter_repo_objects(names, allow_patterns=allow_patterns):
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
             (fetched / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, fetched / name)
         return str(fetched)
 
     monkeypatch.setattr("export.checkpoint.source.snapshot_download", download)
-    _, manifest = export(ExportSpec("org/vectors", tmp_path / "models", precisions=("fp32",)), silent)
+    _, manifest = export(ExportSpec("org/vectors", tmp_path / "models", precisions=("fp32",), revision="main"), silent)
 
+    assert {".", "0_Transformer", "1_Pooling"} == {str(path.parent.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()}
     assert not list(fetched.rglob("*.bin"))
+    assert ["main", commit, commit] == revisions
     assert manifest.embedding is not None
     assert (64, "mean", "org/vectors") == (manifest.tokenizer.max_length, manifest.embedding.pooling, manifest.source.checkpoint)
 
@@ -394,7 +405,7 @@ def test_four_layers_need_four_layers_and_vectors(tmp_path: Path) -> None:
 def test_a_language_model_is_no_bare_encoder(tmp_path: Path) -> None:
     """A name that ends in `LMHeadModel` is not taken for an encoder's."""
     source = encoder(tmp_path, layers=1, architecture="BertLMHeadModel", is_decoder=True)
-    with pytest.raises(ExportError, match=r"architecture \['BertLMHeadModel'\] has a decoder; only encoders are exported"):
+    with pytest.raises(ExportError, match=r"cannot tell the task of architecture \['BertLMHeadModel'\]; give --task"):
         export(ExportSpec(str(source), tmp_path / "models"), silent)
 
 

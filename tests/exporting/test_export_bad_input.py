@@ -301,7 +301,7 @@ class Hanging:
     def __init__(self, source: Path, output: Path, stage: str) -> None:
         self.log = output.with_name("log")
         self._ready, ready = PROCESSES.Pipe(duplex=False)
-        arguments = [str(source), "--output", str(output), "--overwrite", *FAST]
+        arguments = [str(source), "--output", str(output), "--overwrite", "--tracer", "torchscript", *FAST]
         self.process = PROCESSES.Process(target=hang, args=(arguments, stage, self.log, ready))
         self.process.start()
         ready.close()

@@ -100,6 +100,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
         "name": "org/model",
         "revision": "v1",
         "allow_patterns": ["*.json", "*.safetensors", "*.txt", "*.model", "README.md"],
+        "ignore_patterns": ["*/*"],
     } == asked
     origin = load_bundle(output / "model").manifest.source
     assert ("org/model", "v1") == (origin.checkpoint, origin.revision)
@@ -130,13 +131,13 @@ def test_figures_stand_in_manifest_and_card(source: Path, output: Path, run: Run
 
 
 def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--calibration replaces the built-in texts: the number that is reported is the file's, and the graph another."""
+    """--calibration replaces the built-in texts: the numbers that are reported are the file's, and the graph another."""
     digests = []
     for text in ("a very good film !", "1 2 3"):
-        (tmp_path / "own.txt").write_text(f"{text}\n" * 20, encoding="utf-8")
-        flags = ("--precision", "int8", "--overwrite", "--calibration", str(tmp_path / "own.txt"))
+        (tmp_path / "own.txt").write_text("".join(f"{text} {i}\n" for i in range(20)), encoding="utf-8")
+        flags = ("--precision", "int8", "--overwrite", "--calibration", str(tmp_path / "own.txt"), "--max-int8-error", "1", "--quick")
         assert 0 == cli.main([str(source), "--output", str(output), *flags])
-        assert "quantize  int8, calibrated on 20 texts" in capsys.readouterr().err
+        assert "quantize  int8, calibrated on 14 texts, judged on 6 others" in capsys.readouterr().err
         digests.append(load_bundle(output / "tiny-bert").manifest.graphs[0].sha256)
 
     assert 2 == len(set(digests))
@@ -218,7 +219,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert (0, f"bert-export {__version__}\n") == (exit_.value.code, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("module", ["torch", "transformers", "onnx", "onnxruntime"])
+@pytest.mark.parametrize("module", ["torch", "transformers", "onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
@@ -314,7 +315,8 @@ def pickle_weights(path: Path) -> None:
 
 
 def drop_pad_token(path: Path) -> None:
-    """Leaves a tokenizer without a padding token."""
+    """Leaves tokenizer and configuration without a padding token, and no special token that no text gets."""
+    edit_json(path / "config.json", pad_token_id=None)
     edit_json(path / "tokenizer.json", padding=None)
     (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "cls_token": "[CLS]"}))
 
@@ -363,7 +365,7 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsiz
         pytest.param(remove("tokenizer.json", "tokenizer_config.json"), ["tokenizer"], id="no tokenizer"),
         pytest.param(remove("tokenizer.json"), ["tokenizer"], id="no fast tokenizer"),
         pytest.param(write("tokenizer.json", b"{"), ["tokenizer"], id="broken tokenizer"),
-        pytest.param(drop_pad_token, ["pad"], id="no padding token"),
+        pytest.param(drop_pad_token, ["no padding token", "`pad_token`"], id="no padding token"),
         pytest.param(fill(DENSE, float("nan")), [f"`{DENSE}`", "NaN"], id="NaN weights"),
         pytest.param(fill(DENSE, float("inf")), [f"`{DENSE}`", "infinite"], id="infinite weights"),
         pytest.param(weigh(lambda tensors: tensors[DENSE].fill_(3e38)), ["finite"], id="weights that overflow"),
@@ -411,12 +413,13 @@ def test_a_card_that_is_not_utf_8_does_not_stop_the_export(source: Path, output:
     assert ["tiny-bert"] == left_in(output)
 
 
-def test_int8_of_a_small_vocabulary_keeps_its_table_in_float(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
+def test_int8_of_a_small_vocabulary_keeps_its_table_in_float(source: Path, output: Path, tmp_path: Path) -> None:
     """Where no embedding is large enough to be worth the lost precision the matrices alone are quantized."""
     shutil.rmtree(source)
     bert(source.parent, source.name, rows=200)
 
-    assert 0 == run(source, "--precision", "int8", "--calibration", str(few_texts(tmp_path)))[0]
+    flags = ("--precision", "int8", "--max-int8-error", "1", "--calibration", str(few_texts(tmp_path)))
+    assert 0 == cli.main([str(source), "--output", str(output), *flags])
     [graph] = load_bundle(output / "tiny-bert").manifest.graphs
     assert (10, 0) == (graph.evidence.quantized["MatMulIntegerToFloat"], graph.evidence.quantized["PerRowEmbedding"])
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(output / "tiny-bert" / graph.file)).graph.initializer}
@@ -467,8 +470,8 @@ def test_a_source_whose_name_cannot_be_a_bundles_is_refused_early(tmp_path: Path
     [
         pytest.param(None, "cannot be read", id="no file"),
         pytest.param(b"na\xefve\n" * 20, "cannot be read", id="not UTF-8"),
-        pytest.param(b"a\n\n" * 15, "holds 15 texts, and calibration needs 16 at least", id="too few texts"),
-        pytest.param(b"", "holds 0 texts", id="empty"),
+        pytest.param(b"a\n\nb\n" * 15, "holds 2 different texts, and calibration needs 16 at least", id="too few texts"),
+        pytest.param(b"", "holds 0 different texts", id="empty"),
     ],
 )
 def test_calibration_texts_that_cannot_be_used_are_refused(

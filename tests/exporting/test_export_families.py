@@ -11,7 +11,7 @@ import pytest
 
 import service.cli
 from export.evidence.parity import MAX_ABS_ERROR
-from families import CASES, FAMILIES, HEADS, LENGTH, SAMPLE
+from families import CASES, FAMILIES, HEADS, LENGTH, SAMPLE, SAMPLED
 from family_table import DOCUMENT, ROUNDING, read, rounded_up, write
 from grid import Measured, measure
 
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.torch
 
 # of random weights, whose logits have no margins; the embedded models are at 0.006 to 0.033
 MAX_INT8 = 0.5
+MAX_INT8_OF_ONE = 1.5  # of one logit, which differs from text to text alone, and not from label to label
 
 
 def silent(line: str) -> None:
@@ -60,12 +61,13 @@ def test_neighbors_move_nothing(measured: tuple[str, str, Measured]) -> None:
 
 def test_int8_stays_near(measured: tuple[str, str, Measured]) -> None:
     """Products are in int8, and what that does to the outputs is a part of what they vary by, on other texts too."""
-    found = measured[2]
+    found, of_one = measured[2], measured[1] == "multiple-choice"
+    most = MAX_INT8_OF_ONE if of_one else MAX_INT8
     evidence = found.manifest.graphs[1].evidence
 
-    assert evidence.quantized["MatMulIntegerToFloat"] >= 2
-    assert 0 < found.on_calibration < MAX_INT8
-    assert 0 < found.int8 < MAX_INT8
+    assert evidence.quantized["MatMulIntegerToFloat"] >= 1 + (not of_one)
+    assert 0 < found.on_validation < most
+    assert 0 < found.int8 < most
 
 
 def test_the_service_gives_the_stored_answer(measured: tuple[str, str, Measured], capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,17 +91,26 @@ def test_the_table_is_complete() -> None:
     assert CASES == list(read(DOCUMENT.read_text(encoding="utf-8")))
 
 
-def test_every_family_has_every_head_but_one() -> None:
-    """The matrix is not cut short by a mapping that has changed its names: XLNet alone has no masked language model."""
-    assert 4 * len(FAMILIES) - 1 == len(CASES)
-    assert ("XLNet", "fill-mask") not in CASES
+def test_every_family_has_every_head_that_transformers_has() -> None:
+    """The matrix is not cut short by a mapping that has changed its names."""
+    missing = {(name, task) for name in FAMILIES for task in HEADS} - set(CASES)
+    decoders = {(name, task) for name in ("GPT", "GPT-2", "LLaMA", "T5") for task in ("fill-mask", "multiple-choice")}
+
+    assert missing == decoders | {
+        ("XLNet", "fill-mask"),
+        ("DeBERTa", "multiple-choice"),
+        ("GPT", "token-classification"),
+        ("GPT", "question-answering"),
+        ("BART", "token-classification"),
+        ("BART", "multiple-choice"),
+    }
 
 
 def test_the_sample_has_every_family_and_every_head() -> None:
-    """What `make test` exports leaves out neither a family, nor a head, nor a head of BERT; each head is tried on three families at least."""
-    assert list(FAMILIES) == list(dict.fromkeys(family for family, task in CASES if (family, task) in SAMPLE))
+    """What `make test` exports leaves out no family of `SAMPLED`, no head, and no head of BERT; each is tried on three families at least."""
+    assert list(dict.fromkeys(family for family, task in CASES if (family, task) in SAMPLE)) == SAMPLED
     assert {("BERT", task) for task in HEADS} <= SAMPLE
-    assert len(HEADS) + len(FAMILIES) - 1 == len(SAMPLE)
+    assert len(HEADS) + len(SAMPLED) - 1 == len(SAMPLE)
     assert [True] * len(HEADS) == [len([case for case in SAMPLE if case[1] == task]) >= 3 for task in HEADS]
 
 

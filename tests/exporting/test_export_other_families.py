@@ -13,8 +13,8 @@ import transformers
 from checkpoints import bert, edit_json, few_texts
 from export.errors import ExportError
 from export.pipeline import ExportSpec, export
-from families import Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
-from grid import grid, reference, rows
+from families import FAMILIES, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
+from grid import compared, grid, reference, rows, worst_error
 from service.bundle.files import load_bundle
 from service.text.tokenizer import Tokenizer
 
@@ -75,6 +75,39 @@ def test_an_encoder_that_is_not_in_the_table_answers_as_pytorch_does(name: str, 
         np.testing.assert_allclose([row["logits"] for row in expected], [row["logits"] for row in found], rtol=0, atol=1e-4)
 
 
+POOLER = {
+    "directionality": "bidi",
+    "pooler_fc_size": 768,
+    "pooler_num_attention_heads": 12,
+    "pooler_num_fc_layers": 3,
+    "pooler_size_per_head": 128,
+    "pooler_type": "first_token_transform",
+}
+# the fields of their configurations that say no size, and whether the tokenizer keeps case
+PUBLISHED: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "SpanBERT": ("question-answering", {**POOLER, "gradient_checkpointing": False, "position_embedding_type": "absolute"}, True),
+    "multilingual BERT": ("fill-mask", {**POOLER, "classifier_dropout": None, "use_cache": True}, True),
+    "MT-DNN": (CLASSIFIES, {"answer_opt": 0, "enable_san": False, "dump_feature": False, "finetuning_task": "mnli"}, False),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["SpanBERT", *(pytest.param(name, marks=pytest.mark.full_grid) for name in PUBLISHED if name != "SpanBERT")]
+)
+def test_a_bert_of_another_name_is_a_bert(name: str, tmp_path: Path) -> None:
+    """Configurations as they are published, with fields that transformers has no use for, and tokenizers that keep case."""
+    task, fields, cased = PUBLISHED[name]
+    source = FAMILIES["BERT"].save(tmp_path / "checkpoint", task)
+    edit_json(source / "config.json", **fields)
+    edit_json(source / "tokenizer_config.json", do_lower_case=not cased)
+    path, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)
+    bundle, encodings, expected = compared(source, path, task)
+
+    assert (task, True) == (manifest.task, manifest.graphs[0].batch_invariant)
+    assert "packed MultiHeadAttention with key padding" in manifest.graphs[0].form
+    assert worst_error(expected, rows(bundle, "fp32", encodings)) <= 1e-4
+
+
 def test_an_encoder_that_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
     """SqueezeBERT does so without looking whether there is one; its vectors are those of the whole model."""
     family, fields = OTHERS["SqueezeBERT"]
@@ -112,12 +145,37 @@ def test_a_model_that_wants_a_language_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_graph_of_convolutions_has_no_int8(tmp_path: Path) -> None:
-    """What SqueezeBERT computes in place of matrix products is not quantized; the message says what to ask for."""
+    """What SqueezeBERT computes in place of matrix products is not quantized; the bundle has fp32, and says what to ask for."""
     family, fields = OTHERS["SqueezeBERT"]
     source = family.save(tmp_path / "checkpoint", "token-classification", **fields)
+    _, manifest = export(ExportSpec(str(source), tmp_path / "models", calibration=few_texts(tmp_path)), silent)
+    [omitted] = manifest.omitted
 
-    assert "no matrix to quantize" in (message := refused(source, tmp_path, precisions=None, calibration=few_texts(tmp_path)))
-    assert message.endswith("Export it with --precision fp32.")
+    assert [("fp32", True)] == [(graph.precision, graph.default) for graph in manifest.graphs]
+    assert "no matrix to quantize" in omitted.reason
+    assert omitted.reason.endswith("Export it with --precision fp32.")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # models have it all the same
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is not supported:DeprecationWarning")
+def test_a_model_that_decides_while_it_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code within a model keeps its branches in the traced graph, in graphs of their own."""
+
+    def decide(mask: torch.Tensor) -> torch.Tensor:
+        if bool(mask.sum() > 9):
+            return mask * 2
+        return mask
+
+    decide.__annotations__ = {"mask": torch.Tensor, "return": torch.Tensor}
+    compiled, forward = torch.jit.script(decide), transformers.BertForSequenceClassification.forward
+
+    def deciding(self: Any, input_ids: Any, attention_mask: Any = None, **options: Any) -> Any:
+        return forward(self, input_ids, compiled(attention_mask), **options)
+
+    source = bert(tmp_path, "deciding")
+    monkeypatch.setattr(transformers.BertForSequenceClassification, "forward", deciding)
+
+    assert "the graph has a node `If` (" in refused(source, tmp_path)
 
 
 def test_a_length_that_the_tracer_kept_is_an_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

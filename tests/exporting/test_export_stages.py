@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import tiny
-from checkpoints import POSITIONS, bert, few_texts
+from checkpoints import POSITIONS, bert, edit_weights, few_texts
 from export import calibration
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
@@ -31,7 +32,7 @@ from export.evidence.reference import Reference, sample_reference
 from export.int8.emit_int8 import MIN_ROWS
 from export.int8.quantize import quantize
 from export.pipeline import ExportSpec, export
-from export.trace import OPSET, trace
+from export.trace import OPSETS, trace
 from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle.files import TOKENIZER_FILE, digest
 from service.bundle.graph_spec import Precision
@@ -63,9 +64,13 @@ class Stages:
         """Returns the bundle's tokenizer with other facts in its specification."""
         return Tokenizer(self.target / TOKENIZER_FILE, self.manifest.tokenizer.model_copy(update=changes))
 
-    def compare(self, engine: Any = None, tokenizer: Tokenizer | None = None, precision: Precision = "fp32") -> Parity:
+    def compare(
+        self, engine: Any = None, tokenizer: Tokenizer | None = None, precision: Precision = "fp32", quantization_error: float = 0.0
+    ) -> Parity:
         """Compares the fp32 graph, or what is given in its place, with the checkpoint."""
-        return measure_parity(engine or self.engine(self.fused), tokenizer or self.tokenizer(), self.reference, self.loaded, precision)
+        return measure_parity(
+            engine or self.engine(self.fused), tokenizer or self.tokenizer(), self.reference, self.loaded, precision, quantization_error
+        )
 
 
 @pytest.fixture(name="stages", scope="module")
@@ -117,7 +122,7 @@ def test_a_traced_graph_has_standard_operators_only(stages: Stages) -> None:
     """Before it is fused the graph runs in any ONNX runtime, at the opset that the manifest names."""
     model = onnx.load(str(stages.raw))
 
-    assert {("", OPSET)} == {(opset.domain, opset.version) for opset in model.opset_import}
+    assert {("", OPSETS["torchscript"])} == {(opset.domain, opset.version) for opset in model.opset_import}
     assert {""} == {node.domain for node in model.graph.node}
 
 
@@ -141,7 +146,7 @@ def test_an_input_that_the_model_does_not_use(stages: Stages, tmp_path: Path, na
 
     deaf = replace(stages.loaded, model=Deaf(stages.loaded.model.config))
     if name == "token_type_ids":
-        assert ["input_ids", "attention_mask"] == [spec.name for spec in trace(deaf, tmp_path / "raw.onnx")]
+        assert ["input_ids", "attention_mask"] == [spec.name for spec in trace(deaf, tmp_path / "raw.onnx").inputs]
     else:
         with pytest.raises(GraphError, match=r"\['input_ids', 'token_type_ids'\].*does not use all of its inputs"):
             trace(deaf, tmp_path / "raw.onnx")
@@ -172,8 +177,7 @@ def test_optimize_leaves_its_input_alone(stages: Stages, tmp_path: Path) -> None
 )
 def test_the_form_says_in_how_many_layers_attention_was_fused(fused: int, form: str) -> None:
     """The manifest tells a graph that is as fast as it can be from one that is not."""
-    config = SimpleNamespace(num_hidden_layers=3)
-    loaded: Any = SimpleNamespace(model=SimpleNamespace(config=config))
+    loaded: Any = SimpleNamespace(attentions=3)
 
     assert attention_form({"Attention": fused} if fused else {}, loaded).startswith(form)
 
@@ -208,7 +212,7 @@ def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) ->
     source = perturbed(packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
     feeds = calibration.make_feeds(calibration.read_texts(few_texts(folder)), stages.loaded, stages.tokenizer())
-    counts = quantize(source, folder / "int8.onnx", folder, feeds, max_error=1.0).counts
+    counts = quantize(source, folder / "int8.onnx", folder, feeds, feeds, max_error=1.0).counts
     assert before == digest(source)
     return source, folder / "int8.onnx", counts
 
@@ -260,7 +264,7 @@ def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> Non
         "FloatInputs": sum(entry.name == "axis" and entry.i == -1 for node in gathers for entry in node.attribute),
     }
 
-    assert expected == counts
+    assert expected == {name: count for name, count in counts.items() if name != "RoundedToNearest"}
     assert 10 == counts["MatMulIntegerToFloat"]
 
 
@@ -278,7 +282,7 @@ def test_a_graph_in_which_nothing_is_quantized_is_an_error(tmp_path: Path) -> No
     onnx.save(tiny.graph(), str(tmp_path / "source.onnx"))
 
     with pytest.raises(GraphError, match="no matrix to quantize"):
-        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [], max_error=1.0)
+        quantize(tmp_path / "source.onnx", tmp_path / "int8.onnx", tmp_path, [], [], max_error=1.0)
     assert not (tmp_path / "int8.onnx").exists()
 
 
@@ -325,7 +329,9 @@ def test_a_fault_in_the_weights_is_caught(stages: Stages, tmp_path: Path, name: 
     """One wrong constant, even one that few texts reach, is a ParityError that names a text."""
     path = perturbed(stages.fused, tmp_path / "faulty.onnx", name, edit)
 
-    with pytest.raises(ParityError, match=r"fp32 logits are off by .*, allowed is 1e-04: .* \(\d+ characters\).*expected .*got"):
+    with pytest.raises(
+        ParityError, match=r"fp32 logits are off by .*, allowed is 1e-04 or 2e-05 of .*: .* \(\d+ characters\).*expected .*got"
+    ):
         stages.compare(stages.engine(path))
 
 
@@ -338,6 +344,68 @@ def test_the_worst_case_is_named(stages: Stages) -> None:
 
     with pytest.raises(ParityError, match=r"off by 5\.00e-01.*'good' \(4 characters\)"):
         stages.compare(Faulty(stages.engine(stages.fused), fault))
+
+
+def scaled(reference: Reference) -> Reference:
+    """Returns a checkpoint's outputs, a thousand times as large."""
+    made = copy.copy(reference)
+    made.rows = [[{name: 1000 * value for name, value in row.items()} for row in rows] for rows in reference.rows]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [(2e-3, None), (0.5, r"off by 5\.00e-01, allowed is 1e-04 or 2e-05 of the row's largest logit, which is [\d.e+]+: .*\d characters")],
+)
+def test_large_logits_may_be_off_in_proportion(stages: Stages, error: float, message: str | None) -> None:
+    """Of logits in the hundreds two thousandths are rounding, and a half is not."""
+    reference = scaled(stages.reference)
+    assert 300 < min(float(np.abs(row["logits"]).max()) for rows in reference.rows for row in rows)
+    off = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: 1000 * logits + np.float32(error))
+
+    def compare() -> Parity:
+        return measure_parity(off, stages.tokenizer(), reference, stages.loaded, "fp32")
+
+    if message is None:
+        assert compare().worst_abs_error == pytest.approx(error, abs=3e-3)
+        return
+    with pytest.raises(ParityError, match=message):
+        compare()
+
+
+def test_a_row_of_large_logits_hides_no_other(stages: Stages) -> None:
+    """Each row is judged by its own largest logit: the text that is named is not the one whose error is largest."""
+    [good] = stages.tokenizer().tokenize(["good"])
+    reference = copy.copy(stages.reference)
+    place = [getattr(request, "text", "") for request in reference.requests].index("good")
+    reference.rows = [scaled(stages.reference).rows[i] if i == place else rows for i, rows in enumerate(stages.reference.rows)]
+
+    def fault(logits: Array, encodings: Sequence[Encoding], i: int) -> Array:
+        large = good.ids == encodings[i].ids[1:-1].tolist()
+        return 1000 * logits + np.float32(5e-3) if large else logits + np.float32(1e-3)
+
+    with pytest.raises(ParityError, match=r"off by 1\.00e-03"):
+        measure_parity(Faulty(stages.engine(stages.fused), fault), stages.tokenizer(), reference, stages.loaded, "fp32")
+
+
+def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages) -> None:
+    """Nothing compares with NaN, so that no bound would."""
+    reference = copy.copy(stages.reference)
+    reference.rows = [*stages.reference.rows[:-1], [{"logits": row["logits"] * np.float32("nan")} for row in stages.reference.rows[-1]]]
+
+    with pytest.raises(ParityError, match="fp32 logits are off by nan"):
+        measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
+
+
+def test_a_checkpoint_of_large_logits_is_exported(tmp_path: Path) -> None:
+    """As one without a norm before its head has them: rounding in PyTorch and in ONNX Runtime differs by more than 1e-4 then."""
+    source = bert(tmp_path)
+    edit_weights(source, lambda tensors: (tensors["classifier.weight"].mul_(1000), tensors["classifier.bias"].mul_(1000)))
+    _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
+    evidence = manifest.graphs[0].evidence
+
+    assert MAX_ABS_ERROR["fp32"] < evidence.worst_abs_error
+    assert 1.0 == evidence.label_agreement
 
 
 def without_end(spec: TokenizerSpec) -> dict[str, Any]:
@@ -380,6 +448,7 @@ def test_another_number_of_windows_is_caught(stages: Stages) -> None:
     windowed = [i for i, request in enumerate(stages.reference.requests) if request.parameters.window]
     reference.requests = [stages.reference.requests[i] for i in windowed]
     reference.rows = [stages.reference.rows[i][:-1] for i in windowed]
+    reference.fixed = len(windowed)
 
     with pytest.raises(ParityError, match=r"\d+ windows where the reference has \d+"):
         measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
@@ -393,19 +462,31 @@ def test_neighbors_that_move_a_row_are_measured(stages: Stages) -> None:
 
 
 def test_int8_may_be_off_and_its_labels_disagree(stages: Stages) -> None:
-    """Within the wide bound int8 passes, and the evidence counts the labels that changed."""
+    """As far as its gate was told to allow int8 passes, and the evidence counts the labels that changed."""
     turned = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits[::-1].copy())
-    found = stages.compare(turned, precision="int8")
+    found = stages.compare(turned, precision="int8", quantization_error=1.0)
 
     assert found.label_agreement < 1
-    assert MAX_ABS_ERROR["fp32"] < found.worst_abs_error < MAX_ABS_ERROR["int8"]
+    assert MAX_ABS_ERROR["fp32"] < found.worst_abs_error
+
+
+def test_int8_may_be_off_by_a_small_part_of_the_spread(stages: Stages) -> None:
+    """A fault of a tenth of what logits vary by is rounding; one of half of it is not."""
+    spread = float(np.concatenate([row["logits"] for rows in stages.reference.rows for row in rows]).std())
+
+    def off(share: float) -> Faulty:
+        return Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits + np.float32(share * spread))
+
+    assert stages.compare(off(0.1), precision="int8").worst_abs_error > 0.09 * spread
+    with pytest.raises(ParityError, match=r"int8 logits are off from the checkpoint's by 0\.5 of their spread, .* allowed are 0\.2 and 6"):
+        stages.compare(off(0.5), precision="int8")
 
 
 def test_a_broken_int8_graph_is_caught(stages: Stages) -> None:
     """Logits beyond any rounding are a ParityError in int8 too."""
     broken = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits * np.float32(1e3))
 
-    with pytest.raises(ParityError, match="int8 logits are off by"):
+    with pytest.raises(ParityError, match="int8 logits are off from the checkpoint's by"):
         stages.compare(broken, precision="int8")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.int8.gptq import MAX_INT8, MAX_INT16, column_scales, round_gptq, round_to_nearest
+from export.int8.gptq import MAX_INT8, MAX_INT16, Gptq, column_scales, round_to_nearest
 
 pytestmark = pytest.mark.torch
 
@@ -42,6 +42,11 @@ def correlated_inputs(seed: int, count: int, rows: int) -> Floats:
     """Returns a sample of inputs that a few hidden causes explain, as those of a trained layer."""
     rng = np.random.default_rng(seed)
     return (rng.normal(size=(count, 8)) @ rng.normal(size=(8, rows)) + 0.1 * rng.normal(size=(count, rows))).astype(np.float32)
+
+
+def round_gptq(weight: Floats, scales: Floats, inputs: Floats, peak: NDArray[np.uint8]) -> NDArray[np.int8]:
+    """Returns the weights rounded by GPTQ for these inputs."""
+    return Gptq(inputs).round(weight, scales, peak)
 
 
 # ---- scales
@@ -152,13 +157,13 @@ def test_blocks_change_nothing_but_the_speed(monkeypatch: pytest.MonkeyPatch) ->
     assert np.mean(whole != in_blocks) < 0.01
 
 
-def test_gptq_needs_two_inputs_for_each_row() -> None:
+def test_gptq_needs_an_input_for_each_row() -> None:
     """A sample too small to tell what moves together is rounded to nearest; one input more changes the result."""
-    weight, inputs, peak = random_weight(4, 32, 8), correlated_inputs(4, 64, 32), np.full(32, 255, dtype=np.uint8)
+    weight, inputs, peak = random_weight(4, 32, 8), correlated_inputs(4, 32, 32), np.full(32, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
     nearest = round_to_nearest(weight, scales)
 
-    np.testing.assert_array_equal(nearest, round_gptq(weight, scales, inputs[:63], peak))
+    np.testing.assert_array_equal(nearest, round_gptq(weight, scales, inputs[:31], peak))
     assert (nearest != round_gptq(weight, scales, inputs, peak)).any()
 
 
@@ -208,3 +213,16 @@ def test_no_pair_leaves_16_bits_after_gptq(rows: int) -> None:
         assert max(largest_sums(quantized, peak)) <= MAX_INT16
         changed += int((quantized != round_to_nearest(weight, scales)).any(axis=0).sum())
     assert changed > 10 * 64 / 2
+
+
+def test_inputs_that_float32_cannot_invert_are_rounded_too() -> None:
+    """Channels of very unlike sizes that move together leave a Hessian without a factor in float32; more digits have one."""
+    weight = random_weight(9, 64, 16)
+    inputs = np.outer(np.random.default_rng(9).normal(size=256), np.geomspace(1, 1e6, 64)).astype(np.float32)
+    peak = np.full(64, 255, dtype=np.uint8)
+    scales = column_scales(weight, peak)
+    quantized = round_gptq(weight, scales, inputs, peak)
+
+    assert (
+        np.abs(inputs @ (quantized * scales - weight)).max() <= np.abs(inputs @ (round_to_nearest(weight, scales) * scales - weight)).max()
+    )

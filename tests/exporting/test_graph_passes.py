@@ -14,17 +14,20 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from checkpoints import SIZES
-from export.calibration import BUILT_IN, Feed, observe, read_texts
+from export.calibration import BUILT_IN, read_texts
 from export.cpu.cls_only_last_layer import restrict_to_cls
 from export.cpu.pack_qkv import pack_qkv
 from export.cpu.unfuse import unfuse
 from export.errors import GraphError
 from export.graph import linear, rewrite
 from export.graph.rewrite import CONTRIB
+from export.inference import Feed
 from export.int8 import outlier_split
+from export.int8.activations import observe_tensors
 from export.int8.fold_smoothing import fold_smoothing
+from families import FAMILIES
 from service.bundle.files import digest
-from staged import Staged, assert_equal_outputs, operators, padded, run
+from staged import Staged, assert_equal_outputs, operators, padded, run, stage
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("staging",)
@@ -117,6 +120,30 @@ def test_constants_are_found_in_nodes_and_initializers(tmp_path: Path) -> None:
     assert [(), None] == [rewrite.constant_shape(value) for value in multiply.inputs[::-1]]
     rewrite.save(model, tmp_path / "saved.onnx")
     np.testing.assert_array_equal(x_feed()["x"] * 2 + 3, run(tmp_path / "saved.onnx", x_feed())[0])
+
+
+def branch(value: str, output: str) -> onnx.GraphProto:
+    """Returns a branch of `If` that reads a value of the graph around it."""
+    return helper.make_graph(
+        [helper.make_node("Neg", [value], [output])], output, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
+    )
+
+
+@pytest.mark.parametrize("rewriting", [unfuse, restrict_to_cls, pack_qkv], ids=lambda rewriting: rewriting.__name__)
+def test_a_graph_with_graphs_in_it_is_refused(tmp_path: Path, rewriting: Callable[[Path, Path], object]) -> None:
+    """No pass sees what the branches of `If` read, so each would change it as if nothing did."""
+    nodes = [
+        helper.make_node("Gather", ["x", "zero"], ["first"], axis=1),
+        helper.make_node("ReduceMax", ["first"], ["largest"], keepdims=0),
+        helper.make_node("Cast", ["largest"], ["decided"], to=TensorProto.BOOL),
+        helper.make_node("If", ["decided"], ["y"], name="decide", then_branch=branch("first", "a"), else_branch=branch("x", "b")),
+    ]
+    path = handmade(tmp_path / "graph.onnx", nodes, {"zero": np.array(0)})
+    run(path, x_feed())
+
+    with pytest.raises(GraphError, match=r"the graph has a node `If` \(`decide`\), which runs graphs of its own"):
+        rewriting(path, tmp_path / "other.onnx")
+    assert not (tmp_path / "other.onnx").exists()
 
 
 def test_a_graph_that_is_loaded_and_saved_answers_the_same(staged: Staged, tmp_path: Path) -> None:
@@ -307,6 +334,16 @@ def test_a_sum_of_products_with_a_constant_becomes_a_product(tmp_path: Path, equ
     np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "unfused.onnx", x_feed())[0], rtol=0, atol=1e-5)
 
 
+def test_a_gemm_without_a_bias_becomes_a_product(tmp_path: Path) -> None:
+    """As an exported program has it for a head without one."""
+    nodes = [helper.make_node("Reshape", ["x", "flat"], ["rows"]), helper.make_node("Gemm", ["rows", "w"], ["y"], transB=1)]
+    path = handmade(tmp_path / "gemm.onnx", nodes, {"w": normal(5, WIDTH), "flat": np.array([-1, WIDTH])})
+    unfuse(path, tmp_path / "unfused.onnx")
+
+    assert {"Reshape": 1, "MatMul": 1} == operators(tmp_path / "unfused.onnx")
+    np.testing.assert_allclose(run(path, x_feed())[0], run(tmp_path / "unfused.onnx", x_feed())[0], rtol=0, atol=1e-5)
+
+
 def test_heads_are_joined_again_in_one_product(tmp_path: Path) -> None:
     """A sum over two axes, heads and what is in them, is a product with both taken for one."""
     nodes = [
@@ -363,6 +400,83 @@ def test_a_restricted_graph_answers_as_before(staged: Staged) -> None:
     """With padding and without, outputs are within 1e-5."""
     for feed, mask in batches(staged):
         assert_equal_outputs(staged.unfused, staged.cls_only, feed, mask)
+
+
+def with_score_bias(fused: Path, target: Path, rows: str) -> Path:
+    """Writes a fused graph whose attention adds a bias by relative position to its scores, as MPNet's and T5's do.
+
+    Args:
+        fused: The graph, of `Attention`.
+        target: The new graph.
+        rows: `one` bias for all texts, or `each` text its own.
+    """
+    model = onnx.load(str(fused))
+    heads = SIZES["num_attention_heads"]
+    slopes = np.linspace(-0.5, 1.5, heads, dtype=np.float32).reshape(1, heads, 1, 1)
+    for name, value in {
+        "zero": np.array(0),
+        "one": np.array(1),
+        "slopes": slopes,
+        "rowwise": np.array([1, 2, 3]),
+        "flat": np.array([0]),
+    }.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, f"relative/{name}"))
+
+    def node(kind: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+        return helper.make_node(
+            kind, [f"relative/{name}" if name != "input_ids" else name for name in inputs.split()], [f"relative/{output}"], **attributes
+        )
+
+    made = [
+        node("Shape", "input_ids", "shape"),
+        node("Gather", "shape one", "length"),
+        node("Range", "zero length one", "keys"),
+        node("Unsqueeze", "keys one", "queries"),
+        node("Sub", "keys queries", "distances"),  # [query, key], of either sign: no two queries have the same row
+        node("Cast", "distances", "floats", to=TensorProto.FLOAT),
+        node("Mul", "floats slopes", "bias"),
+        # the first token's id of each text moves its own bias
+        node("Gather", "input_ids zero", "first", axis=1),
+        node("Cast", "first", "ids", to=TensorProto.FLOAT),
+        node("Unsqueeze", "ids rowwise", "moves"),
+        node("Mul", "bias moves", "biases"),
+    ]
+    for entry in reversed(made):
+        model.graph.node.insert(0, entry)
+    for entry in model.graph.node:
+        if entry.op_type == "Attention":
+            entry.input.extend([""] * (5 - len(entry.input)) + ["relative/bias" if rows == "one" else "relative/biases"])
+    onnx.save(model, str(target))
+    return target
+
+
+@pytest.mark.parametrize("rows", ["one", "each"])
+def test_a_bias_of_the_scores_is_restricted_with_its_query(classifier: Staged, tmp_path: Path, rows: str) -> None:
+    """Of a bias [rows, heads, queries, keys] the first query's row is what is left; outputs are as before, at every length and padded."""
+    biased = with_score_bias(classifier.fused, tmp_path / "biased.onnx", rows)
+    unfuse(biased, tmp_path / "unfused.onnx")
+    restricted = restrict_to_cls(tmp_path / "unfused.onnx", tmp_path / "cls_only.onnx")
+
+    assert classifier.nodes_restricted == restricted
+    for feed, mask in batches(classifier):
+        assert_equal_outputs(biased, tmp_path / "cls_only.onnx", feed, mask)
+        with pytest.raises(AssertionError):  # the bias does something
+            assert_equal_outputs(classifier.fused, biased, feed, mask, atol=1e-3)
+
+
+def test_a_model_with_relative_positions_is_restricted_as_traced(tmp_path: Path) -> None:
+    """MPNet's bias is added to scores that no operator fuses: what comes after the attention is restricted, and answers are as before."""
+    staged = stage(FAMILIES["MPNet"].save(tmp_path / "mpnet", "text-classification"), tmp_path / "stages")
+    last = [node for node in ir.load(staged.cls_only).graph if node.op_type in ("Softmax", "LayerNormalization", "Gelu")][-4:]
+
+    assert staged.nodes_restricted >= 8
+    assert ["Softmax", "LayerNormalization", "Gelu", "LayerNormalization"] == [node.op_type for node in last]
+    feeds = staged.feeds([TEXTS[0], TEXTS[1], TEXTS[2], "the film " * 40])
+    giving_out(staged.cls_only, tmp_path / "more.onnx", [node.outputs[0].name or "" for node in last])
+    assert [feeds[1]["input_ids"].shape[1]] + [1] * 3 == [value.shape[-2] for value in run(tmp_path / "more.onnx", feeds[1])[1:]]
+    for feed in [*feeds, padded(feeds, max(feed["input_ids"].shape[1] for feed in feeds) + 7)]:
+        assert_equal_outputs(staged.fused, staged.cls_only, feed)
+        assert_equal_outputs(staged.fused.with_name("raw.onnx"), staged.packed, feed)
 
 
 @pytest.mark.parametrize("second", ["an output", "a reader"])
@@ -572,7 +686,7 @@ def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) ->
     layers = [layer for x, layer in linears.items() if x in normed and layer.add is not None]
     tensors = sorted({*(node.outputs[0].name for node in blocks), *(layer.x.name for layer in layers)})
     path = giving_out(staged.packed, tmp_path / "observed.onnx", tensors)
-    seen = observe(path, tensors, staged.feeds(read_texts(BUILT_IN)[:10]))
+    seen = observe_tensors(path, tensors, staged.feeds(read_texts(BUILT_IN)[:10]), tmp_path / "samples")
     assert len(layers) > 3
     for node in blocks:
         outlier_split.split_hidden_units(model.graph, node, seen[node.outputs[0].name].peak)

@@ -288,7 +288,7 @@ def test_a_large_bundle_passes_the_checks(large: Path, capsys: pytest.CaptureFix
 
     assert [] == [file.file for graph in bundles.load_bundle(large).manifest.graphs for file in graph.files if file.sha256 not in card]
     size = sum((large / name).stat().st_size for name in (FP32, f"{FP32}.data"))
-    assert f"| `{FP32}` | cpu | fp32 | {size / 2**20:.1f} |" in card
+    assert f"| `{FP32}` (default) | cpu | fp32 | {size / 2**20:.1f} |" in card  # int8 of random weights agrees too seldom to be it
 
 
 @pytest.mark.full_grid

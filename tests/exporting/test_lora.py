@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from checkpoints import edit_json
 from export import cli
+from export.checkpoint import lora
 from export.checkpoint.load import load_checkpoint
 from export.errors import CheckpointError
 from export.pipeline import ExportSpec, export
@@ -35,7 +37,7 @@ def adapter(folder: Path, *, base_task: str = "fill-mask", **config: Any) -> Pat
     """Writes a base model and an adapter for a classifier of four labels on it, and returns the adapter's folder."""
     base = FAMILIES["BERT"].save(folder / "base", base_task)
     path = folder / "adapter"
-    path.mkdir()
+    path.mkdir(parents=True)
     rng = torch.Generator().manual_seed(1)
     tensors = {f"base_model.model.{name}.lora_A.weight": 0.3 * torch.randn(RANK, 32, generator=rng) for name in LAYERS}
     tensors |= {f"base_model.model.{name}.lora_B.weight": 0.3 * torch.randn(32, RANK, generator=rng) for name in LAYERS}
@@ -123,7 +125,15 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft's own model class
-@pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"use_dora": True}, {"rank_pattern": {"query": 2}, "bias": "lora_only"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True, "init_lora_weights": "orthogonal"},
+        {"use_dora": True, "bias": "all"},
+        {"rank_pattern": {"query": 2}, "bias": "lora_only"},
+    ],
+)
 def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:
     """LoRA and DoRA, trained and saved by peft, become the model that peft itself makes of its files, and so does the bundle."""
     source = trained_by_peft(tmp_path, **settings)
@@ -157,6 +167,14 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
         ({"use_dora": True}, "lacks the magnitudes of `bert.encoder.layer.0.attention.self.query`, and has `use_dora`"),
         ({"alora_invocation_tokens": [5, 6]}, "`alora_invocation_tokens` = [5, 6], which is not understood"),
         ({"alpha_pattern": {"query": 2}}, "`alpha_pattern` = {'query': 2}"),
+        ({"lora_bias": True}, "`lora_bias` = True, which is not understood"),
+        ({"bias": "some"}, "`bias` = 'some'"),
+        ({"use_rslora": "yes"}, "`use_rslora` = 'yes'"),
+        ({"trainable_token_indices": [5]}, "`trainable_token_indices` = [5]"),
+        ({"velora_config": {"rank": 4}}, "`velora_config` = {'rank': 4}"),
+        ({"loftq_config": {"loftq_bits": 4}}, "`loftq_config` = {'loftq_bits': 4}"),
+        ({"a_setting_of_next_year": "x" * 999}, f"`a_setting_of_next_year` = '{'x' * 79}…, which is not understood"),
+        ({"lora_alpha": None}, "`lora_alpha` = None in adapter_config.json, which must be a number"),
         ({"init_lora_weights": "pissa"}, "`init_lora_weights` = 'pissa'"),
         ({"base_model_name_or_path": None}, "does not say on which model it was trained"),
         ({"base_model_name_or_path": "./nowhere"}, "the folder `./nowhere` does not exist"),
@@ -168,6 +186,72 @@ def test_what_is_not_understood_is_refused(tmp_path: Path, config: dict[str, Any
         load_checkpoint(str(adapter(tmp_path, **config)))
 
     assert message in str(caught.value)
+
+
+def test_settings_that_change_nothing_pass(tmp_path: Path) -> None:
+    """How it was trained, and whatever a later peft adds and does not use: the merged weights are those without."""
+    plain = load_checkpoint(str(adapter(tmp_path / "plain"))).model.state_dict()
+    settings = {
+        "auto_mapping": {"base_model_class": "BertModel"},
+        "eva_config": {"rho": 2.0},
+        "exclude_modules": ["key"],
+        "inference_mode": True,
+        "init_lora_weights": "eva",
+        "layers_pattern": "layer",
+        "layers_to_transform": [0, 1],
+        "lora_dropout": 0.1,
+        "peft_version": "9.0.0",
+        "target_modules": ["query", "value"],
+    }
+    later = {"a_config_of_next_year": None, "use_it": False, "its_layers": [], "its_pattern": {}, "its_name": ""}
+    actual = load_checkpoint(str(adapter(tmp_path / "other", **settings, **later))).model.state_dict()
+
+    assert plain.keys() == actual.keys()
+    assert [] == [name for name in plain if not torch.equal(plain[name], actual[name])]
+
+
+def test_a_configuration_as_peft_writes_it_has_no_unknown_settings() -> None:
+    """The version that is installed adds none that is not known here; those that are new must be looked at."""
+    known = lora._READ | lora._OF_TRAINING | lora._UNDERSTOOD.keys()
+    written = LoraConfig().to_dict()
+
+    assert [] == [name for name in written if name not in known and written[name] not in lora._OFF]
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft's own model class
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings:UserWarning")  # peft says of the shared matrix what the refusal says
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"modules_to_save": ["word_embeddings"]},
+            "`bert.embeddings.word_embeddings.weight` alone, which BertForMaskedLM shares with `cls.pred",
+        ),
+        ({"modules_to_save": ["decoder"]}, "`cls.predictions.decoder.weight` alone"),
+        ({"target_modules": ["query", "decoder"]}, "`cls.predictions.decoder.weight` alone"),
+        ({"bias": "all", "modules_to_save": ["transform"]}, None),
+    ],
+)
+def test_what_a_language_model_shares_is_changed_in_both_places_or_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str | None
+) -> None:
+    """Peft trains a copy of a matrix that two modules share, so merged into the one tensor it would answer otherwise; a bias is trained as one."""
+    base = transformers.BertForMaskedLM.from_pretrained(FAMILIES["BERT"].save(tmp_path / "base", "fill-mask"))
+    adapted = get_peft_model(base, LoraConfig(**{"r": RANK, "target_modules": ["query"], **settings})).eval()
+    rng = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
+    adapted.save_pretrained(tmp_path / "adapter")
+    if message is not None:
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            load_checkpoint(str(tmp_path / "adapter"))
+        return
+    ids = torch.tensor([[1, 5, 6, 7, 2]])
+    with torch.no_grad():
+        expected, actual = adapted(ids).logits, load_checkpoint(str(tmp_path / "adapter")).model(ids).logits
+    np.testing.assert_allclose(expected.numpy(), actual.numpy(), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(

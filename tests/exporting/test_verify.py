@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 
 import tiny
 from export import cli, verify_cli
 from export.evidence.predict import predict
 from export.verify.check import Check
+from export.verify.dataset import READERS
 from service.backend.onnx_engine import OnnxEngine
 from service.backend.sessions import why_not
 from service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
@@ -38,7 +42,7 @@ def on_cpu(bundle: Bundle, graph: GraphSpec) -> OnnxEngine:
 def answer(bundle: Bundle, body: dict[str, Any], precision: Any = "auto") -> Any:
     """Returns what a graph of a bundle answers to a request body."""
     spec, engine = bundle.manifest.tokenizer, on_cpu(bundle, bundle.graph("cpu", precision))
-    read = read_body(bundle.manifest.task, json.dumps(body).encode(), Limits(max_inputs=1, max_chars=1000))
+    read = read_body(bundle.manifest.task, json.dumps(body).encode(), Limits(max_inputs=3, max_chars=1000))
     [request] = read.requests()
     return read.answer([predict(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
 
@@ -99,7 +103,7 @@ def data(folder: Path, *lines: Any) -> Path:
 # ---- the bundle alone
 
 
-@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask"])
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"])
 def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> None:
     """Files, evidence, example and batches are checked, for every task."""
     code, checks = verify(sound(tmp_path, task))
@@ -309,6 +313,52 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
     assert "give --checkpoint" in checks["agreement cpu/fp32"]["detail"]
 
 
+def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle whose graphs all need a provider that is not here passes without the floor, which says nothing against it."""
+    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+
+    def drop_cpu(manifest: dict[str, Any]) -> None:
+        manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["provider"] == "cuda"]
+
+    path, lines = edit(with_gpu_graph(sound(tmp_path), runnable=False), drop_cpu), data(tmp_path, {"text": "good"})
+
+    assert 0 == verify(path, "--data", lines)[0]
+    code, checks = verify(path, "--data", lines, "--min-agreement", "0.9")
+    assert (1, False) == (code, checks["agreement"]["passed"])
+    assert "at least 0.9, which is asked for, was not measured" in checks["agreement"]["detail"]
+
+
+def without_answer_to(word: str, path: Path, file: str) -> Path:
+    """Makes the vector of a word NaN in a graph of a bundle."""
+    model = onnx.load(str(path / file))
+    [words] = [tensor for tensor in model.graph.initializer if tensor.name == "words"]
+    values = onnx.numpy_helper.to_array(words).copy()
+    values[tiny.VOCABULARY.index(word)] = np.nan
+    words.CopyFrom(onnx.numpy_helper.from_array(values, "words"))
+    onnx.save(model, str(path / file))
+
+    def put_digest(manifest: dict[str, Any]) -> None:
+        for graph in manifest["graphs"]:
+            graph["sha256"] = digest(path / graph["file"])
+
+    return edit(path, put_digest)
+
+
+@pytest.mark.parametrize(("file", "failing"), [("model.cpu.int8.onnx", "cpu/int8"), ("model.cpu.fp32.onnx", "the fp32 graph")])
+def test_a_line_without_an_answer_is_a_failed_check(tmp_path: Path, verify: Verify, file: str, failing: str) -> None:
+    """Outputs that are not finite on one line: the check says which line it is and whose answer, and the other graphs are measured."""
+    path = without_answer_to("dull", sound(tmp_path, other_seed=0), file)
+    lines = data(tmp_path, *({"text": text, "label": 0} for text in ["good", "dull", "fine", "very dull !"]))
+    code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
+
+    check = checks["data cpu/int8"]
+    assert (1, False) == (code, check["passed"])
+    assert f"{failing} has no answer to line 2 of the data, nor to 1 other of 4 inputs: output `logits` is not finite" in check["detail"]
+    assert ([2, 4], 4) == (check["figures"]["unanswered_lines"], check["figures"]["inputs"])
+    assert "agreement cpu/int8" not in checks
+    assert ("accuracy cpu/fp32" in checks, "data cpu/fp32" in checks) == ((True, False) if failing == "cpu/int8" else (False, True))
+
+
 def test_accuracy(tmp_path: Path, verify: Verify) -> None:
     """Labels by name or id; lines without one count for agreement alone."""
     path = sound(tmp_path)
@@ -336,15 +386,85 @@ def test_several_labels_must_all_be_right(tmp_path: Path, verify: Verify) -> Non
 
 def test_a_regression_is_scored_by_its_values(tmp_path: Path, verify: Verify) -> None:
     """Correlation and error with the right values, and the largest difference to the reference."""
-    path = tiny.bundle(tmp_path, "value", labels=("value",), activation="none")
-    edit(path, lambda manifest: manifest["graphs"][0]["evidence"].update(samples=18))
-    edit(path, lambda manifest: manifest["example"].update(result=answer(load_bundle(path), manifest["example"]["request"])))
+    path = regression(tmp_path)
     values = [answer(load_bundle(path), {"inputs": text})[0][0]["score"] for text in TEXTS]
     lines = data(tmp_path, *({"text": text, "label": value + 0.5} for text, value in zip(TEXTS, values, strict=True)))
     _, checks = verify(path, "--data", lines)
 
     assert pytest.approx(1.0) == checks["Pearson correlation cpu/fp32"]["figures"]["graph"]
     assert pytest.approx(0.5, abs=1e-5) == checks["mean absolute error cpu/fp32"]["figures"]["graph"]
+
+
+def regression(folder: Path, activation: str = "none") -> Path:
+    """Writes a tiny bundle of a regression."""
+    path = tiny.bundle(folder, "value", labels=("value",), activation=activation)
+    edit(path, lambda manifest: manifest["graphs"][0]["evidence"].update(samples=18))
+    return edit(path, lambda manifest: manifest["example"].update(result=answer(load_bundle(path), manifest["example"]["request"])))
+
+
+def test_ranks_of_a_regression(tmp_path: Path, verify: Verify) -> None:
+    """Spearman's correlation is 1 where the order is right, however far the values are."""
+    path = regression(tmp_path)
+    values = [answer(load_bundle(path), {"inputs": text})[0][0]["score"] for text in TEXTS]
+    lines = data(tmp_path, *({"text": text, "label": math.exp(5 * value)} for text, value in zip(TEXTS, values, strict=True)))
+    _, checks = verify(path, "--data", lines)
+
+    assert pytest.approx(1.0) == checks["Spearman correlation cpu/fp32"]["figures"]["graph"]
+    assert checks["Pearson correlation cpu/fp32"]["figures"]["graph"] < 0.99
+
+
+def test_a_figure_without_a_value_says_so(tmp_path: Path, verify: Verify) -> None:
+    """0 stands for a correlation with what does not vary, and the report has the reason, of values and of labels."""
+    same = [{"text": text, "label": 1} for text in TEXTS]
+    _, values = verify(regression(tmp_path), "--data", data(tmp_path, *same))
+    _, labels = verify(sound(tmp_path), "--data", data(tmp_path, *same))
+
+    for check, kind in (
+        (values["Pearson correlation cpu/fp32"], "value"),
+        (values["Spearman correlation cpu/fp32"], "value"),
+        (labels["Matthews correlation cpu/fp32"], "label"),
+    ):
+        assert {"graph": 0.0} == check["figures"]
+        assert f"all right answers are the same {kind}, which correlates with nothing; 0 stands for it" in check["detail"]
+    assert "stands for" not in labels["accuracy cpu/fp32"]["detail"]
+
+
+def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify) -> None:
+    """A checkpoint that does not say that it is a regression gives 0 to 1, which is not the scale of right answers up to 5."""
+    path = regression(tmp_path, "sigmoid")
+    _, five = verify(path, "--data", data(tmp_path, *({"text": text, "label": i} for i, text in enumerate(TEXTS))))
+    _, one = verify(path, "--data", data(tmp_path, *({"text": text, "label": i / 5} for i, text in enumerate(TEXTS))))
+
+    for figure in ("Pearson correlation cpu/fp32", "mean absolute error cpu/fp32"):
+        assert '"problem_type": "regression"' in five[figure]["detail"]
+        assert "problem_type" not in one[figure]["detail"]
+
+
+@pytest.mark.parametrize(("floor", "code"), [("0.75", 0), ("0.76", 1)])
+def test_a_floor_of_a_figure_decides(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
+    """--min-figure passes a graph that reaches it; the figures without a floor are only said."""
+    path = sound(tmp_path)
+    best = [answer(load_bundle(path), {"inputs": text})[0][0]["label"] for text in TEXTS[:4]]
+    best[2] = next(label for label in tiny.LABELS if label != best[2])
+    lines = data(tmp_path, *({"text": text, "label": label} for text, label in zip(TEXTS, best, strict=False)))
+    found, checks = verify(path, "--data", lines, "--min-figure", f"accuracy={floor}")
+
+    assert (code, code == 0, None) == (found, checks["accuracy cpu/fp32"]["passed"], checks["macro F1 cpu/fp32"]["passed"])
+    assert f"at least {floor} is asked for" in checks["accuracy cpu/fp32"]["detail"]
+
+
+def test_a_floor_of_a_figure_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure that the model does not have, data without right answers, or no graph that runs: nothing was measured, and that is no pass."""
+    path = sound(tmp_path)
+    labeled, bare = data(tmp_path, {"text": "good", "label": 0}), tmp_path / "bare.jsonl"
+    bare.write_text('{"text": "good"}\n', encoding="utf-8")
+    for lines, reason in ((labeled, "of this model there are accuracy, macro F1, Matthews correlation"), (bare, "no line of the data has")):
+        code, checks = verify(path, "--data", lines, "--min-figure", "spearman=0.5")
+        assert (1, False) == (code, checks["Spearman correlation cpu/fp32"]["passed"])
+        assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
+
+    monkeypatch.setattr("export.verify.loaded_graph.LoadedGraph.load_error", lambda loaded: "it is broken")
+    assert False is verify(path, "--data", labeled, "--min-figure", "accuracy=0.5")[1]["accuracy"]["passed"]
 
 
 def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
@@ -404,6 +524,23 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
     assert pytest.approx(2 / 3) == checks["top-1 cpu/fp32"]["figures"]["graph"]
 
 
+def test_accuracy_of_choices(tmp_path: Path, verify: Verify) -> None:
+    """The right choice by its index or by its text, with a context and without."""
+    path = sound(tmp_path, "multiple-choice", other_seed=0)
+    line = {"question": "good ?", "choices": ["the film", "a dull book", "neither"]}
+    best = [answer(load_bundle(path), {"inputs": inputs})[0]["index"] for inputs in (line, line | {"context": "a"})]
+    lines = [
+        line | {"label": best[0]},
+        line | {"context": "a", "label": line["choices"][best[1]]},
+        line | {"label": (best[0] + 1) % 3},
+        {"prompt": "good ?", "choices": line["choices"]},
+    ]
+    _, checks = verify(path, "--data", data(tmp_path, *lines))
+
+    assert {"graph": pytest.approx(2 / 3), "reference": pytest.approx(2 / 3)} == checks["accuracy cpu/int8"]["figures"]
+    assert 1.0 == checks["agreement cpu/int8"]["figures"]["agreement"]
+
+
 # ---- usage
 
 
@@ -419,6 +556,7 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
         ("text-classification", {"text": "a", "label": "great"}, "the model has negative, positive, neutral"),
         ("text-classification", {"text": "a", "label": 3}, "`label` is 3"),
         ("text-classification", {"text": "a", "label": True}, "`label` is true"),
+        ("text-classification", {"text": "a", "label": [0, 1]}, "`label` has 2 labels, and those of the model exclude each other"),
         ("text-classification", {"text": "a", "parameters": {"topk": 1}}, "did you mean `top_k`"),
         ("text-classification", {"text": "a", "parameters": [1]}, "`parameters` must be an object"),
         ("token-classification", {"text": "a", "entities": [{"start": 0}]}, "`entities` must be a list of"),
@@ -430,6 +568,10 @@ def test_top_1_of_masks(tmp_path: Path, verify: Verify) -> None:
         ("question-answering", {"question": "a", "context": "b", "answers": "b"}, "`answers` must be a list"),
         ("fill-mask", {"text": "a [MASK]", "target": 5}, "`target` must be a word"),
         ("fill-mask", {"text": "a [MASK]", "target": ["a", "b"]}, "1 masks and 2 words"),
+        ("multiple-choice", {"question": "a", "choices": ["b", "c"], "label": 2}, "`label` is 2; it must be one of the 2 choices"),
+        ("multiple-choice", {"question": "a", "choices": ["b", "b"], "label": "b"}, "or its index from 0"),
+        ("multiple-choice", {"question": "a", "context": "b", "label": 1}, "no `choices`"),
+        ("multiple-choice", {"question": "a", "choices": ["b"]}, "must have 2 to 64 choices"),
         ("fill-mask", {"text": "no mask"}, "line 1 of the data cannot be answered"),
     ],
 )
@@ -441,6 +583,13 @@ def test_data_that_is_not_understood_is_a_usage_error(
     [own] = capsys.readouterr().err.splitlines()
     assert own.startswith("bert-export: ")
     assert reason in own
+
+
+@pytest.mark.parametrize("label", ["NaN", "Infinity", "true", "1" + 400 * "0"])
+def test_a_value_that_is_no_number_is_a_usage_error(label: str) -> None:
+    """Scores of a regression would be none either."""
+    with pytest.raises(ValueError, match=f"`label` must be a number, for the model has one label; it is {label}"):
+        READERS["text-classification"]({"label": json.loads(label)}, ["LABEL_0"])
 
 
 def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -458,6 +607,10 @@ def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.
         ("B", "--min-agreement", "0.5"),
         ("B", "--min-agreement", "2"),
         ("B", "--gold"),
+        ("B", "--min-figure", "accuracy=0.5"),
+        ("B", "--data", "D", "--min-figure", "accuracy"),
+        ("B", "--data", "D", "--min-figure", "accuracy=0.5", "--min-figure", "Accuracy=0.6"),
+        ("B", "--data", "D", "--min-figure", "glue=0.5"),
         ("B", "C"),
         ("B", "--precision", "fp8"),
         ("B", "--update"),
@@ -508,7 +661,8 @@ def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Pat
 
     folder = tmp_path_factory.mktemp("verify")
     source = bert(folder)
-    target, _ = export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)), lambda line: None)
+    spec = ExportSpec(str(source), folder / "models", precisions=("fp32", "int8"), calibration=few_texts(folder))
+    target, _ = export(spec, lambda line: None)
     return source, target
 
 
@@ -521,7 +675,9 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
 
     graphs = ("cpu/fp32", "cpu/int8")
     order = ["files", *(f"{check} {graph}" for graph in graphs for check in ("evidence", "example", "batches")), "checkpoint"]
-    order += [f"parity {graph}" for graph in graphs] + [f"{check} {graph}" for graph in graphs for check in ("agreement", "accuracy")]
+    order += [f"parity {graph}" for graph in graphs] + [
+        f"{check} {graph}" for graph in graphs for check in ("agreement", "accuracy", "macro F1", "Matthews correlation")
+    ]
     assert (0, order) == (code, list(checks))
     stored = {graph.precision: graph.evidence for graph in load_bundle(target).manifest.graphs}
     for precision, evidence in stored.items():
@@ -532,6 +688,29 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     assert checks["agreement cpu/int8"]["figures"]["agreement"] >= 6 / 7
     assert 1.0 == checks["agreement cpu/fp32"]["figures"]["agreement"]
     assert {"graph", "reference"} == set(checks["accuracy cpu/fp32"]["figures"])
+
+
+@pytest.mark.torch
+def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
+    exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checks of all graphs have its number, and what was wrong."""
+    from export.evidence.reference import Reference
+
+    class Diverging(Reference):
+        def __init__(self, checkpoint: Any, requests: Sequence[Any]) -> None:
+            super().__init__(checkpoint, requests)
+            if requests[0].text == "fine":
+                self.rows[0][0]["logits"][1] = np.nan
+
+    monkeypatch.setattr("export.verify.checkpoint_checks.Reference", Diverging)
+    lines = data(tmp_path, {"text": "good"}, "\n", {"text": "fine"})
+    code, checks = verify(exported[1], "--checkpoint", exported[0], "--data", lines)
+
+    assert 1 == code
+    for graph in ("cpu/fp32", "cpu/int8"):
+        expected = "the checkpoint has no answer to line 3 of the data: PyTorch's outputs are not finite."
+        assert (False, expected) == (checks[f"data {graph}"]["passed"], checks[f"data {graph}"]["detail"])
 
 
 @pytest.mark.torch
@@ -548,18 +727,22 @@ def test_another_checkpoint_fails(exported: tuple[Path, Path], verify: Verify, t
 
 
 @pytest.mark.torch
-def test_an_older_manifest_is_brought_up_to_date(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
-    """What was measured at export is measured again: tables, errors, arithmetic; all else, and every other file, stays."""
+def test_an_older_manifest_is_brought_up_to_date(
+    exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured at export is measured again: tables, errors, arithmetic, and the card is read again; all else, and every other file, stays."""
     source, target = exported
     path = Path(shutil.copytree(target, tmp_path / target.name))
     new = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
 
     def age(manifest: dict[str, Any]) -> None:
         manifest["flops"]["linear"] = 1.0
+        manifest["source"]["license"] = ["mit"]  # what the checkpoint's card said then
         for graph in manifest["graphs"]:
             graph["evidence"] |= {"lengths": [], "speed": None, "label_agreement": 0.6}
 
     edit(path, age)
+    monkeypatch.setattr("export.calibration.BUILT_IN", source.parent / "texts.txt")  # what it was exported with
     code, checks = verify(path, "--checkpoint", source, "--update")
 
     renewed = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))

@@ -27,6 +27,7 @@ from service.scheduling.scheduler import Scheduler
 from service.serving.build import AppState, build
 from service.serving.model import Model
 from service.serving.registry import Registry
+from service.serving.reloader import Reloader
 from service.settings import Settings
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits
@@ -67,7 +68,10 @@ def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | Non
 
 def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
     """Returns the answer to one request of a service of its own: for tests that patch what a service is made of, or look at its start."""
-    return play(build(Settings(models=models, **(settings or {}))), lambda client: client.request(method, path, **request))
+    return play(
+        build(Settings(models=models, **{"default_by_name": True} | (settings or {}))),
+        lambda client: client.request(method, path, **request),
+    )
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def _loop() -> asyncio.Runner:
 @functools.cache
 def _client(wanted: _Service) -> httpx.AsyncClient:
     """Returns a client of a service, which is started for the first one who asks."""
-    service = build(Settings(models=wanted.models, **json.loads(wanted.settings)))
+    service = build(Settings(models=wanted.models, **{"default_by_name": True} | json.loads(wanted.settings)))
 
     async def start() -> httpx.AsyncClient:
         service.scheduler.start()
@@ -127,7 +131,7 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
 @contextmanager
 def started(models: Path) -> Iterator[Send]:
     """Yields what sends requests to one started application with the bundles of `models`, one after the other."""
-    service = build(Settings(models=models))
+    service = build(Settings(models=models, default_by_name=True))
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
 
@@ -197,14 +201,17 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
         scheduler=scheduler,
         metrics=metrics.model(loaded.manifest.task, loaded.manifest.name),
     )
+    registry = Registry([model], {})
     return AppState(
-        registry=Registry([model], {}),
+        registry=registry,
+        reloader=Reloader([models], lambda bundle: model, registry=registry, broken={}, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
         limits=Limits(max_inputs=64, max_chars=4096),
         max_body_bytes=65536,
         timeout_ms=10_000,
         max_timeout_ms=20_000,
+        max_stream_jobs=32,
         info={},
     )
 

@@ -14,6 +14,7 @@ import pytest
 import tiny
 from application import Check, T, faked, keys, play, rejected
 from fakes import FakeEngine
+from service import cli
 from service.api_keys import ApiKeys, new_key
 from service.errors import SettingsError
 from service.http.access import Access
@@ -22,7 +23,8 @@ from service.serving.build import AppState, build
 from service.settings import Settings
 
 KEY = {"authorization": "Bearer swordfish"}
-PROBES = {"/health", "/health/live", "/health/ready", "/models/tiny/health"}
+PROBES = {"/health", "/health/live", "/health/ready", "/models/tiny/health", "/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"}
+PROBES |= {"/v2/models/tiny/versions/1/ready", "/ping"}
 
 
 def guarded(models: Path, check: Check[T], **options: Any) -> T:
@@ -33,8 +35,12 @@ def guarded(models: Path, check: Check[T], **options: Any) -> T:
 def routes(state: AppState) -> list[tuple[str, str]]:
     """Returns method and path of every route, the model of a path being `tiny`."""
     paths = create_fastapi(state).openapi()["paths"]
-    listed = {(method.upper(), path.replace("{name}", "tiny")) for path, methods in paths.items() for method in methods}
-    return sorted(listed | {("GET", path) for path in ("/", "/openapi.json", "/docs", "/docs/static/swagger-ui.css")})
+    listed = {
+        (method.upper(), path.replace("{name}", "tiny").replace("{version}", "1")) for path, methods in paths.items() for method in methods
+    }
+    return sorted(
+        listed | {("GET", path) for path in ("/", "/playground/views.js", "/openapi.json", "/docs", "/docs/static/swagger-ui.css")}
+    )
 
 
 async def statuses(client: httpx.AsyncClient, asked: list[tuple[str, str]], headers: dict[str, str]) -> dict[tuple[str, str], int]:
@@ -42,12 +48,13 @@ async def statuses(client: httpx.AsyncClient, asked: list[tuple[str, str]], head
     return {(method, path): (await client.request(method, path, headers=headers)).status_code for method, path in asked}
 
 
-def test_every_route_but_probes_and_metrics_needs_the_key(models: Path) -> None:
-    """With it none says 401; without it all do, but for health and metrics read with GET."""
+def test_every_route_but_probes_metrics_and_documents_needs_the_key(models: Path) -> None:
+    """With it none says 401; without it all do, but for health, metrics and the page of documents read with GET."""
     state = build(Settings(models=models))
     asked = routes(state)
     tasks = {path.removesuffix("/info") for _, path in asked if path.endswith("/info") and path.count("/") == 2}
-    is_open = {("GET", path) for path in PROBES | {"/metrics"} | {f"{task}/health" for task in tasks}}
+    page = {"/", "/playground/views.js", "/docs", "/docs/static/swagger-ui.css", "/openapi.json"}
+    is_open = {("GET", path) for path in PROBES | page | {"/metrics"} | {f"{task}/health" for task in tasks}}
 
     async def check(client: httpx.AsyncClient) -> tuple[dict[tuple[str, str], int], dict[tuple[str, str], int]]:
         return await statuses(client, asked, {}), await statuses(client, asked, KEY)
@@ -98,7 +105,19 @@ def test_a_model_may_be_called_as_an_open_path_is(tmp_path: Path, name: str) -> 
 
 @pytest.mark.parametrize(
     "path",
-    ["/nowhere", "/healthy", "/health/", "/health/live/x", "/healthy/../info", "//info", "/x/health", "/models/a/b/health", "/metrics/"],
+    [
+        "/nowhere",
+        "/healthy",
+        "/health/",
+        "/health/live/x",
+        "/healthy/../info",
+        "/docs/",
+        "/docs/static",
+        "/openapi.json/",
+        "/x/health",
+        "/models/a/b/health",
+        "/metrics/",
+    ],
 )
 def test_what_looks_like_an_open_path_needs_the_key(models: Path, path: str) -> None:
     """Whether the path exists or not."""
@@ -199,7 +218,7 @@ def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptu
             await asyncio.sleep(0.01)
 
     play(faked(models, engine), check, access=Access(keys(models.parent, "swordfish"), max_concurrent_per_key=1))
-    assert caplog.records[0].getMessage() == "429 overloaded r-0"
+    assert caplog.records[0].getMessage().startswith("429 overloaded r-0 POST /classify: the key `{}` has {} requests under way")
     # a machine that stops for a moment may make two seconds of one
     assert sum(int(record.getMessage().split()[2]) for record in caplog.records[1:] if " more " in record.getMessage()) >= 10
 
@@ -253,8 +272,23 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     assert "the keys stay as they were: line 1" in caplog.text
 
 
+@pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])
+def test_only_a_newline_ends_the_line_of_a_key(tmp_path: Path, character: str) -> None:
+    """What follows another character in a comment is no key."""
+    assert keys(tmp_path, f"# made by{character}alice", "one").holder(b"alice") is None
+
+
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\nb"])
 def test_a_name_that_the_file_cannot_have_is_refused(name: str) -> None:
     """Such as one with a space."""
     with pytest.raises(SettingsError, match="is no name of a key"):
         new_key(name)
+
+
+def test_a_new_keys_line_goes_into_the_file_by_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`bert-serve new-key alice >> keys.txt` is all there is to do: the key is shown beside, on stderr."""
+    assert 0 == cli.main(["new-key", "alice"])
+    printed = capsys.readouterr()
+    made = keys(tmp_path, printed.out.strip())
+
+    assert "alice" == made.holder(printed.err.split()[-1].encode())

@@ -15,6 +15,7 @@ from application import call, classify, rejected, results, started
 from service.bundle.files import MANIFEST_FILE, digest
 from service.bundle.manifest import Manifest
 from service.tasks.catalog import TASKS
+from service.wire.routes import all_routes
 
 HUGE_NUMBER = b"9" * 5000
 
@@ -120,10 +121,10 @@ def test_the_content_type_does_not_matter(models: Path, content_type: str) -> No
 
 
 @pytest.mark.parametrize(
-    "more", [{"options": {"wait_for_model": True}}, {"parameters": None}, {"parameters": {}}, {"model": None, "x": []}]
+    "more", [{"options": {"wait_for_model": True}}, {"parameters": None}, {"parameters": {}}, {"model": None, "user": "me"}]
 )
 def test_keys_that_say_nothing_are_allowed(models: Path, more: dict[str, Any]) -> None:
-    """Unknown keys beside `inputs` are ignored, and null parameters are none."""
+    """Keys that clients of others send beside `inputs` are let pass, and null parameters are none."""
     assert classify(models, {"inputs": "good", **more}).json() == results(models, "good")
 
 
@@ -155,13 +156,13 @@ def test_an_unknown_parameter_is_an_error_that_names_the_nearest(models: Path, n
         ({"inputs": "good", "parameters": {"window": "median"}}, "parameters.window"),
         ({"inputs": "good", "parameters": {"stride": -1}}, "parameters.stride"),
         ({"inputs": "good", "model": 5}, "model"),
-        ([], "the body"),
-        ("good", "the body"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_path(models: Path, body: Any, path: str) -> None:
     """A value of a wrong type or out of range is 422 and named by where it stands."""
-    assert rejected(classify(models, body), 422, "invalid_value").startswith(f"`{path}` is wrong: ")
+    assert rejected(classify(models, body), 422, "invalid_value").startswith(
+        (f"`{path}` is wrong: ", f"`{path}` is missing; send JSON such as ")
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,13 +232,25 @@ def test_every_documented_inference_path_is_served_and_no_other(models: Path) ->
     """Each post of the OpenAPI description is answered by the router in front of FastAPI, whose own copy is never run."""
     with started(models) as send:
         documented = send("GET", "/openapi.json").json()["paths"]
-        paths = [path for path, operations in documented.items() if "inference" in operations.get("post", {}).get("tags", ())]
+        posts = {path: operations.get("post", {}).get("tags", ()) for path, operations in documented.items()}
+        paths = [path for path, tags in posts.items() if {"inference", "other clients"} & set(tags)]
         answers = {path: send("POST", path.replace("{name}", "tiny"), content=b"") for path in paths}
 
-    assert {f"/{spec.path}" for spec in TASKS.values()} | {"/models/{name}"} == set(paths)
-    assert {"/classify": "malformed", "/models/{name}": "malformed"} | dict.fromkeys(
-        set(paths) - {"/classify", "/models/{name}"}, "malformed"
-    ) == {path: answer.json()["error_type"] for path, answer in answers.items()}
+    assert {f"/{spec.path}" for spec in TASKS.values()} | {"/models/{name}"} < set(paths)
+    assert {route.path for route in all_routes()} == set(paths)
+    assert dict.fromkeys(paths, "malformed") == {path: answer.json()["error_type"] for path, answer in answers.items()}
+
+
+def test_what_people_come_for_comes_first(models: Path) -> None:
+    """The page of documents has the tasks in a group of their own before all others, and each group says what it is."""
+    document = call(models, "GET", "/openapi.json").json()
+    groups = {tag["name"]: tag["description"] for tag in document["tags"]}
+    used = {tag: path for path, operations in document["paths"].items() for one in operations.values() for tag in one["tags"]}
+    own = {path for path, operations in document["paths"].items() for one in operations.values() if one["tags"] == ["inference"]}
+
+    assert ["inference", "other clients", "open inference", "models", "health"] == list(groups)
+    assert groups.keys() == used.keys()
+    assert {f"/{spec.path}" for spec in TASKS.values()} | {"/models/{name}"} == own
 
 
 @pytest.mark.parametrize(

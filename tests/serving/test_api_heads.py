@@ -149,7 +149,7 @@ def test_requests_are_counted_by_what_was_asked_for(folder: Path) -> None:
             await client.post(f"/models/{MODELS[path]}", json=BODIES[path])
         return (await client.get("/metrics")).text
 
-    page = play(build(Settings(models=folder)), check)
+    page = play(build(Settings(models=folder, default_by_name=True)), check)
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
 
     def counted(name: str) -> dict[tuple[str, str], float]:
@@ -292,6 +292,18 @@ def test_the_last_four_layers_stand_side_by_side(api: Send) -> None:
     np.testing.assert_allclose(answered(api, EMBED, "a good film")[0], four[0][-tiny.HIDDEN :], atol=1e-5)
 
 
+def test_layers_are_chosen_and_combined(api: Send) -> None:
+    """A list of layers, side by side by default, or their sum or mean; `last_four` is such a list."""
+    tokens = np.array(answered(api, EMBED, "a good film", layers="last_four", pooling="none")[0])
+    layers = tokens.reshape(5, 4, tiny.HIDDEN)
+    assert_same([tokens.tolist()], answered(api, EMBED, "a good film", layers=[-4, -3, -2, -1], pooling="none"))
+    for combine, expected in (("sum", layers[:, [0, 2]].sum(axis=1)), ("MEAN", layers[:, [0, 2]].mean(axis=1))):
+        found = answered(api, EMBED, "a good film", layers=[-4, -2], combine=combine)
+        np.testing.assert_allclose([expected.mean(axis=0)], found, atol=1e-5)
+    swapped = result(api, EMBED, {"inputs": "a good film", "layers": [-1, -4], "pooling": "cls"})
+    np.testing.assert_allclose([[*layers[0, 3], *layers[0, 0]]], swapped, atol=1e-5)
+
+
 def test_a_prompt_stands_before_the_text(api: Send) -> None:
     """`prompt_name` puts the bundle's prompt before each text."""
     assert_same(answered(api, EMBED, "the book was good"), result(api, EMBED, {"inputs": "was good", "prompt_name": "query"}))
@@ -313,6 +325,12 @@ def test_a_text_is_cut_at_the_end_that_is_named(api: Send, direction: str) -> No
         ({"dimensions": 9}, "`dimensions` is 9, and this model's vectors have 8"),
         ({"normalize": "yes"}, "`parameters.normalize` is wrong"),
         ({"layers": "first"}, "`parameters.layers` is wrong: input should be 'last' or 'last_four'"),
+        ({"layers": 3}, "`parameters.layers` is wrong: must be `last`, `last_four` or a list of numbers of layers; it is 3."),
+        ({"layers": ["last"]}, "`parameters.layers[0]` is wrong: input should be a valid integer"),
+        ({"layers": []}, "`parameters.layers` is wrong"),
+        ({"layers": [0]}, "`layers` names the layer 0, and this model's graph gives out the layers -4 to -1"),
+        ({"layers": [-1, -2, -1]}, "`layers` names a layer twice: [-1, -2, -1]"),
+        ({"layers": [-1, -2], "combine": "max"}, "`parameters.combine` is wrong: input should be 'concat', 'sum' or 'mean'"),
         ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are `query`."),
         ({"encoding_format": "hex"}, "`parameters.encoding_format` is wrong: input should be 'float' or 'base64'; it is \"hex\"."),
         ({"truncation_direction": "up"}, "`parameters.truncation_direction` is wrong"),
@@ -337,6 +355,10 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
     assert "the answer would be as long as 64 numbers and 40 are allowed" in message
     assert 3 == len(answered(api, EMBED, ["a good film"] * 3))
+    assert 6 == len(answered(api, EMBED, ["a good film"] * 6))
+    message = rejected(ask(api, EMBED, ["a good film"] * 6, layers=[-1, -2]), 413, "too_large")
+    assert "the answer would be as long as 96 numbers and 40 are allowed" in message
+    assert 6 == len(answered(api, EMBED, ["a good film"] * 6, layers=[-1, -2], combine="mean"))
 
 
 def test_arrays_are_written_as_the_lists_that_they_are() -> None:
@@ -365,7 +387,7 @@ def test_similarity_is_that_of_the_vectors(api: Send) -> None:
     ("inputs", "message"),
     [
         ("good", "`inputs` is wrong: input should be an object"),
-        ({"sentences": ["good"]}, "`inputs.source_sentence` is wrong: field required"),
+        ({"sentences": ["good"]}, "`inputs.source_sentence` is missing"),
         ({"source_sentence": "good", "sentences": "good"}, "`inputs.sentences` is wrong"),
         ({"source_sentence": "good", "sentences": ["good", 5]}, "`inputs.sentences[1]` is wrong"),
     ],
@@ -415,8 +437,8 @@ def test_a_cross_encoder_of_two_labels_ranks_by_the_relevant_one(tmp_path: Path)
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"query": "good"}, "`texts` is wrong: field required"),
-        ({"texts": ["good"]}, "`query` is wrong: field required"),
+        ({"query": "good"}, "`texts` is missing"),
+        ({"texts": ["good"]}, "`query` is missing"),
         ({"query": "good", "texts": "good"}, "`texts` is wrong"),
         ({"query": "good", "texts": ["good", None]}, "`texts[1]` is wrong"),
         ({"query": "good", "texts": ["good", LONG], "truncate": False}, "texts: query and texts[1] have 61 tokens and the model takes 29"),
@@ -494,7 +516,7 @@ def test_old_clients_get_the_old_shape(api: Send, agent: str, lists: bool) -> No
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({}, "`parameters.candidate_labels` is wrong: field required"),
+        ({}, "`parameters.candidate_labels` is missing"),
         ({"candidate_labels": []}, "must be one label or more, none of them empty; it is a list of 0."),
         ({"candidate_labels": " , "}, "must be one label or more"),
         ({"candidate_labels": ["good", " "]}, "must be one label or more, none of them empty; it is a list of 2."),
@@ -520,7 +542,7 @@ def test_wrong_labels_are_refused(api: Send, parameters: dict[str, Any], message
 
 def test_no_parameters_are_no_labels(api: Send) -> None:
     """A body without `parameters` is told of the labels that it lacks."""
-    assert "`parameters.candidate_labels` is wrong: field required" in wrong(api, ZERO_SHOT, {"inputs": "good"})
+    assert "`parameters.candidate_labels` is missing" in wrong(api, ZERO_SHOT, {"inputs": "good"})
 
 
 # Offsets

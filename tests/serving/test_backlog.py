@@ -271,6 +271,25 @@ def test_a_text_that_is_tokenized_on_a_lane_waits_once() -> None:
     assert [long, *others] == [batch[0].job for batch in drain(queue, 2.0)]
 
 
+def test_later_stages_have_room_and_rank_behind_what_came_meanwhile() -> None:
+    """A job holds the tokens of its next stages, so that none of them is refused, and none waits for them; each ranks by what ran before."""
+    queue = backlog(max_queue_tokens=100)
+    search = queue.admit(tokens=90, seconds=9.0, deadline=100.0, now=0.0, entries=9)
+    queue.put(search, None, [(10, "first")], lambda rows, length: 1.0, 0.0, reserve=80)
+    assert (90, 1.0) == (queue.queue_tokens, queue.queue_seconds)
+    (entry,) = queue.take(0.0)
+    assert (80, 0.0) == (queue.queue_tokens, queue.wait_s(0.5))
+    with pytest.raises(RefusedError):
+        queue.admit(tokens=21, seconds=1.0, deadline=100.0, now=0.5)
+    soon, late = (add(queue, 10, now=now, key=None) for now in (1.0, 1.6))
+
+    assert queue.finish(entry, None, 1.0)
+    queue.put(search, None, [(40, "second"), (40, "third")], lambda rows, length: 1.0, 1.6)
+    assert 100 == queue.queue_tokens
+    assert [soon, search, late, search] == [batch[0].job for batch in drain(queue, 1.6)]
+    assert 0.0 == search.wait_s
+
+
 def test_the_predicted_wait_counts_what_comes_before() -> None:
     """What the lanes run counts, and what waits; later windows of a document do not, until their rank has come or the document has ended."""
     queue = backlog(lanes=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
 from application import call, play, rejected
-from service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest
+from service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest
 from service.bundle.manifest import Manifest
 from service.errors import BundleError, ProviderError, StartError
+from service.serving import loading
 from service.serving.build import build
+from service.serving.model import Model
 from service.settings import Settings
 
 GRAPH = "model.cpu.fp32.onnx"
@@ -181,7 +184,7 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     tiny.bundle(first, "b")
     tiny.bundle(second, "a")
-    assert list(build(Settings(models=f"{first},{second}")).registry.models) == ["a", "b"]  # type: ignore[arg-type]
+    assert list(build(Settings(models=f"{first},{second}", default_by_name=True)).registry.models) == ["a", "b"]  # type: ignore[arg-type]
     tiny.bundle(second, "b")
     with pytest.raises(BundleError, match="are both called `b`"):
         build(Settings(models=(first, second)))
@@ -193,3 +196,39 @@ def test_a_healthy_bundle_passes_all_of_this(models: Path) -> None:
     assert call(models, "POST", "/classify", json={"inputs": "good"}).status_code == 200
     with pytest.raises(ProviderError):
         build(Settings(models=models, provider="cuda"))
+
+
+def test_models_load_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many at once as there are lanes; and whichever is done first, they are found by name."""
+    for name in "abcd":
+        tiny.bundle(tmp_path, name)
+    real, beside = loading.load_model, threading.Barrier(2)
+
+    def load(bundle: Bundle, **options: Any) -> Model:
+        beside.wait(20)
+        return real(bundle, **options)
+
+    monkeypatch.setattr(loading, "load_model", load)
+    assert ["a", "b", "c", "d"] == list(build(Settings(models=tmp_path, lanes=2, default_by_name=True)).registry.models)
+
+
+def test_of_several_errors_the_first_by_name_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the second is found sooner; and with `--skip-broken` all are, in that order."""
+    for name in "abc":
+        tiny.bundle(tmp_path, name)
+    second = threading.Event()
+
+    def load(bundle: Bundle, **options: Any) -> Model:
+        if bundle.path.name == "a":
+            assert second.wait(20)
+        if bundle.path.name == "b":
+            second.set()
+        raise BundleError(f"no {bundle.path.name}")
+
+    monkeypatch.setattr(loading, "load_model", load)
+    assert refusal(tmp_path, lanes=2) == "no a"
+    second.clear()
+    assert refusal(tmp_path, lanes=2, skip_broken=True) == "no model can be loaded: no a; no b; no c"
+    assert ["a", "b", "c"] == [record.message.split()[2] for record in caplog.records]

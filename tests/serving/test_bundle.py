@@ -73,7 +73,6 @@ def test_a_broken_bundle_is_named_with_its_fault(models: Path, damage: Callable[
         ("text-classification", {"labels": []}, r"models/tiny` has a wrong manifest: `labels` must not be empty for text-classification"),
         ("token-classification", {"labels": []}, r"`labels` must not be empty for token-classification"),
         ("feature-extraction", {"embedding": None}, r"`embedding` must not be null for feature-extraction"),
-        ("question-answering", {"tokenizer": {"cls_index": None}}, r"`tokenizer\.cls_index` must not be null for question-answering"),
         ("fill-mask", {"tokenizer": {"mask": None}}, r"`tokenizer\.mask` must not be null for fill-mask"),
     ],
 )
@@ -142,13 +141,21 @@ def test_a_manifest_of_before_the_later_fields_is_read(models: Path) -> None:
     evidence = manifest["graphs"][0]["evidence"]
     for name in (*LATER, *LATER_TABLES):
         evidence.pop(name)
-    manifest["source"].pop("commit")
+    for name in ("commit", "license", "license_name", "license_link", "language", "datasets"):
+        manifest["source"].pop(name, None)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
     loaded = files.load_bundle(path).manifest
     read = loaded.graphs[0].evidence
     assert (None, None, 0, None, (), None) == tuple(getattr(read, name) for name in (*LATER, *LATER_TABLES))
-    assert loaded.source.commit is None
+    assert (None, (), None, None, (), ()) == (
+        loaded.source.commit,
+        loaded.source.license,
+        loaded.source.license_name,
+        loaded.source.license_link,
+        loaded.source.language,
+        loaded.source.datasets,
+    )
 
 
 def test_a_manifest_with_the_later_fields_is_read(models: Path) -> None:

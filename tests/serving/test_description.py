@@ -34,13 +34,14 @@ CHECKS = [
     response_schema_conformance,
 ]
 MODELS = ("classifier", "names", "nli", "ranker", "passages", "masks", "vectors")
-POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}"]
+POSTS = [f"/{spec.path}" for spec in TASKS.values()] + ["/models/{name}", "/", "/v2/models/{name}/infer", "/v1/models/{name}:predict"]
 
 
 @pytest.fixture(name="service", scope="module")
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A service with a tiny model of every kind."""
-    with running(hostile.every_model(tmp_path_factory.mktemp("models")), tmp_path_factory.mktemp("log") / "log") as served:
+    log = tmp_path_factory.mktemp("log") / "log"
+    with running(hostile.every_model(tmp_path_factory.mktemp("models")), log, "--default", "classify=classifier") as served:
         yield served
 
 
@@ -110,4 +111,4 @@ def test_the_description_is_the_one_that_is_served(schema: Any) -> None:
     """Every path is among those that were asked."""
     paths = {result.ok().path for result in schema.get_all_operations()}
     assert set(POSTS) < paths
-    assert json.dumps(sorted(paths)).count("/health") == 4 + len(POSTS) - 1
+    assert json.dumps(sorted(paths)).count("/health") == 6 + len(TASKS)

@@ -21,13 +21,15 @@ from service.backend.engines import Engines, SoloEngine, min_solo_tokens
 from service.backend.onnx_engine import Engine, OnnxEngine, Row
 from service.bundle import files
 from service.bundle.manifest import Flops
-from service.errors import EngineError
+from service.errors import EngineError, ProviderError
 from service.metrics import Metrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.stage import Stage
 from service.serving import loading
+from service.serving.build import build
 from service.serving.model import Model
+from service.settings import Settings
 from service.tasks.classify import Request
 from service.text.tokenizer import Encoding, Tokenizer
 
@@ -40,17 +42,100 @@ def test_texts_that_take_long_enough_for_each_node_are_worth_threads(nodes: int,
     assert expected == min_solo_tokens(cost, nodes=nodes, longest=longest)
 
 
+def wait_for_solo(model: str) -> None:
+    """Waits until a model's engine with several threads is made, or has failed."""
+    for thread in [thread for thread in threading.enumerate() if thread.name == f"solo-{model}"]:
+        assert not thread.daemon  # it would come back to an interpreter that is gone, and abort the process
+        thread.join(20)
+
+
+def test_no_run_waits_for_the_engine_that_it_wants() -> None:
+    """It is made once, when the first run wants it, in a thread beside the lanes, which run what comes meanwhile."""
+    lane, made, gate = FakeEngine(), FakeEngine(), threading.Event()
+    calls: list[str] = []
+
+    def make() -> Engine:
+        calls.append(threading.current_thread().name)
+        assert gate.wait(20)
+        return made
+
+    engines = Engines(lane, SoloEngine(make, model="m", threads=2, min_tokens=10))
+    assert engines.for_solo_run(9) is lane
+    assert [] == calls
+    first: list[Engine] = []
+    asking = threading.Thread(target=lambda: first.append(engines.for_solo_run(10)), daemon=True)  # as the lanes are
+    asking.start()
+    asking.join(20)
+    assert [lane, lane] == [*first, engines.for_solo_run(10)]
+    gate.set()
+    wait_for_solo("m")
+    assert [made, made] == [engines.for_solo_run(10), engines.for_solo_run(10)]
+    assert ["solo-m"] == calls
+
+
+@pytest.mark.parametrize("error", [ProviderError("no such file"), MemoryError()])
+def test_lanes_go_on_where_there_can_be_none(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says why, once: it is not tried again."""
+    lane, calls = FakeEngine(), []
+
+    def make() -> Engine:
+        calls.append(1)
+        raise error
+
+    engines = Engines(lane, SoloEngine(make, model="m", threads=2, min_tokens=10))
+    for _ in range(3):
+        assert engines.for_solo_run(10) is lane
+        wait_for_solo("m")
+
+    assert [1] == calls
+    reason = "no such file" if isinstance(error, ProviderError) else "MemoryError."
+    assert [f"all runs of the model m have one thread: a session with 2 could not be made: {reason}"] == [r.message for r in caplog.records]
+
+
+@pytest.mark.parametrize("change", [lambda file: file.unlink(), lambda file: file.write_bytes(b"x")], ids=["gone", "altered"])
+def test_both_sessions_are_of_what_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: Callable[[Path], None]
+) -> None:
+    """A bundle that was changed since, and not loaded again, gives its model no second session: it would answer differently."""
+    bundle = tiny.bundle(tmp_path)
+    monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 1)
+    service = build(Settings(models=tmp_path, lanes=2))
+    engines = service.registry.get("tiny").engines
+    change(bundle / "model.cpu.fp32.onnx")
+
+    engines.for_solo_run(1)
+    wait_for_solo("tiny")
+    assert engines.for_solo_run(1) is engines.lane
+    assert "could not be made: bundle file" in caplog.text
+
+
+def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is made for a model that is served."""
+    tiny.bundle(tmp_path)
+    monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 1)
+    engines = build(Settings(models=tmp_path, lanes=2)).registry.get("tiny").engines
+    encoding = Encoding(np.array([2, 7, 8, 3]), np.zeros(4, dtype=np.int64))
+
+    engines.for_solo_run(1)
+    wait_for_solo("tiny")
+    assert engines.for_solo_run(1) is not engines.lane
+    np.testing.assert_array_equal(*(engine.run([encoding])[0]["logits"] for engine in (engines.lane, engines.for_solo_run(1))))
+
+
 def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
     """Short texts, and texts beside others, run with one thread; what ran is counted, and the cost model learns of lanes' runs only."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
     metrics, lanes, threads = Metrics(), FakeEngine(), FakeEngine()
+    solo = SoloEngine(lambda: threads, model="tiny", threads=2, min_tokens=10)
+    solo.engine()
+    wait_for_solo("tiny")
     scheduler = Scheduler(Backlog(max_batch_tokens=4096, max_queue_tokens=4096), lanes=1)
     cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
     model = Model(
         loaded,
         loaded.manifest.graphs[0],
         tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(lanes, SoloEngine(threads, threads=2, min_tokens=10)),
+        engines=Engines(lanes, solo),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model("text-classification", "tiny"),
@@ -201,15 +286,13 @@ def test_accounting_that_fails_fails_no_answer(
     assert ["a run of `tiny` could not be counted: OSError"] == [record.message for record in caplog.records]
 
 
-@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask"])
+@pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])
 def test_several_threads_answer_the_same(name: str) -> None:
     """The same row, bit for bit, whatever ran beside it: threads share out rows and columns, never one sum."""
     loaded = files.load_bundle(ROOT / "models" / name)
     graph, spec = loaded.graph("cpu"), loaded.manifest.tokenizer
-    engines = [
-        OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side, threads=threads)
-        for threads in (1, 3)
-    ]
+    one_thread = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    engines = [one_thread, one_thread.with_threads(3)]
     rng = np.random.default_rng(0)
 
     for length in (7, 64, 200):

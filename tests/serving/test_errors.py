@@ -105,7 +105,7 @@ def test_an_unforeseen_error_keeps_its_message_inside() -> None:
     assert ErrorBody.model_validate_json(answer.body).error_type == "internal"
 
 
-@pytest.mark.parametrize("path", ["/clasify", "/models/tiny/labels", "/health/deep", "/docs/static/none.js", "/v1/%F0%9F%98%80"])
+@pytest.mark.parametrize("path", ["/clasify", "/models/tiny/labels", "/health/deep", "/docs/static/none.js", "/v3/%F0%9F%98%80"])
 def test_an_unknown_path_is_not_found(models: Path, path: str) -> None:
     """A path that does not exist is 404 in the one shape, and the message leads to the docs."""
     assert "/docs" in rejected(call(models, "GET", path), 404, "not_found")

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import tiny
-from service.bundle.evidence_policy import EvidencePolicy
+from service.bundle.evidence_policy import EvidencePolicy, agreement_range
 from service.bundle.files import MANIFEST_FILE, load_bundle
+from service.bundle.graph_spec import Evidence
 from service.cli import main
 from service.errors import BundleError
 from service.serving.build import build
@@ -32,6 +33,55 @@ def test_a_bundle_with_enough_evidence_is_served(tmp_path: Path, flags: dict[str
     measured(tmp_path, label_agreement=0.95)
 
     assert ["measured"] == list(build(Settings(models=tmp_path, **flags)).registry.models)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "figures", "warned"),
+    [
+        ({"label_agreement": 0.97}, [], True),
+        ({"label_agreement": 0.98}, [], False),
+        ({"label_agreement": 0.9, "samples": 0}, [], False),
+        ({"label_agreement": 0.9, "spans": 100, "span_agreement": 0.99}, [], False),
+        ({"label_agreement": 1.0, "spans": 100, "span_agreement": 0.9}, [], True),
+        ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.892}}], False),
+        ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.88}}], True),
+        ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cuda/fp16": 0.9}}], True),
+    ],
+)
+def test_a_graph_that_answers_otherwise_is_warned_of(
+    tmp_path: Path, evidence: dict[str, Any], figures: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start, below 98 %; of entities and answers their F1 counts, and figures of labeled data that are near the checkpoint's stand above samples."""
+    path = measured(tmp_path, **evidence)
+    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"figures": figures}), encoding="utf-8")
+    build(Settings(models=(tmp_path,)))
+
+    assert warned == ("THE MODEL measured ANSWERS NOT QUITE AS ITS CHECKPOINT: of its graph cpu/fp32 answers agree on" in caplog.text)
+
+
+def test_a_graph_that_was_tried_and_is_not_there_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, with the reason; who asks for it is refused with the reason too. Manifests that lack the field omit nothing."""
+    path = measured(tmp_path)
+    build(Settings(models=(tmp_path,)))
+    assert "was tried" not in caplog.text
+    manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+    omitted = [{"provider": "cpu", "precision": "int8", "reason": "it moves the outputs by 0.5."}]
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"omitted": omitted}), encoding="utf-8")
+    build(Settings(models=(tmp_path,)))
+
+    assert "the model measured is served as cpu/fp32: int8 was tried at its export, and it moves the outputs by 0.5." in caplog.text
+    with pytest.raises(BundleError, match=r"no graph for provider `cpu` and precision `int8`; .* At its export int8 was tried: it moves"):
+        build(Settings(models=(tmp_path,), precision="int8"))
+
+
+@pytest.mark.parametrize(("samples", "share", "low", "high"), [(18, 1.0, 0.824, 1.0), (368, 0.98, 0.960, 0.990), (100, 0.5, 0.404, 0.596)])
+def test_few_samples_say_little(samples: int, share: float, low: float, high: float) -> None:
+    """Wilson's interval of 95 % confidence, as tables have it."""
+    counts = {"nodes": 1, "fusions": {}, "quantized": {}, "worst_abs_error": 0.0, "worst_row_error": 0.0}
+    found = agreement_range(Evidence(samples=samples, label_agreement=share, **counts))
+
+    assert (low, high) == pytest.approx(found, abs=5e-4)
 
 
 def test_without_a_floor_no_evidence_is_asked_for(models: Path) -> None:
@@ -90,4 +140,4 @@ def test_the_embedded_bundles_have_evidence() -> None:
     """What is in the repository passes its own floor."""
     embedded = Settings(models=Path(__file__).parents[2] / "models", require_evidence=True, min_agreement=0.5)
 
-    assert 4 == len(build(embedded).registry.models)
+    assert 6 == len(build(embedded).registry.models)

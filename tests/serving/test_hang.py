@@ -50,5 +50,5 @@ def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[.
         assert "its lane is given up" in hung.result().json()["error"]
         assert 1 == len(workers() - before)
         assert "hung_runs_total 1.0" in httpx.get(f"{served.url}/metrics", trust_env=False).text
-    assert "hangs: a run has taken 3 s" in served.log.read_text()
+    assert "hangs: a run has taken 2 s" in served.log.read_text()
     assert "dull" not in served.log.read_text()

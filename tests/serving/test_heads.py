@@ -25,6 +25,7 @@ from service.tasks.catalog import tasks_of
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.tag_schemes import scheme_of, split
 from service.tasks.encoded import Encoded
+from service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from service.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
@@ -220,18 +221,98 @@ ROW = {
 }
 
 
-@pytest.mark.parametrize("layers", ["last", "last_four"])
+FOUR = LayerChoice("last_four_hidden_states", 4, (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("layers", [LAST_LAYER, FOUR])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dimensions", [None, 3])
 @pytest.mark.parametrize("pooling", ["none", "cls", "mean", "max"])
 def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dimensions: int | None, pooling: Any) -> None:
     """All tokens count, special ones too; what is kept of a vector is brought to length 1."""
-    request = embed.Request("text", embed.EmbedParameters(pooling=pooling, normalize=normalize, layers=layers, dimensions=dimensions))
-    tokens = ROW[embed.OUTPUTS[request.parameters.layers]].astype(np.float64)
+    parameters = embed.EmbedParameters(pooling=pooling, normalize=normalize, dimensions=dimensions)
+    request = embed.Request("text", parameters, layers=layers)
+    tokens = ROW[layers.output].astype(np.float64)
     expected = {"none": tokens, "cls": tokens[0], "mean": sum(tokens) / 5, "max": np.max(tokens, axis=0)}[pooling][..., :dimensions]
     if normalize:
         expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
     np.testing.assert_allclose(expected, embed.decode(request, NOTHING, [ROW], Head()), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("places", [(0,), (3, 1), (0, 1, 2, 3)])
+@pytest.mark.parametrize("combine", ["concat", "sum", "mean"])
+def test_layers_become_one(places: tuple[int, ...], combine: Any) -> None:
+    """Those that are chosen, in their order, side by side, summed or averaged, token by token."""
+    choice = LayerChoice("last_four_hidden_states", 4, places, combine)
+    chosen = [ROW[choice.output][:, 8 * place : 8 * place + 8].astype(np.float64) for place in places]
+    expected = {"concat": np.concatenate(chosen, axis=1), "sum": sum(chosen), "mean": sum(chosen) / len(chosen)}[combine]
+    np.testing.assert_allclose(np.asarray(expected), choice.of(ROW), rtol=0, atol=1e-6)
+    assert expected.shape[1] == 8 * choice.widths
+
+
+def spec(layers: Any, **fields: Any) -> Embedding:
+    """Returns what a bundle says of its vectors."""
+    return Embedding(pooling="mean", normalize=True, dimensions=8, layers=layers, **fields)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "asked", "places"),
+    [
+        (spec("last_four"), [-4, -1], (0, 3)),
+        (spec("last_four"), "last_four", (0, 1, 2, 3)),
+        (spec((0, 3, 5, 6)), [0, 5], (0, 2)),
+        (spec((0, 3, 5, 6)), [-2, 0, 6], (2, 0, 3)),
+        (spec((3, 4, 5, 6)), "last_four", (0, 1, 2, 3)),
+        (spec((3, 4, 5, 6), default_layers=(4, 5), combine="sum"), None, (1, 2)),
+    ],
+)
+def test_layers_are_counted_from_either_end(embedding: Embedding, asked: Any, places: tuple[int, ...]) -> None:
+    """As transformers counts its hidden states, of those that the bundle has; what a request leaves open is the bundle's choice."""
+    combine = embedding.combine
+    assert LayerChoice(embedding.layers_output, 4, places, combine) == choose(asked, None, embedding)
+
+
+@pytest.mark.parametrize("embedding", [spec("last"), spec("last_four"), spec((0, 6))])
+@pytest.mark.parametrize("asked", [None, "last", [-1]])
+def test_the_last_layer_alone_is_an_output_of_its_own(embedding: Embedding, asked: Any) -> None:
+    """Every bundle has it."""
+    assert choose(asked, "sum", embedding) == LAST_LAYER
+
+
+@pytest.mark.parametrize(
+    ("embedding", "asked", "message"),
+    [
+        (spec("last"), [-2], "`layers` names the layer -2, and this model's graph gives out its last layer only, which is -1; export it"),
+        (spec("last_four"), [3], "`layers` names the layer 3, and this model's graph gives out the layers -4 to -1, counted from the end"),
+        (
+            spec((0, 5, 6)),
+            [5, 4],
+            "`layers` names the layer 4, and this model's graph gives out the layers 0 or -7, 5 or -2, 6 or -1; export",
+        ),
+        (spec((0, 5, 6)), "last_four", "`layers` names the layer -4, and this model's graph gives out the layers 0 or -7"),
+        (spec((0, 5, 6)), [5, -2], "`layers` names a layer twice: [5, -2]; name each once."),
+    ],
+)
+def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, asked: Any, message: str) -> None:
+    """The message has the layer, those that there are, and what to do."""
+    with pytest.raises(InvalidValueError) as refusal:
+        choose(asked, None, embedding)
+    assert message in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layers": (6, 5)}, "`layers` must be different numbers from 0 on, ascending, not \\[6, 5\\]"),
+        ({"layers": (-1, 6)}, "`layers` must be different numbers"),
+        ({"layers": ()}, "`layers` must be different numbers"),
+        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` names the layer 4, which is not among `layers`"),
+    ],
+)
+def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], message: str) -> None:
+    """It could not be served."""
+    with pytest.raises(ValueError, match=message):
+        spec(fields.pop("layers"), **fields)
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean"])
@@ -267,13 +348,11 @@ def test_a_long_text_is_cut_at_the_end_that_is_asked_for(tokenizer: Tokenizer, d
 
 def test_what_is_left_open_is_as_the_bundle_says() -> None:
     """Pooling, normalizing and the prompt come from the bundle, and give way to what the caller names."""
-    spec = Embedding(
-        pooling="mean", normalize=True, dimensions=8, layers="last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query"
-    )
+    given = spec("last_four", prompts={"query": "q: ", "": "x"}, default_prompt="query")
     left_open = embed.Request("", embed.EmbedParameters(pooling="mean", normalize=True), prompt="q: ", width=8)
-    assert left_open == embed.resolve(embed.EmbedParameters(), spec)
+    assert left_open == embed.resolve(embed.EmbedParameters(), given)
     chosen = embed.EmbedParameters(pooling="cls", normalize=False, prompt_name="", layers="last_four", dimensions=32)
-    assert embed.Request("", chosen, prompt="x", width=32) == embed.resolve(chosen, spec)
+    assert embed.Request("", chosen, prompt="x", width=32, layers=FOUR) == embed.resolve(chosen, given)
 
 
 @pytest.mark.parametrize(

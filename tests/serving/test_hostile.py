@@ -23,6 +23,7 @@ MODELS = {
     "token-classification": "/models/names",
     "question-answering": "/models/passages",
     "fill-mask": "/models/masks",
+    "multiple-choice": "/models/choices",
     "feature-extraction": "/models/vectors",
 }
 

@@ -28,6 +28,10 @@ RIGHT: list[tuple[str, Any]] = [
     ("/classify", {"inputs": "A poor book. " * 140}),
     ("/classify", {"inputs": "A poor book, a fine film. " * 80, "parameters": {"window": "mean"}}),
     ("/models/sentiment", {"inputs": ["A great day.", "A bad day."], "parameters": {"function_to_apply": "none"}}),
+    ("/models/nli", {"inputs": {"text": "A man plays a guitar on stage.", "text_pair": "A man makes music."}}),
+    ("/zero-shot", {"inputs": ["A new phone.", FILLER * 20], "parameters": {"candidate_labels": ["technology", "politics"]}}),
+    ("/embed", {"inputs": ["A warm, funny film.", FILLER * 20]}),
+    ("/similarity", {"inputs": {"source_sentence": TEXT, "sentences": ["Berlin is a city.", "A bad day."]}}),
     ("/ner", {"inputs": TEXT}),
     ("/ner", {"inputs": ["", TEXT, "\U0001f600 Jose\u0301 lives in Berlin."], "parameters": {"aggregation_strategy": "max"}}),
     ("/ner", {"inputs": FILLER * 60 + TEXT}),
@@ -49,6 +53,7 @@ WRONG: list[tuple[str, Any]] = [
     ("/answer", {"inputs": [BUILT, {"question": "", "context": "good"}]}),
     ("/answer", {"inputs": BUILT, "parameters": {"topk": 1}}),
     ("/fill-mask", {"inputs": ["A [MASK].", "A <mask>."]}),
+    ("/embed", {"inputs": "good", "layers": "last_four"}),
     ("/models/nobody", {"inputs": "good"}),
 ]
 

@@ -202,6 +202,7 @@ def registry(folder: Path, *names: str, **defaults: str) -> Registry:
     return Registry(
         [load_model(bundle, options=options, scheduler=scheduler, metrics=Metrics()) for bundle in bundles],
         {k.replace("_", "-"): v for k, v in defaults.items()},
+        by_name=True,
     )
 
 

@@ -29,6 +29,14 @@ def test_a_model_is_described(models: Path, path: str) -> None:
     assert page["evidence"]["label_agreement"] == 1.0
 
 
+def test_a_model_that_fills_masks_says_how_it_spells_them(tmp_path: Path) -> None:
+    """So that a client can make texts for whatever model it finds; other models say nothing of it."""
+    tiny.bundle(tmp_path, "masks", task="fill-mask")
+    tiny.bundle(tmp_path, "labels")
+
+    assert ["[MASK]", None] == [call(tmp_path, "GET", f"/models/{name}").json().get("mask_token") for name in ("masks", "labels")]
+
+
 def test_all_models_are_listed(tmp_path: Path) -> None:
     """`/models` has each model's page, by name."""
     tiny.bundle(tmp_path, "b")
@@ -57,6 +65,7 @@ def test_info_has_the_limits(models: Path) -> None:
         "max_inputs": 7,
         "max_chars": 1000,
         "max_body_bytes": 4096,
+        "max_stream_jobs": 4,
         "timeout_ms": 5,
         "max_timeout_ms": 6,
         "max_batch_tokens": 64,
@@ -67,13 +76,6 @@ def test_info_has_the_limits(models: Path) -> None:
     assert page["limits"] == limits
     assert page["version"] == __version__
     assert page["models"] == {"tiny": "text-classification"}
-
-
-def test_the_root_leads_to_the_docs(models: Path) -> None:
-    """`/` redirects to `/docs`."""
-    response = call(models, "GET", "/", follow_redirects=True)
-    assert [str(step.url.path) for step in [*response.history, response]] == ["/", "/docs"]
-    assert response.status_code == 200
 
 
 def test_the_docs_work_offline(models: Path) -> None:
@@ -101,14 +103,17 @@ def references(node: Any) -> list[str]:
 
 
 def test_openapi_has_every_route(models: Path) -> None:
-    """The OpenAPI document has every path of the service with its methods."""
+    """The OpenAPI document has every path of the service with its methods; those of tensors are held elsewhere."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
-    tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/embed", "/similarity", "/rerank", "/zero-shot")
+    tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/similarity", "/rerank", "/zero-shot")
     below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
-    get = ({*OPEN_PATHS, "/info", "/models"} | below) - {"/models/tiny/health"}
+    get = ({*OPEN_PATHS, "/info", "/models", "/ping", "/v1/models", "/v1/models/{name}"} | below) - {"/models/tiny/health"}
+    others = ("/v1/embeddings", "/v1/rerank", "/v1/models/{name}:predict", "/predict", "/embed_all", "/tokenize", "/decode", "/invocations")
     admin = [f"/models/{{name}}/{what}" for what in ("load", "reload", "unload")]
-    expected = {path: {"get"} for path in get} | {path: {"post"} for path in (*tasks, *admin)} | {"/models/{name}": {"get", "post"}}
-    assert {path: set(methods) for path, methods in paths.items()} == expected
+    expected = (
+        {path: {"get"} for path in get} | {path: {"post"} for path in ("/", *tasks, *others, *admin)} | {"/models/{name}": {"get", "post"}}
+    )
+    assert {path: set(methods) for path, methods in paths.items() if not path.startswith("/v2")} == expected
 
 
 def test_openapi_is_complete(models: Path) -> None:
@@ -130,10 +135,11 @@ def test_openapi_documents_the_errors_that_are_sent(models: Path) -> None:
     """Every documented error has the one shape, none the framework's own."""
     document = call(models, "GET", "/openapi.json").json()
     for path, methods in document["paths"].items():
+        kind = "OpenAIErrorBody" if path.startswith("/v1/") and not path.endswith(":predict") else "ErrorBody"
         for operation in methods.values():
             for status, response in operation["responses"].items():
                 if status != "200":
-                    assert references(response) == ["#/components/schemas/ErrorBody"], f"{path} {status}"
+                    assert references(response) == [f"#/components/schemas/{kind}"], f"{path} {status}"
 
 
 def test_openapi_describes_the_body(models: Path) -> None:
@@ -182,3 +188,37 @@ def test_an_empty_list_does_not_need_room(models: Path) -> None:
     engine = FakeEngine()
     response = play(faked(models, engine), lambda client: client.post("/classify", json={"inputs": []}))
     assert (response.status_code, response.json(), engine.batches) == (200, [], [])
+
+
+def test_operations_have_names_of_their_paths(models: Path) -> None:
+    """A client that is generated from the description has methods that read well."""
+    document = call(models, "GET", "/openapi.json").json()
+    names = {
+        (method, path): operation["operationId"] for path, methods in document["paths"].items() for method, operation in methods.items()
+    }
+
+    assert ("classify", "fill_mask") == (names["post", "/classify"], names["post", "/fill-mask"])
+    assert ("models_by_name", "get_models_by_name") == (names["post", "/models/{name}"], names["get", "/models/{name}"])
+    assert [] == [name for name in names.values() if not re.fullmatch("[a-z][a-z0-9_]*", name)]
+
+
+def test_openapi_says_who_answers(models: Path) -> None:
+    """And where nobody does; each summary is of its own path."""
+    paths = call(models, "GET", "/openapi.json").json()["paths"]
+
+    assert "`tiny` answers" in paths["/classify"]["post"]["description"]
+    assert "Not answered now" in paths["/ner"]["post"]["description"]
+    assert "no model for token-classification" in paths["/ner"]["post"]["description"]
+    tasks = [
+        paths[path]["post"]["summary"]
+        for path in ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/rerank", "/similarity")
+    ]
+    assert len(tasks) == len(set(tasks))
+
+
+def test_openapi_has_examples_of_answers(models: Path) -> None:
+    """No answer of a task is shown with texts that are `string` and scores that are 0: each field has an example or a list of others."""
+    schemas = call(models, "GET", "/openapi.json").json()["components"]["schemas"]
+    answers = ("LabelScore", "Entity", "Answer", "Filled", "Ranked", "ZeroShotLists")
+
+    assert [] == [(name, field) for name in answers for field, of in schemas[name]["properties"].items() if "examples" not in of]

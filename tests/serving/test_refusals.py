@@ -15,7 +15,7 @@ import pytest
 import tiny
 from application import LONG, blocked, call, classify, faked, play, rejected
 from fakes import FakeEngine
-from service.http import inference
+from service.wire import hugging_face
 
 SECRET = "hunter2secret"
 
@@ -188,12 +188,12 @@ def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.Mon
     def fail(*_: object) -> None:
         raise RuntimeError(f"while reading {SECRET}")
 
-    monkeypatch.setattr(inference, "read_body", fail)
+    monkeypatch.setattr(hugging_face, "read_body", fail)
     response = classify(models, {"inputs": SECRET}, headers={"x-request-id": "r-1"})
     assert SECRET not in rejected(response, 500, "internal")
     assert SECRET not in caplog.text
     [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert "RuntimeError r-1: fail (test_refusals.py:" in record.getMessage()
+    assert "RuntimeError r-1 POST /classify: fail (test_refusals.py:" in record.getMessage()
 
 
 def test_an_unforeseen_error_on_a_lane_is_internal(models: Path, caplog: pytest.LogCaptureFixture) -> None:

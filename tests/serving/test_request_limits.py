@@ -6,6 +6,7 @@ import asyncio
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import tiny
 from application import call_fresh, classify, faked, play, rejected
 from fakes import FakeEngine
+from service.bundle.manifest import Embedding
 from service.errors import RefusedError
 from service.scheduling.backlog import UNDERESTIMATED, Backlog
 from service.serving import model as serving
@@ -191,7 +193,8 @@ def test_characters_count_for_the_predicted_wait(models_of_all: dict[str, Model]
 
 def embedding(**parameters: Any) -> embed.Request:
     """Returns a request for the vector of a text of three tokens, five with special ones."""
-    return embed.Request("a good film", embed.EmbedParameters(**parameters), width=tiny.HIDDEN)
+    given = embed.resolve(embed.EmbedParameters(**parameters), Embedding.model_validate(tiny.EMBEDDING))
+    return replace(given, text="a good film")
 
 
 @pytest.mark.parametrize(
@@ -204,13 +207,15 @@ def embedding(**parameters: Any) -> embed.Request:
         (embedding(pooling="mean", dimensions=3), (3,)),
         (embedding(pooling="none"), (5, 8)),
         (embedding(pooling="none", layers="last_four"), (5, 32)),
+        (embedding(pooling="none", layers=[-4, -1]), (5, 16)),
+        (embedding(pooling="mean", layers=[-4, -1], combine="sum"), (8,)),
     ],
 )
 def test_vectors_are_pooled_as_soon_as_they_are_there(
     models_of_all: dict[str, Model], request_: embed.Request, expected: tuple[int, ...]
 ) -> None:
     """Of a text beside a long one nothing but its own vector, or those of its own tokens, is held."""
-    long = embed.Request("good " * 30, request_.parameters, width=tiny.HIDDEN)
+    long = replace(request_, text="good " * 30)
     row, _ = rows_of(models_of_all["feature-extraction"], embed.TASK, [request_, long])
 
     assert [("vector", expected, None)] == [(name, values.shape, values.base) for name, values in row.items()]

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tiny
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle import files
-from service.tasks import answer, classify, fill_mask, ner
+from service.tasks import answer, choose, classify, fill_mask, ner
 from service.text.tokenizer import Encoding, Tokenizer
 
 LONG = "the film was not very good , but the book is great ! " * 4
@@ -44,6 +44,14 @@ REQUESTS: dict[str, tuple[Any, list[Any]]] = {
             fill_mask.Request(f"{LONG} [MASK] [MASK] {LONG} [MASK]"),
             fill_mask.Request("[MASK] , [MASK]"),
             fill_mask.Request("the book was very [MASK] [MASK] [MASK] !"),
+        ],
+    ),
+    choose.TASK: (
+        choose,
+        [
+            choose.Request("a", ("good", "film", "")),
+            choose.Request("which one is good?", ("the film", LONG), "the book is great !"),
+            choose.Request(LONG, ("good", "bad")),
         ],
     ),
 }

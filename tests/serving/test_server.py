@@ -82,9 +82,19 @@ def hang_up_on(served: Any, body: Any) -> socket.socket:
     return connection
 
 
-def test_the_start_says_models_address_and_time(models: Path) -> None:
-    """The service prints each model, where it listens and how long it took, then runs until it is told to stop."""
-    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", "0"]
+def start_lines(models: Path, *flags: str) -> list[str]:
+    """Starts a service of two models, ends it, and returns what it printed, after a look that it had nothing to complain of."""
+    command = [
+        str(Path(sys.executable).with_name("bert-serve")),
+        "serve",
+        "--models",
+        str(models),
+        "--port",
+        "0",
+        "--default",
+        "classify=tiny",
+        *flags,
+    ]
     tiny.bundle(models, "other")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -93,11 +103,25 @@ def test_the_start_says_models_address_and_time(models: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert process.stderr.read() == ""
-    assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32\n"]
+    return lines
+
+
+def test_the_start_says_models_address_and_time(models: Path) -> None:
+    """The service prints each model with the endpoints that use it, where it listens and how long it took, then runs until it is told to stop."""
+    lines = start_lines(models)
+    assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"]
     assert re.fullmatch(
         r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s; docs at \1/docs\n",
         lines[2],
     )
+
+
+def test_the_start_is_json_where_the_log_is(models: Path) -> None:
+    """Whoever collects stdout and stderr as one gets JSON alone, and the address as a field."""
+    lines = [json.loads(line) for line in start_lines(models, "--log-format", "json")]
+    assert [line["message"].split()[0] for line in lines] == ["other:", "tiny:", "bertserve"]
+    assert lines[2]["address"] in lines[2]["message"]
+    assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 
 def test_clients_side_by_side_get_their_own_answers(service: Served) -> None:
@@ -261,6 +285,7 @@ def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
     access = [line for line in lines if line["logger"] == "bertserve.access"]
     assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify"), ("POST", "/classify")]
     assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
+    assert [line["client"] for line in access] == ["127.0.0.1", "127.0.0.1"]
 
 
 def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Path) -> None:

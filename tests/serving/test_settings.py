@@ -15,9 +15,12 @@ from service.settings import Settings, parse
 
 FIELDS = list(Settings.model_fields)
 DEFAULTS = {
+    "config": None,
     "host": "127.0.0.1",
     "port": 8000,
     "models": (Path("models"),),
+    "model": (),
+    "cache_dir": None,
     "skip_broken": False,
     "provider": "auto",
     "allow_provider_fallback": False,
@@ -34,6 +37,7 @@ DEFAULTS = {
     "max_inputs": 512,
     "max_body_bytes": 8388608,
     "max_chars": 200000,
+    "max_stream_jobs": 32,
     "timeout_ms": 30000,
     "max_timeout_ms": 120000,
     "grace_s": 30,
@@ -45,6 +49,7 @@ DEFAULTS = {
     "min_body_rate": 65536,
     "max_connections": None,
     "default": {},
+    "default_by_name": False,
     "api_key_file": None,
     "admin_key_file": None,
     "max_concurrent_per_key": None,
@@ -52,6 +57,9 @@ DEFAULTS = {
     "open_metrics": True,
     "tls_cert": None,
     "tls_key": None,
+    "root_path": "",
+    "forwarded_allow_ips": (),
+    "cors_origin": (),
     "access_log": False,
     "log_format": "text",
 }

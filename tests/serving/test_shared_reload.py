@@ -72,7 +72,7 @@ def refusing(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_one_is_asked_all_do(models: Path, tmp_path: Path) -> None:
     """Once it is answered all have the same models; also of two changes that are asked of two workers at once."""
     tiny.bundle(models, "other")
-    states = [worker(models, tmp_path, index) for index in (0, 1)]
+    states = [worker(models, tmp_path, index, default_by_name=True) for index in (0, 1)]
     before = served(states[0])["tiny"]
 
     async def check() -> None:

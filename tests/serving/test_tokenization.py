@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tiny
 from service.bundle import files
 from service.errors import BundleError
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.tokenizer import Tokenizer, _loaded, estimate_tokens
 from service.text.windows import truncate_longest_first, windows
 
 
@@ -51,6 +51,25 @@ def test_settings_of_the_training_do_not_count(models: Path) -> None:
     made.save(str(loaded.tokenizer_path))
 
     assert 20 == len(Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer).tokenize(["good " * 20])[0])
+
+
+def test_models_of_one_vocabulary_share_it(models: Path, tmp_path: Path) -> None:
+    """Files of the same content are loaded once, as long as someone uses it; lengths stay each model's own."""
+    loaded = files.load_bundle(models / "tiny")
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(loaded.tokenizer_path.read_bytes())
+    other = tmp_path / "other.json"
+    tiny.tokenizer().save(str(other), pretty=False)
+    before = len(_loaded)
+
+    one = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+    two = Tokenizer(copy, loaded.manifest.tokenizer.model_copy(update={"max_length": 9}))
+    three = Tokenizer(other, loaded.manifest.tokenizer)
+    assert one._tokenizer is two._tokenizer
+    assert one._tokenizer is not three._tokenizer
+    assert (32, 9) == (one.max_length, two.max_length)
+    del one, two, three
+    assert before == len(_loaded)
 
 
 def test_room_is_what_the_special_tokens_leave(tokenizer: Tokenizer) -> None:

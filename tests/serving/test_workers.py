@@ -419,7 +419,8 @@ def test_models_change_in_all_workers_under_load(models: Path, tmp_path: Path, s
     tiny.bundle(models, "other")
     (tmp_path / "admin").write_text("trident")
     admin = {"authorization": "Bearer trident"}
-    with serve(models, *TWO, "--admin-key-file", str(tmp_path / "admin")) as served, clients_of(served, 8) as clients:
+    flags = [*TWO, "--default-by-name", "--admin-key-file", str(tmp_path / "admin")]
+    with serve(models, *flags) as served, clients_of(served, 8) as clients:
         done = threading.Event()
 
         def ask(client: httpx.Client) -> set[tuple[float, ...]]:

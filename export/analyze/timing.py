@@ -1,0 +1,146 @@
+"""Runs one graph at several lengths, in a process of its own: one that holds no torch, so that memory and time are the graph's.
+
+As a program it reads a job as JSON and writes what it measured. It takes one thread for each run, as a lane of the service does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.analyze import energy
+from export.analyze.built_graph import BuiltGraph
+from export.errors import GraphError
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.graph_spec import GraphSpec
+from service.errors import BertServeError
+from service.text.tokenizer import Encoding
+
+RUNS = (3, 30)  # at least, at most, of each batch
+PATIENCE = 4  # times its seconds, after which a batch that takes long has fewer runs than at least
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What runs of texts of one length took.
+
+    Attributes:
+        length: Tokens of each text.
+        latency_ms: Median of a text alone.
+        latency_p90_ms: What nine of ten of these runs stay below.
+        latency_cpu_ms: Median CPU time of a text alone. On one thread it is the latency, as far as no other work takes the core.
+        runs: Number of these runs.
+        batch: Texts of a batch.
+        texts_per_s: In batches, by the median of a batch.
+        cpu_ms: CPU time of a text in batches, the measure of energy that any machine has.
+        joules: Of a text in batches, of the whole processor; None where it does not count them.
+        memory_mib: What the graph and its runs up to this length added to the process, where the system says so.
+    """
+
+    length: int
+    latency_ms: float
+    latency_p90_ms: float
+    latency_cpu_ms: float
+    runs: int
+    batch: int
+    texts_per_s: float
+    cpu_ms: float
+    joules: float | None
+    memory_mib: float | None
+
+
+def measure_apart(graph: BuiltGraph, lengths: Sequence[int], *, batch: int, seconds: float) -> list[Timing]:
+    """Measures a graph in a process of its own.
+
+    Args:
+        graph: The graph.
+        lengths: In tokens.
+        batch: Texts of a batch.
+        seconds: That the runs of each length may take, beside the least number of runs.
+
+    Raises:
+        GraphError: The process ended without a result.
+    """
+    job = {"path": str(graph.path), "graph": graph.spec.model_dump(mode="json"), "pad_id": graph.pad_id}
+    job |= {"lengths": sorted(lengths), "batch": batch, "seconds": seconds}
+    # its modules are those of this process, wherever they were found
+    program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import main; main()"
+    done = subprocess.run([sys.executable, "-P", "-c", program], input=json.dumps(job), capture_output=True, text=True, check=False)  # noqa: S603 - no shell
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
+        raise GraphError(f"the {graph.spec.precision} graph could not be measured: {last}")
+    return [Timing(**timing) for timing in json.loads(done.stdout)]
+
+
+def main() -> None:
+    """Reads a job from stdin, and writes its timings to stdout."""
+    json.dump([asdict(timing) for timing in measure(json.load(sys.stdin))], sys.stdout)
+
+
+def measure(job: Mapping[str, Any]) -> list[Timing]:
+    """Measures the graph of a job in this process.
+
+    Raises:
+        GraphError: The graph cannot be run.
+    """
+    graph = GraphSpec.model_validate_json(json.dumps(job["graph"]))
+    before = _resident_mib("VmRSS")
+    try:
+        engine = OnnxEngine(Path(job["path"]), graph, pad_id=job["pad_id"], padding_side="right")
+        return [_measure_length(engine, length, job, before) for length in job["lengths"]]
+    except BertServeError as error:
+        raise GraphError(str(error)) from error
+
+
+def _measure_length(engine: OnnxEngine, length: int, job: Mapping[str, Any], before: float | None) -> Timing:
+    text = Encoding(np.full(length, job["pad_id"], dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(min(1, length - 1),))
+    alone, alone_cpu = _run(engine, [text], job["seconds"] / 2)
+    start = energy.read()
+    batches, batches_cpu = _run(engine, [text] * job["batch"], job["seconds"] / 2)
+    joules, peak = start.joules_until(energy.read()), _resident_mib("VmHWM")
+    return Timing(
+        length=length,
+        latency_ms=1000 * statistics.median(alone),
+        latency_p90_ms=1000 * sorted(alone)[min(int(0.9 * len(alone)), len(alone) - 1)],
+        latency_cpu_ms=1000 * statistics.median(alone_cpu),
+        runs=len(alone),
+        batch=job["batch"],
+        texts_per_s=job["batch"] / statistics.median(batches),
+        cpu_ms=1000 * statistics.median(batches_cpu) / job["batch"],
+        joules=None if joules is None else joules / job["batch"] / (1 + len(batches)),  # the run that is not timed takes energy too
+        memory_mib=None if peak is None or before is None else peak - before,
+    )
+
+
+def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple[list[float], list[float]]:
+    """Returns the seconds of each run, and its CPU seconds, after one that is not timed."""
+    engine.run(batch)
+    times: list[float] = []
+    cpu_times: list[float] = []
+    least, most = RUNS
+    while not times or (len(times) < most and sum(times) < (seconds if len(times) >= least else PATIENCE * seconds)):
+        start, cpu_start = time.perf_counter(), time.process_time()
+        engine.run(batch)
+        times.append(time.perf_counter() - start)
+        cpu_times.append(time.process_time() - cpu_start)
+    return times, cpu_times
+
+
+def _resident_mib(field: str, status: Path = Path("/proc/self/status")) -> float | None:
+    """Returns a figure of this process's memory; `VmHWM`, the most that it had, begins anew with the program."""
+    try:
+        found = re.search(rf"^{field}:\s*(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else int(found[1]) * 1024 / _MIB

@@ -1,0 +1,218 @@
+"""bert-export analyze: flags to a SweepSpec or a profile, tables on stdout, JSON and plots in a folder, exit codes.
+
+Exit codes: 0 done, 1 nothing could be measured, 2 wrong usage, 3 a needed package is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from export import flags
+from export.analyze.shapes import AXES, LENGTHS, MIDDLE, NAMED, choose_lengths
+from export.errors import ExportError
+from service import __version__
+from service.bundle.files import MANIFEST_FILE
+from service.errors import BertServeError
+
+if TYPE_CHECKING:
+    from service.bundle.graph_spec import Precision
+
+PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
+OF_A_BUNDLE = ("onnx_ir", "onnxruntime")
+REPORT_FILE = "analysis.json"
+NAMES = ("batch", "by")  # flags that a bundle, which is what it is, has no use for
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    is_bundle = (Path(args.source) / MANIFEST_FILE).is_file()
+    if is_bundle and any(getattr(args, name) is not None for name in NAMES):
+        parser.error("a bundle is analyzed as it is; --batch and --by are for configurations and checkpoints")
+    if not is_bundle and "fp16" in (args.precision or ()):
+        parser.error("argument --precision: fp16 is for GPUs, and runs are measured on the CPU; give fp32, int8 or both")
+    missing = [module for module in (OF_A_BUNDLE if is_bundle else PACKAGES) if find_spec(module) is None]
+    if missing:
+        print(
+            f"bert-export: {', '.join(missing)} not installed; analyzing needs the export extra: pip install 'bertserve[export,cpu]'",
+            file=sys.stderr,
+        )
+        return 3
+    try:
+        if args.output is not None:
+            args.output.mkdir(parents=True, exist_ok=True)
+        _analyze_bundle(args) if is_bundle else _analyze_shapes(args)
+    except (ExportError, BertServeError) as error:
+        print(f"bert-export: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, ExportError) else 1
+    except OSError as error:
+        print(
+            f"bert-export: cannot write: {error.strerror or error} (`{error.filename or args.output}`); give another --output.",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+def _analyze_shapes(args: argparse.Namespace) -> None:
+    # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
+    from export.analyze import plots
+    from export.analyze.sweep import SweepSpec, run_sweep
+    from export.analyze.tables import sweep_tables
+
+    precisions: tuple[Precision, ...] = args.precision or ("fp32", "int8")
+    axes = AXES if args.by is None else args.by
+    spec = SweepSpec(args.source, precisions, args.lengths, axes, args.batch or 8, args.seconds)
+    sweep = run_sweep(spec, lambda line: print(line, file=sys.stderr, flush=True))
+    _report(args.output, sweep_tables(sweep), asdict(sweep))
+    if args.output is not None:
+        _say_plots(plots.plot_sweep(sweep, args.output) if plots.can_plot() else [])
+
+
+def _analyze_bundle(args: argparse.Namespace) -> None:
+    from export.analyze import plots
+    from export.analyze.profiling import profile_graph
+    from export.analyze.tables import profile_tables
+    from service.bundle.files import load_bundle
+
+    bundle = load_bundle(Path(args.source).resolve())
+    lengths = choose_lengths(args.lengths, [MIDDLE], bundle.manifest.tokenizer.max_length)
+    found = []
+    for graph in bundle.manifest.graphs:
+        if graph.provider == "cpu" and (graph.precision in args.precision if args.precision else graph.default):
+            profiles = profile_graph(bundle, graph, lengths, seconds=args.seconds / 10)
+            found.append({"graph": graph.file, "precision": graph.precision, "profiles": [asdict(profile) for profile in profiles]})
+            lines = [f"{bundle.manifest.name}, {graph.file}, one thread"]
+            for profile in profiles:
+                lines += ["", *profile_tables(profile)]
+            print("\n".join(lines))
+            if args.output is not None:
+                folder = args.output / graph.precision
+                folder.mkdir(exist_ok=True)
+                _say_plots([path for profile in profiles for path in plots.plot_profile(profile, folder)] if plots.can_plot() else [])
+    if not found:
+        raise ExportError(f"bundle `{bundle.manifest.name}` has no such graph for the CPU; it has {_list_graphs(bundle.manifest.graphs)}.")
+    _report(args.output, (), {"bundle": bundle.manifest.name, "graphs": found})
+
+
+def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) -> None:
+    """Prints tables, and writes the same figures as JSON where a folder was given."""
+    from export.evidence.latency import read_processor
+    from service.backend.hardware import usable_cores
+    from service.backend.sessions import VERSION
+
+    cpu, instructions = read_processor()
+    for line in lines:
+        print(line)
+    print(
+        f"\none thread of {usable_cores()} cores, {cpu}, {', '.join(instructions)}, onnxruntime {VERSION}; ratios count, not the machine's speed"
+    )
+    if output is not None:
+        machine = {"cpu": cpu, "instructions": instructions, "cores": usable_cores(), "onnxruntime": VERSION, "bertserve": __version__}
+        path = output / REPORT_FILE
+        path.write_text(json.dumps({"machine": machine} | figures, indent=1, default=_plain) + "\n", encoding="utf-8")
+        print(f"wrote {path}")
+
+
+def _plain(record: Any) -> Any:
+    """Returns a record of the manifest as JSON has it."""
+    return record.model_dump()
+
+
+def _say_plots(written: Sequence[Path]) -> None:
+    from export.analyze.plots import MISSING
+
+    for path in written:
+        print(f"wrote {path}")
+    if not written:
+        print(f"bert-export: {MISSING}", file=sys.stderr)
+
+
+def _list_graphs(graphs: Iterable[Any]) -> str:
+    return ", ".join(f"{graph.provider}/{graph.precision}" for graph in graphs)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert-export analyze",
+        description="Measure where inference time goes: of a model and of others that differ from it in one thing, or of a bundle by layer.",
+        epilog="To export a local folder that is called analyze, write ./analyze.",
+    )
+    parser.add_argument(
+        "source",
+        metavar="SOURCE",
+        nargs="?",
+        default="bert-base",
+        help=f"a config.json or its folder, a checkpoint's folder or hub id, a bundle's folder, or a shape out of {', '.join(NAMED)} "
+        "(default: bert-base); where there are no weights they are random",
+    )
+    parser.add_argument(
+        "--precision",
+        type=flags.parse_precisions,
+        metavar="LIST",
+        help="comma list of fp32, int8 (default: both; of a bundle its default graph for the CPU)",
+    )
+    parser.add_argument(
+        "--lengths",
+        type=_parse_lengths,
+        metavar="LIST",
+        help=f"comma list of tokens (default: {','.join(map(str, LENGTHS))}; of a bundle {MIDDLE}); other shapes are compared at the one nearest to {MIDDLE}",
+    )
+    parser.add_argument(
+        "--by", type=_parse_axes, metavar="LIST", help=f"comma list of {', '.join(AXES)}: what to change (default: all; `none` for nothing)"
+    )
+    parser.add_argument("--batch", type=_parse_count, metavar="N", help="texts of a batch, for the throughput (default: 8)")
+    parser.add_argument(
+        "--seconds",
+        type=_parse_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="budget: no further model is begun that would not be done by then, and what was left out is said; the model itself is always "
+        "measured (default: 600)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help=f"folder for {REPORT_FILE} and, where matplotlib is installed (extra bench), plots as SVG",
+    )
+    return parser
+
+
+def _parse_lengths(text: str) -> tuple[int, ...]:
+    return tuple(sorted({_parse_count(part) for part in text.split(",")}))
+
+
+def _parse_count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**5:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1 to 100000")
+    return int(text)
+
+
+def _parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number") from error
+    if not 0 < seconds <= 10**6:
+        raise argparse.ArgumentTypeError(f"`{text}` is not above 0 and at most 1000000")
+    return seconds
+
+
+def _parse_axes(text: str) -> tuple[Any, ...]:
+    names = () if text == "none" else tuple(text.split(","))
+    if any(name not in AXES for name in names) or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a list of different names out of {', '.join(AXES)}, or none")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

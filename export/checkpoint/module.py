@@ -1,0 +1,225 @@
+"""Loads a module of the user's own: runs the code of a file that the user names and trusts, and makes a checkpoint of what it returns.
+
+This is the only place that runs code which does not come with the exporter or its packages. It is asked for with two flags of
+`bert-export`, and neither a checkpoint nor a bundle can ask for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.modeling_outputs import ModelOutput
+
+from export.checkpoint.card_metadata import CardMetadata
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.module_spec import ModuleSpec
+from export.checkpoint.padding import find_padding
+from export.checkpoint.signature import INPUTS, OUTPUTS, graph_outputs
+from export.checkpoint.task_head import read_activation, read_labels
+from export.checkpoint.tokenizer import find_cls_index, read_subword_prefix, read_template, tokenizer_json, vocabulary_size
+from export.errors import CheckpointError
+from service.bundle.manifest import Embedding, Pooling
+
+TASKS = ("text-classification", "token-classification", "question-answering", "feature-extraction")
+
+
+class _Config(PreTrainedConfig):  # type: ignore[misc]  # untyped in transformers
+    """What the stages of an export ask a configuration for."""
+
+    model_type = "module"
+    num_hidden_layers = 1
+
+
+class _Module(PreTrainedModel):  # type: ignore[misc]
+    """The user's module with the calls and outputs of a model of transformers."""
+
+    config_class = _Config
+    main_input_name = "input_ids"
+
+    def __init__(self, config: _Config, module: torch.nn.Module, outputs: tuple[str, ...], vocabulary: int) -> None:
+        super().__init__(config)
+        self.module = module
+        self._outputs = outputs
+        self._rows = vocabulary
+
+    def forward(self, **inputs: torch.Tensor) -> ModelOutput:
+        """Returns the module's outputs by name."""
+        found = self.module(**inputs)
+        tensors = found if isinstance(found, tuple | list) else (found,)
+        return ModelOutput(zip(self._outputs, tensors, strict=True))
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """Returns an embedding with as many rows as the tokenizer has tokens: which of the module's is meant nothing says."""
+        return torch.nn.Embedding(self._rows, 1, device="meta")
+
+
+def load_module(reference: str) -> Checkpoint:
+    """Runs a factory and returns its module as a checkpoint.
+
+    Args:
+        reference: `FILE:FACTORY`, a Python file and the name of a function without arguments in it, which returns a ModuleSpec.
+
+    Raises:
+        CheckpointError: There is no such file or function, it fails, or what it returns does not fit together.
+    """
+    path, factory = _split(reference)
+    spec = _call(path, factory)
+    spec_tokenizer = _load_tokenizer(path, spec)
+    names = [name for name in inspect.signature(spec.module.forward).parameters if name in INPUTS]
+    if "input_ids" not in names:
+        raise CheckpointError(f"`forward` of the module of `{reference}` has no parameter `input_ids`; known are {', '.join(INPUTS)}.")
+    spec_tokenizer.model_input_names = names
+    labels = dict(enumerate(spec.labels)) if spec.task.endswith("-classification") else {0: "", 1: ""}
+    config = _Config(
+        pad_token_id=spec_tokenizer.pad_token_id, id2label=labels, label2id={}, problem_type=spec.problem_type, architectures=["module"]
+    )
+    outputs = OUTPUTS[spec.task]
+    model = _Module(config, spec.module, tuple(output.name for output in outputs), vocabulary_size(spec_tokenizer)).eval().float()
+    inputs = tuple(INPUTS[name] for name in names)
+    single, pair = read_template(spec_tokenizer, ("a",)), read_template(spec_tokenizer, ("a", "b"))
+    with torch.no_grad():
+        width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
+        padding = find_padding(model, spec_tokenizer, names)
+    embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if spec.task == "feature-extraction" else None
+    return Checkpoint(
+        name=path.stem,
+        source=f"{path.name}:{factory}",
+        revision=None,
+        commit=None,
+        weights_sha256=_digest(spec.module),
+        model=model,
+        task=spec.task,
+        inputs=inputs,
+        outputs=graph_outputs(spec.task, embedding),
+        labels=read_labels(reference, config) if spec.task.endswith("-classification") else (),
+        activation=read_activation(config)
+        if spec.task == "text-classification"
+        else "none"
+        if spec.task == "feature-extraction"
+        else "softmax",
+        tokenizer=spec_tokenizer,
+        tokenizer_json=tokenizer_json(spec_tokenizer, spec.task),
+        max_length=spec.max_length,
+        pad_id=padding.id,
+        padding_side=padding.side,
+        single=single,
+        pair=pair,
+        cls_index=find_cls_index(spec_tokenizer, single, pair),
+        subword_prefix=read_subword_prefix(spec_tokenizer),
+        mask=None,
+        card=None,
+        card_metadata=CardMetadata(),
+        embedding=embedding,
+    )
+
+
+def module_name(reference: str) -> str:
+    """Returns the name that a bundle of a module has where none is given: its file's."""
+    return _split(reference)[0].stem
+
+
+def _split(reference: str) -> tuple[Path, str]:
+    file, colon, factory = reference.rpartition(":")
+    if not colon or not file or not factory.isidentifier() or not Path(file).is_file():
+        raise CheckpointError(f"--module is `{reference}`, and not FILE:FACTORY, a Python file that exists and a function in it.")
+    return Path(file).resolve(), factory
+
+
+def _call(path: Path, factory: str) -> ModuleSpec:
+    """Runs the file and its factory."""
+    name = f"bertserve_module_{path.stem}"
+    found = importlib.util.spec_from_file_location(name, path)
+    if found is None or found.loader is None:
+        raise CheckpointError(f"`{path}` is no Python file; its name ends in .py.")
+    loaded = importlib.util.module_from_spec(found)
+    sys.modules[name] = loaded  # dataclasses and exporters look modules up by name
+    try:
+        found.loader.exec_module(loaded)
+        made = getattr(loaded, factory)()
+    except Exception as error:  # the user's code raises anything
+        raise CheckpointError(f"`{factory}` of `{path}` failed: {type(error).__name__}: {error}") from error
+    try:
+        spec = ModuleSpec(**made) if isinstance(made, Mapping) else made
+    except TypeError as error:
+        raise CheckpointError(f"`{factory}` of `{path}` returned a dictionary that is no ModuleSpec: {error}.") from error
+    if not isinstance(spec, ModuleSpec) or not isinstance(spec.module, torch.nn.Module):
+        raise CheckpointError(f"`{factory}` of `{path}` returned a {type(made).__name__}, and not a ModuleSpec with a torch module.")
+    _check_fields(path, spec)
+    return spec
+
+
+def _check_fields(path: Path, spec: ModuleSpec) -> None:
+    problems = ("single_label_classification", "multi_label_classification", "regression")
+    for name, value, allowed in (
+        ("task", spec.task, TASKS),
+        ("problem_type", spec.problem_type, problems),
+        ("pooling", spec.pooling, get_args(Pooling)),
+    ):
+        if value not in allowed:
+            raise CheckpointError(f"`{name}` of the module of `{path}` is {value!r}; allowed are {', '.join(allowed)}.")
+    if not isinstance(spec.max_length, int) or spec.max_length < 3:
+        raise CheckpointError(f"`max_length` of the module of `{path}` is {spec.max_length!r}; it is a number of tokens, 3 at least.")
+    if spec.task.endswith("-classification") != bool(spec.labels):
+        raise CheckpointError(
+            f"`labels` of the module of `{path}` are {list(spec.labels)!r}; a classification has some, and {spec.task} "
+            + ("needs them." if spec.task.endswith("-classification") else "none.")
+        )
+
+
+def _load_tokenizer(path: Path, spec: ModuleSpec) -> Any:
+    file = path.parent / spec.tokenizer
+    special = {"pad_token": spec.pad_token} | ({"cls_token": spec.cls_token} if spec.cls_token is not None else {})
+    try:
+        tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(file))
+    except Exception as error:  # `tokenizers` raises bare Exception for every failure
+        raise CheckpointError(f"the tokenizer `{file}` of the module cannot be read: {error}") from error
+    known = tokenizer.get_vocab()
+    for name, token in special.items():
+        if token not in known:
+            raise CheckpointError(
+                f"`{name}` of the module is `{token}`, which the tokenizer `{file}` does not have; name one of its tokens."
+            )
+        setattr(tokenizer, name, token)
+    tokenizer.model_max_length = spec.max_length
+    return tokenizer
+
+
+def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list[str], vocabulary: int) -> int:
+    """Runs the module on two rows with the highest id; returns the width of its output."""
+    ids = torch.full((2, 5), vocabulary - 1)
+    values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    try:
+        found = model(**{name: values[name] for name in names})
+    except Exception as error:  # the user's code raises anything
+        raise CheckpointError(
+            f"the module of `{reference}` fails on two rows of 5 tokens whose id is {vocabulary - 1}, the tokenizer's last: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    width = len(spec.labels)
+    for output in OUTPUTS[spec.task]:
+        tensor = found[output.name]
+        tail = () if spec.task == "question-answering" else (tensor.shape[-1] if spec.task == "feature-extraction" else width,)
+        expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
+            raise CheckpointError(
+                f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens; "
+                f"{spec.task} with {width} labels wants torch.float32 {list(expected)}."
+            )
+    return int(found[OUTPUTS[spec.task][0].name].shape[-1])
+
+
+def _digest(module: torch.nn.Module) -> str:
+    """Returns the digest over a module's weights and their names."""
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        hasher.update(name.encode())
+        hasher.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()

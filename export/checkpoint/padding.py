@@ -1,0 +1,114 @@
+"""Finds the padding that a model tolerates: a token that is no part of a text, and the side that it may stand on, by running the model.
+
+A decoder's classifier reads the last token that is no padding, and it knows padding by the id that its configuration names. So the id
+counts, and not only the mask. With an id that the configuration does not name the last position would be read, which is padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedModel
+
+from export.errors import CheckpointError
+from service.bundle.manifest import Piece, SpecialPiece
+
+Side = Literal["left", "right"]
+
+SIDES: tuple[Side, ...] = ("right", "left")
+MAX_DIFFERENCE = 1e-3
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Padding that leaves a text's outputs unchanged.
+
+    Attributes:
+        id: Token id.
+        side: Where it stands.
+    """
+
+    id: int
+    side: Side
+
+
+def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces: Sequence[Piece]) -> None:
+    """Gives tokenizer and configuration a padding token where they have none, as GPT's have not.
+
+    transformers reads the last position then, and takes one text at a time. The token that is chosen stands in no template: else the last
+    token of a text would be taken for padding, and another one be read.
+
+    Args:
+        source: The checkpoint, for the message.
+        model: Its configuration may get an id.
+        tokenizer: May get a token.
+        pieces: The templates.
+
+    Raises:
+        CheckpointError: There is none, and no special token that could be one.
+    """
+    config = model.config.get_text_config()
+    named = config.pad_token_id
+    if tokenizer.pad_token_id is None and _is_row(named, model):
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(named)
+    if named is not None and tokenizer.pad_token_id is not None:
+        return
+    template = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
+    order = (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id, *tokenizer.all_special_ids)
+    free = next((id_ for id_ in order if id_ is not None and id_ not in template and _is_row(id_, model)), None)
+    if free is None:
+        raise CheckpointError(
+            f"the tokenizer of `{source}` has no padding token, nor another special token that no text gets; set `pad_token` and save it again."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free)
+    if named is None:
+        config.pad_token_id = free
+
+
+def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str]) -> Padding:
+    """Returns the padding which leaves a text's outputs unchanged: on the right or else the left, of the tokenizer's id or else the model's own.
+
+    XLNet, for one, reads its last position, so it tolerates padding on the left alone. LLaMA tolerates both sides, as its positions are
+    relative; but on the left they are other numbers, whose last bits differ, and int8 makes a step of that. If none is tolerated the
+    tokenizer's own is returned: parity then finds the graph not batch-invariant, and the service runs it one text at a time.
+
+    Args:
+        model: In evaluation mode.
+        tokenizer: Its Hugging Face tokenizer, which has a padding token.
+        names: The inputs that the tokenizer fills.
+    """
+    named = model.config.get_text_config().pad_token_id
+    ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, named) if _is_row(id_, model))
+    found = (Padding(id_, side) for side in SIDES for id_ in ids if _tolerates(model, tokenizer, names, Padding(id_, side)))
+    return next(found, Padding(tokenizer.pad_token_id, tokenizer.padding_side))
+
+
+def _is_row(id_: int | None, model: PreTrainedModel) -> bool:
+    """Returns whether an id is one of the embedding: some configurations name -1."""
+    embeddings: Any = model.get_input_embeddings()
+    return id_ is not None and 0 <= id_ < embeddings.weight.shape[0]
+
+
+def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], padding: Padding) -> bool:
+    """Compares a text's outputs with padding and without."""
+    short, long = "A short one.", "Another text, which is a good deal longer than the one before it."
+    side = padding.side
+    batch = tokenizer([short, long], padding=True, padding_side=side, return_tensors="pt", return_token_type_ids=True)
+    batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, padding.id)
+    alone = tokenizer([short], return_tensors="pt", return_token_type_ids=True)
+    length = alone["input_ids"].shape[1]
+    with torch.no_grad():
+        padded_outputs, outputs = (model(**{name: inputs[name] for name in names}) for inputs in (batch, alone))
+    for name in outputs:
+        padded, expected = padded_outputs[name], outputs[name]
+        if not isinstance(expected, torch.Tensor):
+            continue
+        if expected.ndim > 1 and expected.shape[1] == length:
+            padded = padded[:, -length:] if side == "left" else padded[:, :length]
+        if not torch.allclose(padded[:1], expected, rtol=0, atol=MAX_DIFFERENCE):
+            return False
+    return True

@@ -1,0 +1,121 @@
+"""Brings the graph of an exported program (torch.export) to the form of a traced one, which the passes after it know. Exact.
+
+It comes as it was exported, and is simplified here. What is missing in that graph is what ONNX Runtime's optimizer looks for: the mask
+in a form that it knows, sizes as elements of a whole shape, shapes that are filled with a number, a shift in every norm. What it has
+too much is where each operator stands in the source, and inputs that are not read.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript import optimizer, rewriter
+from onnxscript.rewriter.rules import common as rules
+
+from export.graph import key_padding, rewrite
+
+# of onnxscript's own. Those that remove an addition of 0 or a product with 1 take a norm's epsilon of 1e-12 for 0.
+_RULES = (
+    rules.cast_cast_rule,
+    rules.no_op_cast_rule,
+    rules.no_op_expand_rule,
+    rules.reshape_reshape_rule,
+    rules.no_op_transpose_rule,
+    rules.transpose_transpose_rule,
+    rules.unsqueeze_unsqueeze_rule,
+    rules.squeeze_reshape_1d_rule,
+    rules.collapse_slice_rule,
+    rules.collapse_slice2_rule,
+    rules.no_op_dynamic_scatter_nd_rule,
+    rules.no_op_static_scatter_nd_rule,
+)
+
+
+def normalize(model: ir.Model, mask: str | None, length: int) -> None:
+    """Changes a model in place: the same function of the inputs that are left.
+
+    Args:
+        model: The graph of an exported program, its inputs with symbolic shapes.
+        mask: Name of the attention mask, if there is one.
+        length: The longest text that it will read, in tokens.
+    """
+    common.ClearMetadataAndDocStringPass()(model)  # paths of the machine among it
+    _simplify(model)
+    _read_sizes_of_first(model.graph)
+    _fill_shapes(model.graph)
+    _shift_norms(model.graph)
+    if mask is not None:
+        key_padding.use_key_padding(model, mask, length)
+    common.RemoveUnusedNodesPass()(model)
+    graph = model.graph
+    used = [value for value in graph.inputs if value.uses() or value.is_graph_output()]
+    graph.inputs[:] = used
+
+
+def _simplify(model: ir.Model) -> None:
+    """Does what the exporter's own optimizer does, with the rules that are exact."""
+    common.InlinePass()(model)
+    for _ in range(2):
+        optimizer.fold_constants(model, onnx_shape_inference=True)
+        optimizer.fold_constants(model, onnx_shape_inference=False, should_fold=_is_transpose, output_size_limit=sys.maxsize)
+        rewriter.rewrite(model, _RULES)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.DeduplicateInitializersPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.NameFixPass()(model)
+
+
+def _is_transpose(node: ir.Node) -> bool:
+    """Wants a table transposed, however large, even where it is read as it is too: a product with a matrix that is computed is not quantized."""
+    return node.op_type == "Transpose"
+
+
+def _read_sizes_of_first(graph: ir.Graph) -> None:
+    """Reads rows and length off the first input's whole shape, and not off an input that may be read for nothing else."""
+    first = graph.inputs[0]
+    sizes = [
+        node
+        for node in graph
+        if node.op_type == "Shape"
+        and node.inputs[0] is not None
+        and node.inputs[0].is_graph_input()
+        and node.inputs[0].shape == first.shape
+    ]
+    if not sizes:
+        return
+    shape = ir.node("Shape", [first])
+    graph.insert_before(graph[0], shape)
+    zero = rewrite.add_constant(graph, "sizes/axis_0", np.array([0], dtype=np.int64))
+    for node in sizes:
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 2)
+        if end - start == 1:
+            tape = ir.tape.Tape()
+            index = rewrite.add_constant(graph, f"sizes/{start}", np.array(start, dtype=np.int64))
+            size = tape.op("Unsqueeze", [tape.op("Gather", [shape.outputs[0], index], {"axis": 0}), zero])
+            ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [size])
+        else:
+            node.replace_input_with(0, first)
+
+
+def _fill_shapes(graph: ir.Graph) -> None:
+    """Fills a shape with a number in place of expanding the number to it, as types that a model itself adds are."""
+    for node in graph:
+        number = rewrite.constant(node.inputs[0]) if node.op_type == "Expand" and rewrite.constant_shape(node.inputs[0]) == () else None
+        if number is not None:
+            tape = ir.tape.Tape()
+            filled = tape.op("ConstantOfShape", [node.inputs[1]], {"value": ir.Tensor(number.reshape(1))})
+            ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [filled])
+
+
+def _shift_norms(graph: ir.Graph) -> None:
+    """Gives each norm without a shift one of zeros, because ONNX Runtime's optimizer reads it unasked."""
+    for node in graph:
+        if node.op_type == "LayerNormalization" and (len(node.inputs) == 2 or node.inputs[2] is None):
+            shape = rewrite.constant_shape(node.inputs[1])
+            if shape is not None:
+                node.resize_inputs(3)
+                zeros = np.zeros(tuple(shape), dtype=np.float32)
+                node.replace_input_with(2, rewrite.add_constant(graph, f"no_shift/{'_'.join(map(str, shape))}", zeros))

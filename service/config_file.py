@@ -1,0 +1,81 @@
+"""A file of settings in TOML, as a source of pydantic-settings: below flags and variables, above defaults.
+
+Each of its values is checked by itself first, so that an error names the file and the key, and none is quietly replaced by a flag.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import PydanticBaseSettingsSource
+
+from service.errors import SettingsError
+
+SETTING = "config"  # the setting that names the file; the file itself cannot name another
+
+
+class ConfigFile(PydanticBaseSettingsSource):
+    """The file that a flag or a variable named; without one there is nothing in it."""
+
+    def __init__(self, settings_cls: Any, known: Mapping[str, FieldInfo]) -> None:
+        """Creates it.
+
+        Args:
+            settings_cls: The settings that are read.
+            known: What may stand in the file.
+        """
+        super().__init__(settings_cls)
+        self._known = {name: field for name, field in known.items() if name != SETTING}
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        """Is not called: the file is read as a whole."""
+        raise NotImplementedError
+
+    def __call__(self) -> dict[str, Any]:
+        """Returns the file's settings, without those that a flag or a variable gave.
+
+        Raises:
+            SettingsError: The file cannot be read, is not TOML, or has a key that is no setting or a value that none may have.
+        """
+        path = self.current_state.get(SETTING)
+        if path is None:
+            return {}
+        values = _read(Path(path))
+        for name, value in values.items():
+            self._check(path, name, value)
+        return {name: value for name, value in values.items() if not self._names(name) & set(self.current_state)}
+
+    def _check(self, path: str, name: str, value: Any) -> None:
+        if name not in self._known:
+            near = difflib.get_close_matches(name.replace("-", "_"), self._known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "see `bert-serve serve --help`, with `_` for `-`."
+            raise SettingsError(f"`{path}`: `{name}` is no setting of a file; {hint}")
+        field = self._known[name]
+        try:
+            # as JSON, and strictly: "8000" and true are no numbers, a path is a string, and nothing is a date
+            kind: Any = Annotated[field.annotation, Field(), *field.metadata]
+            TypeAdapter(kind).validate_json(json.dumps(value, default=lambda _: [{}]), strict=True)
+        except ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise SettingsError(f"`{path}`: `{name}` is `{value}`: {message}.") from error
+
+    def _names(self, name: str) -> set[str]:
+        """Returns all names by which a flag or a variable may have given a setting."""
+        choices = getattr(self._known[name].validation_alias, "choices", [])
+        return {name, *map(str, choices)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config (or BERT_SERVE_CONFIG) is `{path}`, which cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise SettingsError(f"`{path}` is not TOML: {error}.") from error

@@ -1,0 +1,99 @@
+"""LineAnswerer: a line of a stream is a request of its own, in metrics and errors; only its wait for room is the service's, not the client's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.types import Scope
+
+from service.errors import BertServeError, RefusedError, TooLargeError
+from service.http import errors
+from service.http.error_log import ErrorLog
+from service.http.middleware import REQUEST_ID, of_request
+from service.metrics import UNKNOWN
+from service.serving.build import AppState
+from service.serving.model import Model
+from service.serving.prediction import Prediction
+from service.wire.call import Call, Content, Incoming
+from service.wire.rendering import to_json
+from service.wire.routes import Route
+
+RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
+_OK, _GONE, _SERVER_ERROR = 200, 499, 500
+
+
+class LineAnswerer:
+    """Answers the lines of one stream."""
+
+    def __init__(
+        self,
+        state: AppState,
+        route: Route,
+        incoming: Callable[[bytes], Incoming[Model]],
+        scope: Scope,
+        error_log: ErrorLog,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Creates it.
+
+        Args:
+            state: What to answer from.
+            route: The stream's.
+            incoming: Makes a request of a line; may raise NotFoundError.
+            scope: The stream's.
+            error_log: Where what the service fails at is logged. What callers do wrong has its place in the answers: a stream may have
+                millions of lines.
+            timeout_s: Seconds until a line must have started, from when it was read.
+        """
+        self._state = state
+        self._route = route
+        self._incoming = incoming
+        self._scope = scope
+        self._errors = error_log
+        self._timeout_s = timeout_s
+
+    async def answer(self, line: bytes) -> bytes:
+        """Returns the answer to a line as JSON, or its error in the one shape; either is counted."""
+        start = time.perf_counter()
+        labels, status = (self._route.task or UNKNOWN, UNKNOWN), _GONE
+        try:
+            if len(line) > self._state.max_body_bytes:
+                raise TooLargeError(
+                    f"the line has more than {self._state.max_body_bytes} bytes; send less in one line, or raise --max-body-bytes."
+                )
+            call = self._route.read(self._incoming(line))
+            labels = (call.task, call.model.name)
+            answer = call.answer(await self._predict(call))
+            assert not isinstance(answer, Content), "routes that stream answer with JSON"
+            body, status = to_json(answer), _OK
+        except Exception as error:  # noqa: BLE001 - the process boundary of a line
+            refusal = errors.response(error, self._scope[REQUEST_ID])
+            body, status = bytes(refusal.body), refusal.status_code
+            if status >= _SERVER_ERROR:
+                self._errors.write(error, of_request(self._scope))
+        finally:
+            self._state.metrics.requests_of(*labels, status).inc()
+            if labels[1] != UNKNOWN:
+                self._state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
+        return body
+
+    async def _predict(self, call: Call[Model]) -> Prediction:
+        """Returns the prediction; while there is no room for it, it waits and asks again, up to the line's deadline."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
+        requests = call.body.requests(call.model.bundle.manifest)
+        while True:
+            try:
+                left_s = max(deadline - loop.time(), 0.0)
+                return await call.model.predict(requests, timeout_s=left_s, task=call.task, spec=call.spec, counts_refusals=False)
+            except RefusedError as error:
+                wait_s = min(max(error.retry_after_s, RETRY_LEAST_S), RETRY_MOST_S)
+                if loop.time() + wait_s >= deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+            except BertServeError as error:
+                error.name_input(many=call.body.is_list, subject=call.body.subject)
+                raise

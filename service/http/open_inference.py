@@ -1,0 +1,203 @@
+"""The routes of the Open Inference Protocol beside `infer`: metadata, probes, statistics, and the repository of models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from service import __version__
+from service.errors import InvalidValueError, MalformedRequestError
+from service.http.answers import check_ready, json_answer
+from service.http.inference import read_raw
+from service.http.openapi import error_responses
+from service.serving.build import AppState
+from service.serving.model import Model
+from service.wire.keys import check_names
+from service.wire.open_inference import check_version
+from service.wire.reading import parse_json, show
+from service.wire.tensor_forms import config, metadata
+
+# What the specification and Triton call what there is here, and `tensors` for the form of token ids in the metadata of a model.
+EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters", "statistics", "tensors")
+MAX_BODY_BYTES = 65536
+_TAGS = ["open inference"]
+_FOUND = error_responses(404)
+_MODEL = "/v2/models/{name}"
+_REPOSITORY = "/v2/repository/models/{name}"
+
+
+class IndexBody(BaseModel):
+    """Body of a request for the index of models; it may be empty."""
+
+    ready: Annotated[bool, Field(description="Only those that are served.")] = False
+
+
+class ChangeBody(BaseModel):
+    """Body of a request that changes a model; it may be empty."""
+
+    parameters: Annotated[
+        dict[str, Any] | None, Field(description="Of `unload`, `unload_dependents`, without effect; of `load`, none.")
+    ] = None
+
+
+def router(state: AppState) -> APIRouter:
+    """Returns the routes."""
+    routes = APIRouter(responses=error_responses(), tags=_TAGS)  # type: ignore[arg-type]
+    _add_server(routes, state)
+    _add_models(routes, state)
+    _add_repository(routes, state)
+    return routes
+
+
+def _add_server(routes: APIRouter, state: AppState) -> None:
+    @routes.get("/v2/", include_in_schema=False)
+    @routes.get("/v2", summary="The service and what it can do beside the protocol")
+    async def server() -> Response:
+        return json_answer({"name": "bertserve", "version": __version__, "extensions": list(EXTENSIONS)})
+
+    @routes.get("/v2/health/live", summary="Whether the process runs")
+    async def live() -> Response:
+        return json_answer({"live": True})
+
+    @routes.get("/v2/health/ready", summary="Whether requests are answered")
+    async def ready() -> Response:
+        check_ready(state.scheduler.ready)
+        return json_answer({"ready": True, "live": True})
+
+
+def _add_models(routes: APIRouter, state: AppState) -> None:
+    # before the models themselves: no model is called so
+    @routes.get("/v2/models/stats", summary="Statistics of all models")
+    async def all_statistics() -> Response:
+        return await _statistics(state, list(state.registry.models.values()))
+
+    def add(suffix: str, summary: str, answer: Callable[[Model], Awaitable[Response]]) -> None:
+        @routes.get(f"{_MODEL}{suffix}", summary=summary, responses=_FOUND)
+        async def served(name: str) -> Response:
+            return await answer(state.registry.get(name))
+
+        @routes.get(f"{_MODEL}/versions/{{version}}{suffix}", summary=f"{summary}, if it is of this version", responses=_FOUND)
+        async def of_version(name: str, version: str) -> Response:
+            model = state.registry.get(name)
+            check_version(name, model.bundle.version, version)
+            return await answer(model)
+
+    async def described(model: Model) -> Response:
+        return json_answer(metadata(model.name, model.bundle.version, model.bundle.manifest, model.graph))
+
+    async def ready(model: Model) -> Response:
+        check_ready(model.ready)
+        return json_answer({"name": model.name, "ready": True})
+
+    async def configured(model: Model) -> Response:
+        return json_answer(config(model.name, model.bundle.manifest, max_rows=state.limits.max_inputs))
+
+    async def statistics(model: Model) -> Response:
+        return await _statistics(state, [model])
+
+    add("", "Inputs and outputs of a model", described)
+    add("/ready", "Whether a model answers", ready)
+    add("/config", "Configuration of a model, as Triton's clients read it", configured)
+    add("/stats", "Statistics of a model", statistics)
+
+
+def _add_repository(routes: APIRouter, state: AppState) -> None:
+    wrong = (400, 408, 413, 415, 422)
+
+    @routes.post(
+        "/v2/repository/index", summary="All models with their states", responses=error_responses(*wrong), openapi_extra=_takes(IndexBody)
+    )
+    async def index(request: Request) -> Response:
+        given = await _body(request, IndexBody)
+        ready = given.get("ready") or False
+        if not isinstance(ready, bool):
+            raise InvalidValueError(f"`ready` is {show(ready)}; it must be true or false.")
+        served = state.registry.models
+        found = [{"name": name, "version": model.bundle.version, "state": "READY", "reason": ""} for name, model in served.items()]
+        broken = [
+            {"name": name, "version": "", "state": "UNAVAILABLE", "reason": why} for name, why in state.broken.items() if name not in served
+        ]
+        return json_answer(found if ready else found + broken)
+
+    changed, takes = error_responses(*wrong, 403, 404), _takes(ChangeBody)
+
+    @routes.post(f"{_REPOSITORY}/load", summary="Load a model as its folder has it now (admin key)", responses=changed, openapi_extra=takes)
+    async def load(name: str, request: Request) -> Response:
+        _check_parameters(await _body(request, ChangeBody), ())
+        await state.reloader.load(name)
+        return json_answer({})
+
+    @routes.post(f"{_REPOSITORY}/unload", summary="Take a model out of service (admin key)", responses=changed, openapi_extra=takes)
+    async def unload(name: str, request: Request) -> Response:
+        _check_parameters(await _body(request, ChangeBody), ("unload_dependents",))
+        await state.reloader.unload(name)
+        return json_answer({})
+
+
+def _takes(body: type[BaseModel]) -> dict[str, Any]:
+    """Returns what OpenAPI says of a body that may be left out."""
+    return {"requestBody": {"required": False, "content": {"application/json": {"schema": body.model_json_schema()}}}}
+
+
+async def _body(request: Request, model: type[BaseModel]) -> Mapping[str, Any]:
+    """Returns the object of a body, which may be empty, with keys that the model has and no others.
+
+    Raises:
+        MalformedRequestError: It is not a JSON object.
+        InvalidValueError: It has another key.
+    """
+    raw = await read_raw(request, request.headers, MAX_BODY_BYTES)
+    value = parse_json(raw) if raw.strip() else {}
+    if not isinstance(value, dict):
+        raise MalformedRequestError(f"the body is {show(value)}; send a JSON object, or none.")
+    check_names(value, list(model.model_fields), "the body")
+    return value
+
+
+def _check_parameters(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    parameters = given.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise InvalidValueError(f"`parameters` is {show(parameters)}; it must be an object.")
+    check_names(parameters, known, "`parameters`")
+
+
+async def _statistics(state: AppState, models: list[Model]) -> Response:
+    # the workers' files are read
+    totals = await asyncio.to_thread(state.metrics.totals)
+    return json_answer({"model_stats": [_of_model(model, totals.get(model.name, {})) for model in models]})
+
+
+def _of_model(model: Model, totals: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the statistics of a model since the start, all workers and tasks together.
+
+    The three parts of `compute` are of the requests answered, as perf_analyzer holds them to be; a run that requests shared counts once.
+    """
+
+    def part(count: str, *seconds: str) -> dict[str, int]:
+        return {"count": int(totals.get(count, 0)), "ns": int(sum(totals.get(name, 0) for name in seconds) * 1e9)}
+
+    answered = "queue_seconds_count"
+    parts = ("queue_seconds_sum", "tokenize_seconds_sum", "inference_seconds_sum", "decode_seconds_sum")
+    nothing = {"count": 0, "ns": 0}
+    return {
+        "name": model.name,
+        "version": model.bundle.version,
+        "inference_count": int(totals.get("batch_rows_sum", 0)),
+        "execution_count": int(totals.get("batch_rows_count", 0)),
+        "inference_stats": {
+            "success": part(answered, *parts),
+            "fail": part("requests_failed"),
+            "queue": part(answered, parts[0]),
+            "compute_input": part(answered, parts[1]),
+            "compute_infer": part(answered, parts[2]),
+            "compute_output": part(answered, parts[3]),
+            "cache_hit": nothing,
+            "cache_miss": nothing,
+        },
+        "batch_stats": [],
+    }

@@ -1,0 +1,48 @@
+"""The path that a wrong one was meant to be."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+from service.errors import NotFoundError
+from service.tasks.catalog import TASKS
+
+_SHOWN_CHARS = 64  # of a path, in a message; of one of kilobytes it would also take long to find the nearest
+_NAME = re.compile(r"\{(\w+)\}")
+
+
+def no_such_path(path: str, known: Iterable[str]) -> NotFoundError:
+    """Returns the error of a path that there is not.
+
+    Args:
+        path: The path.
+        known: Those that there are; `{name}` in one is a model's name, `{version}` its version.
+    """
+    shown = path[:_SHOWN_CHARS]
+    steps = shown.split("/")
+    candidates = [filled for template in sorted(known) if _is_like(steps, filled := _filled(template.split("/"), steps))]
+    near = difflib.get_close_matches(shown.lower(), ["/".join(each).lower() for each in candidates], n=1)
+    found = next(("/".join(each) for each in candidates if ["/".join(each).lower()] == near), None)
+    if found is not None:
+        return NotFoundError(f"there is no path `{shown}`; did you mean `{found}`? See /docs.")
+    tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
+    return NotFoundError(f"there is no path `{shown}`; models answer a POST to {tasks} or /models/NAME, see /docs.")
+
+
+def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
+    """Returns a path with the names that the given one has at their places: those of a model and of a version are taken to be right."""
+    given = [*steps, *[""] * len(template)]
+    names = [_NAME.search(step) for step in template]
+    return [
+        step if found is None else step.replace(found[0], given[i].partition(":")[0] or found[1].upper())
+        for i, (step, found) in enumerate(zip(template, names, strict=True))
+    ]
+
+
+def _is_like(steps: Sequence[str], other: Sequence[str]) -> bool:
+    """Returns whether each step of a path of equal length is like the given one's; of a shorter one, whose steps may be others, it is not asked."""
+    if len(steps) != len(other):
+        return len(steps) > len(other)
+    return all(difflib.get_close_matches(step.lower(), [each.lower()]) for step, each in zip(steps, other, strict=True))

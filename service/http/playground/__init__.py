@@ -1,0 +1,50 @@
+"""The playground: a page at `/` that runs every task in a browser. Its files are sent as they are; nothing comes from outside."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+_FOLDER = Path(__file__).parent
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+PAGE = "index.html"
+FILES = ("playground.css", "playground.js", "views.js", "snippets.js", "load.js")
+# The page runs its own scripts alone and speaks to this service alone, so that a text cannot do more than be shown.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'self'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def router(root_path: str = "") -> APIRouter:
+    """Returns the routes of the page and its files.
+
+    Args:
+        root_path: Path below which a proxy offers the service; what the page asks for is relative to it.
+    """
+    routes = APIRouter(include_in_schema=False)
+    page = (_FOLDER / PAGE).read_bytes()
+    if root_path:
+        # without it a browser at `/bert`, which lacks the last slash, would look for all else beside it
+        page = page.replace(b"<head>", f'<head>\n  <base href="{html.escape(root_path)}/">'.encode(), 1)
+    _add_file(routes, "/", PAGE, page)
+    for name in FILES:
+        _add_file(routes, f"/playground/{name}", name, (_FOLDER / name).read_bytes())
+    return routes
+
+
+def _add_file(routes: APIRouter, path: str, name: str, content: bytes) -> None:
+    headers = {
+        "content-type": f"{_TYPES[Path(name).suffix]}; charset=utf-8",
+        "content-security-policy": POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+
+    @routes.get(path)
+    async def file() -> Response:
+        return Response(content, headers=headers)

@@ -1,0 +1,31 @@
+// The request that was just sent, for a shell, for Python and for JavaScript. They run as they stand; the key is never in them.
+
+const json = (body) => JSON.stringify(body);
+
+export function inCurl(url, body, hasKey) {
+  const quoted = json(body).replaceAll("'", "'\\''");
+  return `curl -s '${url}'${hasKey ? ' -H "authorization: Bearer $BERT_SERVE_KEY"' : ""} \\\n  -H 'content-type: application/json' \\\n  -d '${quoted}'`;
+}
+
+export function inPython(url, body, hasKey) {
+  const text = json(json(body)); // a JSON string of ASCII escapes is a Python string too
+  return [
+    ...(hasKey ? ["import os"] : []), "import json", "import urllib.request", "",
+    `body = ${text}`,
+    "request = urllib.request.Request(",
+    `    ${json(url)},`,
+    "    data=body.encode(),",
+    `    headers={"content-type": "application/json"${hasKey ? ', "authorization": f"Bearer {os.environ[\'BERT_SERVE_KEY\']}"' : ""}},`,
+    ")", "print(json.load(urllib.request.urlopen(request)))",
+  ].join("\n");
+}
+
+export function inJavaScript(url, body, hasKey) {
+  return [
+    `const response = await fetch(${json(url)}, {`,
+    '  method: "POST",',
+    `  headers: { "content-type": "application/json"${hasKey ? ", authorization: `Bearer ${process.env.BERT_SERVE_KEY}`" : ""} },`,
+    `  body: JSON.stringify(${json(body)}),`,
+    "});", "console.log(await response.json());",
+  ].join("\n");
+}

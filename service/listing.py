@@ -1,0 +1,86 @@
+"""What a folder of models has, from its manifests alone: for people as a table, for programs as JSON. What `bert-serve models` prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from service.bundle.files import CARD_FILE, read_manifest
+from service.bundle.graph_spec import GraphSpec
+from service.errors import BundleError
+
+_HEADER = ("name", "task", "labels", "MiB", "graphs (* default), answers as the checkpoint", "card")
+_SHOWN_LABELS = 4
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """Returns what the manifest of a bundle says of it, or why it cannot be read as `error`.
+
+    Args:
+        path: The bundle's folder.
+    """
+    try:
+        manifest, _ = read_manifest(path)
+        graphs = [_graph_facts(path, graph) for graph in manifest.graphs]
+    except (BundleError, OSError) as error:
+        return {"name": path.name, "path": str(path), "error": str(error)}
+    card = path / CARD_FILE
+    return {
+        "name": manifest.name,
+        "path": str(path),
+        "task": manifest.task,
+        "labels": list(manifest.labels),
+        "size_bytes": sum(file.stat().st_size for file in path.iterdir() if file.is_file()),
+        "graphs": graphs,
+        "source": {"checkpoint": manifest.source.checkpoint, "revision": manifest.source.revision, "commit": manifest.source.commit},
+        "card": str(card) if card.is_file() else None,
+    }
+
+
+def as_json(listed: Sequence[dict[str, Any]]) -> str:
+    """Returns a JSON list of facts."""
+    return json.dumps(listed, indent=1)
+
+
+def as_table(listed: Sequence[dict[str, Any]]) -> str:
+    """Returns a line for each model, in columns; what cannot be read says why in a line of its own below."""
+    rows = [_HEADER, *(_row(model) for model in listed if "error" not in model)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*lines, *(f"{model['name']}: {model['error']}" for model in listed if "error" in model)])
+
+
+def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
+    return {
+        "file": graph.file,
+        "provider": graph.provider,
+        "precision": graph.precision,
+        "default": graph.default,
+        "batch_invariant": graph.batch_invariant,
+        "size_bytes": sum((path / file.file).stat().st_size for file in graph.files),
+        "samples": graph.evidence.samples,
+        "agreement": graph.evidence.label_agreement if graph.evidence.samples else None,
+    }
+
+
+def _row(model: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        model["name"],
+        model["task"],
+        _labels(model["labels"]),
+        f"{model['size_bytes'] / 2**20:.1f}",
+        "; ".join(map(_graph, model["graphs"])),
+        model["card"] or "none",
+    )
+
+
+def _labels(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _SHOWN_LABELS} more" if len(labels) > _SHOWN_LABELS else ""
+    return ", ".join(label[:24] for label in labels[:_SHOWN_LABELS]) + more
+
+
+def _graph(graph: dict[str, Any]) -> str:
+    measured = "not measured" if graph["agreement"] is None else f"{graph['agreement']:.1%} of {graph['samples']}"
+    return f"{graph['provider']}/{graph['precision']}{'*' if graph['default'] else ''} {measured}"

@@ -1,0 +1,201 @@
+"""Multiple choice: which of several choices goes with a question or a text, as SWAG and RACE ask.
+
+Each choice makes a pair with what it is for, and the model gives it one logit; the softmax over the choices of a question are its scores.
+Pairs are those of the `run_swag` and RACE examples of transformers: without a context the question and the choice, with one the context and
+"question choice", joined by a space. A pair over the model's length is cut as there, the longer text first, and that is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from service.errors import InvalidValueError
+from service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
+from service.tasks.decoding.scores import Row, activate, best_first
+from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.spec import TaskSpec
+from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.windows import truncate_longest_first
+
+TASK = "multiple-choice"
+MIN_CHOICES, MAX_CHOICES = 2, 64
+
+
+class ChooseParameters(TaskParameters):
+    """Parameters of multiple choice."""
+
+    truncation: Annotated[
+        bool, Field(description="Cut a pair over the model's length, the longer text first, with a warning; false makes it an error.")
+    ] = True
+
+
+DEFAULTS = ChooseParameters()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question with its choices.
+
+    Attributes:
+        question: The question, or the text that a choice completes.
+        choices: The choices, two or more.
+        context: What the question is about, or None.
+        parameters: How.
+    """
+
+    question: str
+    choices: tuple[str, ...]
+    context: str | None = None
+    parameters: ChooseParameters = DEFAULTS
+
+    @property
+    def first(self) -> str:
+        """The first text of every pair."""
+        return self.question if self.context is None else self.context
+
+    @property
+    def seconds(self) -> list[str]:
+        """The second text of each choice's pair."""
+        return [choice if self.context is None else f"{self.question} {choice}" for choice in self.choices]
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized; beside a context the question is, with each choice."""
+        repeated = 0 if self.context is None else len(self.question) + 1
+        return len(self.first) + repeated * len(self.choices) + sum(map(len, self.choices))
+
+
+def estimate(request: Request, max_length: int) -> int:
+    """Returns a cheap guess of the tokens of all pairs."""
+    shared = estimate_tokens(request.first) + (0 if request.context is None else estimate_tokens(request.question))
+    return sum(min(shared + estimate_tokens(choice), max_length) for choice in request.choices)
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
+    """Returns one encoding per choice.
+
+    Raises:
+        InvalidValueError: A pair is too long and `truncation` is false.
+    """
+    first, *seconds = tokenizer.tokenize([request.first, *request.seconds])
+    room, encodings, truncated = tokenizer.room(pair=True), [], False
+    for i, second in enumerate(seconds):
+        total = len(first) + len(second)
+        if total > room and not request.parameters.truncation:
+            raise InvalidValueError(
+                f"`choices[{i}]` and what it is for have {total} tokens together and the model takes {room}; shorten them, or set `truncation` to "
+                "true."
+            )
+        truncated |= total > room
+        keep_first, keep_second = truncate_longest_first(len(first), len(second), room)
+        encodings.append(tokenizer.assemble(first.ids[:keep_first], second.ids[:keep_second]))
+    return Encoded(encodings=encodings, truncated=truncated)
+
+
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
+    """Returns `{index, score, text}` of each choice, best first; equal scores in the order of the choices.
+
+    Args:
+        request: The request.
+        encoded: Not needed.
+        rows: One row per choice with the output `logits`, float32 [1].
+        config: Not needed.
+    """
+    scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
+    return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]
+
+
+def _check_choices(choices: list[str]) -> list[str]:
+    if not MIN_CHOICES <= len(choices) <= MAX_CHOICES:
+        raise PydanticCustomError("choices", "must have {least} to {most} choices", {"least": MIN_CHOICES, "most": MAX_CHOICES})
+    return choices
+
+
+class Choices(Closed):
+    """A question, or a text to be completed, and its choices."""
+
+    choices: Annotated[
+        list[str], STOP, AfterValidator(_check_choices), Field(json_schema_extra={"minItems": MIN_CHOICES, "maxItems": MAX_CHOICES})
+    ]
+    question: str | None = None
+    prompt: str | None = None
+    context: str | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both_names(self) -> Self:
+        if (self.question is None) == (self.prompt is None):
+            raise PydanticCustomError("question", "must have either `question` or `prompt`, which mean the same")
+        return self
+
+    @property
+    def asked(self) -> str:
+        """The question, by whichever name."""
+        found = self.prompt if self.question is None else self.question
+        assert found is not None, "it has been validated"
+        return found
+
+
+class ChooseBody(TaskBody):
+    """Body of a multiple choice request."""
+
+    model_config = body_config(
+        inputs={"prompt": "She put the kettle on and", "choices": ["waited for it to boil.", "rode it to the station."]},
+        parameters={"truncation": False},
+    )
+    parameters_type: ClassVar[type[TaskParameters]] = ChooseParameters
+    counted: ClassVar[str] = "`inputs` has {} choices"
+    # the client has no function for the task, so that none misreads a list
+    several_in_javascript: ClassVar[bool] = True
+
+    inputs: Annotated[
+        Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],
+        one_of("{question, choices} or a list of these", PAIR, LIST),
+        Field(description="A question, or a `prompt` to be completed, with its choices and maybe a context; or a list of these."),
+    ]
+    parameters: ChooseParameters | None = None
+
+    @property
+    def count(self) -> int:
+        """How many pairs of a question and a choice there are."""
+        return sum(len(item.choices) for item in self.items)
+
+    def texts_of(self, item: Any) -> Iterable[str]:
+        """Returns the question, the context and the choices."""
+        return (item.asked, item.context or "", *item.choices)
+
+    def request(self, item: Any, parameters: ChooseParameters) -> Request:
+        """Returns the request of a question."""
+        return Request(item.asked, tuple(item.choices), item.context, parameters)
+
+
+class Chosen(BaseModel):
+    """One choice's place and score."""
+
+    index: Annotated[int, Field(examples=[0])]
+    score: Annotated[float, Field(examples=[0.98])]
+    text: Annotated[str, Field(examples=["waited for it to boil."])]
+
+
+def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
+    choices = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
+    items = [{"prompt": text, "choices": choices} for text in inputs]
+    return {"inputs": items[0] if len(items) == 1 else items}
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="choose",
+    title="Choose what goes with a question or a text",
+    body=ChooseBody,
+    answer=list[Chosen] | list[list[Chosen]],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    load_body=_load_body,
+)

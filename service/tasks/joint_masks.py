@@ -1,0 +1,319 @@
+"""Joint masks: the masks of a text filled together, by a beam search over refills of the text.
+
+Masks are filled from left to right. The score of a filling is the product of p(token | the text with the masks before it filled, and it and
+those after it masked). The order is fixed, because then the scores of all fillings of a text add up to 1: they are probabilities of one
+distribution, and can be compared, whatever else was tried. An order by confidence would give each filling a distribution of its own.
+
+A mask whose target has several pieces is as many masks. Targets of another number of pieces are in another text, which is searched by
+itself. Scores are not divided by the number of pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import InvalidValueError
+from service.tasks.decoding.scores import Floats, Row
+from service.tasks.encoded import Encoded
+from service.tasks.further import Further
+from service.text.tokenizer import Encoding, Tokenizer
+
+DEFAULT_BEAM = 8
+MAX_BEAM = 64
+# Of a text, those that targets of several pieces make included: each is a run after the one before.
+MAX_JOINT_MASKS = 16
+# Texts of different numbers of masks that targets of different numbers of pieces make of one.
+MAX_PATTERNS = 64
+
+Pieces = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """Tokens in the places of the first masks.
+
+    Attributes:
+        log: Logarithm of their score.
+        tokens: Their ids, from left to right.
+    """
+
+    log: float = 0.0
+    tokens: Pieces = ()
+
+    @property
+    def rank(self) -> tuple[float, Pieces]:
+        """What fillings are sorted by: the best first, equal ones by token id."""
+        return -self.log, self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One mask of the caller's text: as many masks as the pieces of what may fill it.
+
+    Attributes:
+        size: How many.
+        follows: What may follow the pieces of it that are filled, ascending; None for any token.
+        targets: Pieces -> target; empty for any token.
+    """
+
+    size: int = 1
+    follows: Mapping[Pieces, NDArray[np.int64]] | None = None
+    targets: Mapping[Pieces, str] | None = None
+
+    def prefixes(self, size: int, vocabulary: int) -> int:
+        """Returns in how many ways the first `size` pieces can be filled."""
+        if self.targets is None:
+            ways: int = vocabulary**size
+            return ways
+        return len({pieces[:size] for pieces in self.targets})
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The text with as many masks as there are pieces to fill in.
+
+    Attributes:
+        ids: Token ids of the whole text.
+        masks: Where in them the masks are.
+        slots: What they belong to, in order.
+        start: First token of the part that is read.
+    """
+
+    ids: list[int]
+    masks: list[int]
+    slots: tuple[Slot, ...]
+    start: int
+
+    def filled(self, tokens: Pieces) -> list[int]:
+        """Returns the text with the first masks filled."""
+        ids = self.ids.copy()
+        for mask, token in zip(self.masks, tokens, strict=False):
+            ids[mask] = token
+        return ids
+
+    def split(self, tokens: Pieces) -> list[Pieces]:
+        """Returns the tokens of each slot; fewer of the one that is being filled, and none of those after it."""
+        parts, first = [], 0
+        for slot in self.slots:
+            parts.append(tokens[first : first + slot.size])
+            first += slot.size
+        return parts
+
+    def allowed(self, tokens: Pieces) -> NDArray[np.int64] | None:
+        """Returns the tokens that may come next, ascending; None for any."""
+        place = len(tokens)
+        for slot, part in zip(self.slots, self.split(tokens), strict=True):
+            if place < slot.size:
+                return None if slot.follows is None else slot.follows[part]
+            place -= slot.size
+        raise AssertionError("all masks are filled")
+
+    def runs(self, beam: int, vocabulary: int) -> list[int]:
+        """Returns how many texts are run for each mask, at most."""
+        counts, before = [], 1
+        for slot in self.slots:
+            counts += [min(beam, before * slot.prefixes(size, vocabulary)) for size in range(slot.size)]
+            before = min(before * slot.prefixes(slot.size, vocabulary), beam)
+        return counts
+
+    def held(self, beam: int, top_k: int, vocabulary: int) -> int:
+        """Returns how many numbers of four bytes the runs of a mask keep, at most: of each its best tokens, and their logarithms."""
+        wanted = [beam] * (len(self.masks) - 1) + [top_k]
+        return max(4 * runs * min(count, vocabulary) for runs, count in zip(self.runs(beam, vocabulary), wanted, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointText(Encoded):
+    """A text to fill; nothing of it runs before the search says so.
+
+    Attributes:
+        patterns: The texts with masks that are searched.
+        beam: Fillings of each that are followed.
+        top_k: Fillings that are wanted.
+        tokenizer: Turns ids back into text.
+    """
+
+    patterns: list[Pattern]
+    beam: int
+    top_k: int
+    tokenizer: Tokenizer
+
+
+def prepare(
+    ids: list[int], masks: Sequence[int], targets: Mapping[Pieces, str] | None, *, beam: int, top_k: int, tokenizer: Tokenizer
+) -> tuple[list[Pattern], int, bool]:
+    """Returns the texts to search, the tokens that the search runs at most, and whether text is left out.
+
+    Args:
+        ids: Token ids of the text.
+        masks: Where in them the masks are, at least one.
+        targets: Pieces -> target; None for any token.
+        beam: Fillings that are followed.
+        top_k: Fillings that are wanted.
+        tokenizer: The service's.
+
+    Raises:
+        InvalidValueError: There are too many masks or patterns, or the masks of one do not fit the model's length.
+    """
+    slots = [Slot()] if targets is None else _slots(targets)
+    if len(slots) ** len(masks) > MAX_PATTERNS:
+        raise InvalidValueError(
+            f"{len(masks)} masks with targets of {len(slots)} different numbers of pieces are {len(slots) ** len(masks)} texts to search and "
+            f"{MAX_PATTERNS} are allowed; give targets of fewer different lengths, or fewer masks."
+        )
+    patterns = [_pattern(ids, masks, chosen, tokenizer) for chosen in product(slots, repeat=len(masks))]
+    room, specials = tokenizer.room(pair=False), tokenizer.max_length - tokenizer.room(pair=False)
+    tokens = sum(sum(pattern.runs(beam, tokenizer.vocabulary_size)) * (min(len(pattern.ids), room) + specials + 1) for pattern in patterns)
+    return patterns, tokens, any(len(pattern.ids) > room for pattern in patterns)
+
+
+def _slots(targets: Mapping[Pieces, str]) -> list[Slot]:
+    """Returns what a mask may be, for each number of pieces."""
+    slots = []
+    for size in sorted({len(pieces) for pieces in targets}):
+        own = {pieces: target for pieces, target in targets.items() if len(pieces) == size}
+        follows: dict[Pieces, set[int]] = {}
+        for pieces in own:
+            for place, token in enumerate(pieces):
+                follows.setdefault(pieces[:place], set()).add(token)
+        slots.append(Slot(size, {prefix: np.array(sorted(tokens)) for prefix, tokens in follows.items()}, own))
+    return slots
+
+
+def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], tokenizer: Tokenizer) -> Pattern:
+    count = sum(slot.size for slot in slots)
+    if count > MAX_JOINT_MASKS:
+        pieces = "" if count == len(masks) else f" with a mask for each piece of {'its' if len(masks) == 1 else 'their'} targets"
+        raise InvalidValueError(
+            f"the text has {count} masks{pieces} and {MAX_JOINT_MASKS} are filled together; give fewer masks or shorter targets."
+        )
+    expanded: list[int] = []
+    places: list[int] = []
+    before = 0
+    for mask, slot in zip(masks, slots, strict=True):
+        expanded += ids[before:mask]
+        places += range(len(expanded), len(expanded) + slot.size)
+        expanded += [ids[mask]] * slot.size
+        before = mask + 1
+    expanded += ids[before:]
+    room, span = tokenizer.room(pair=False), places[-1] - places[0] + 1
+    if span > room:
+        raise InvalidValueError(
+            f"the masks of the text stand within {span} tokens and the model takes {room}; shorten it, or fill them one by one without `joint`."
+        )
+    middle = (places[0] + places[-1]) // 2
+    start = min(max(middle - room // 2, places[-1] - room + 1, 0), max(len(expanded) - room, 0))
+    return Pattern(expanded, places, slots, start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beam:
+    """The fillings of a pattern that are followed, all of as many masks."""
+
+    pattern: Pattern
+    fillings: tuple[Filling, ...] = (Filling(),)
+
+    @property
+    def done(self) -> int:
+        return len(self.fillings[0].tokens)
+
+    @property
+    def full(self) -> bool:
+        return self.done == len(self.pattern.masks)
+
+
+def search(text: JointText) -> Further:
+    """Returns the first runs of the search, from which the others and the result follow."""
+    return _next(text, [_Beam(pattern) for pattern in text.patterns])
+
+
+def _next(text: JointText, beams: list[_Beam]) -> Further:
+    """Returns the runs for the next mask of each pattern that has one: all variants of all patterns together."""
+    open_ = [beam for beam in beams if not beam.full]
+    work = []
+    reserve = 0
+    for beam in open_:
+        last = beam.done + 1 == len(beam.pattern.masks)
+        work += [
+            (encoding, partial(_best, wanted=text.top_k if last else text.beam, allowed=beam.pattern.allowed(filling.tokens)))
+            for filling, encoding in zip(beam.fillings, _encodings(text, beam), strict=True)
+        ]
+        later = beam.pattern.runs(text.beam, text.tokenizer.vocabulary_size)[beam.done + 1 :]
+        reserve += sum(later) * work[-1][0].cost_tokens
+    return Further(work, partial(_refilled, text, beams), reserve)
+
+
+def _encodings(text: JointText, beam: _Beam) -> Iterator[Encoding]:
+    """Yields the text with each filling, and the next mask to be filled."""
+    pattern, room = beam.pattern, text.tokenizer.room(pair=False)
+    for filling in beam.fillings:
+        ids = pattern.filled(filling.tokens)[pattern.start : pattern.start + room]
+        yield text.tokenizer.assemble(ids, masks=[pattern.masks[beam.done] - pattern.start])
+
+
+def _best(row: Row, *, wanted: int, allowed: NDArray[np.int64] | None) -> Row:
+    """Returns the best `tokens` of one mask, int64 [wanted] at most, and their `logs`, float64: logarithms of their probabilities."""
+    logs = log_softmax(row["logits"][0])
+    candidates = np.arange(len(logs)) if allowed is None else allowed
+    count = min(wanted, len(candidates))
+    # every token as good as the last one wanted, so that of equal ones the first by id is taken
+    floor = np.partition(logs[candidates], len(candidates) - count)[len(candidates) - count]
+    best = candidates[logs[candidates] >= floor]
+    best = best[np.argsort(-logs[best], kind="stable")][:count]
+    return {"tokens": best, "logs": logs[best]}
+
+
+def log_softmax(logits: Floats) -> NDArray[np.float64]:
+    """Returns the logarithms of the probabilities, float64, of logits, float32 [vocabulary]."""
+    shifted = logits.astype(np.float64) - logits.max()
+    exact: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return exact
+
+
+def _refilled(text: JointText, beams: Sequence[_Beam], rows: Sequence[Row]) -> Further | list[dict[str, object]]:
+    """Returns what runs next, or the result where all masks are filled."""
+    kept = iter(rows)
+    grown = [beam if beam.full else _grow(text, beam, [next(kept) for _ in beam.fillings]) for beam in beams]
+    return _answer(text, grown) if all(beam.full for beam in grown) else _next(text, grown)
+
+
+def _grow(text: JointText, beam: _Beam, rows: Sequence[Row]) -> _Beam:
+    """Returns the best fillings of one mask more."""
+    last = beam.done + 1 == len(beam.pattern.masks)
+    logs = [filling.log + row["logs"] for filling, row in zip(beam.fillings, rows, strict=True)]
+    every = np.concatenate(logs)
+    count = min(text.top_k if last else text.beam, len(every))
+    # no object for each of a million that are dropped; all as good as the last one wanted, for the order of equal ones
+    floor = np.partition(every, len(every) - count)[len(every) - count]
+    found = [
+        Filling(float(own[place]), (*filling.tokens, int(row["tokens"][place])))
+        for filling, row, own in zip(beam.fillings, rows, logs, strict=True)
+        for place in np.flatnonzero(own >= floor)
+    ]
+    return _Beam(beam.pattern, tuple(sorted(found, key=lambda filling: filling.rank)[:count]))
+
+
+def _answer(text: JointText, beams: Sequence[_Beam]) -> list[dict[str, object]]:
+    """Returns the best fillings over all patterns, by falling score."""
+    found = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
+    return [_filled(text.tokenizer, filling, pattern) for filling, pattern in found[: text.top_k]]
+
+
+def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern) -> dict[str, object]:
+    chosen = [
+        slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(filling.tokens), strict=True) if slot.targets is not None
+    ]
+    return {
+        "score": math.exp(filling.log),
+        "tokens": list(filling.tokens),
+        "token_strs": [tokenizer.decode([token], skip_special=False) for token in filling.tokens],
+        **({"targets": chosen} if chosen else {}),
+        "sequence": tokenizer.decode(pattern.filled(filling.tokens), skip_special=True),
+    }

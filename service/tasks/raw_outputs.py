@@ -1,0 +1,171 @@
+"""Raw outputs: token ids that a caller made to what the graph gives out, for those who tokenize and decode themselves.
+
+No task of the catalog: every bundle answers it, whatever its own task is. A row is one encoding, so that it shares batches, queue and
+limits with the texts of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle.graph_spec import OutputSpec
+from service.bundle.manifest import Manifest
+from service.errors import InvalidValueError
+from service.tasks.body import TaskBody
+from service.tasks.decoding.scores import Row
+from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.fill_mask import MAX_MASKS
+from service.tasks.spec import TaskSpec
+from service.text.tokenizer import Encoding, Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One row of token ids.
+
+    Attributes:
+        encoding: The row without its padding, with the places of its masks where the graph fills them.
+        padded: Its length with the padding that the caller has it in, and gets the answer in.
+        outputs: The graph's outputs that are wanted.
+        manifest: What says how long they are.
+    """
+
+    encoding: Encoding
+    padded: int
+    outputs: tuple[OutputSpec, ...]
+    manifest: Manifest
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized: none."""
+        return 0
+
+
+def rows(
+    ids: NDArray[np.int64],
+    mask: NDArray[np.int64],
+    type_ids: NDArray[np.int64],
+    *,
+    outputs: Sequence[OutputSpec],
+    manifest: Manifest,
+    fills_masks: bool,
+) -> list[Request]:
+    """Returns one request for each row.
+
+    Args:
+        ids: Token ids [rows, length].
+        mask: 1 for tokens and 0 for padding [rows, length].
+        type_ids: Segment ids [rows, length].
+        outputs: The outputs that are wanted.
+        manifest: The model's.
+        fills_masks: Whether its graph has outputs of masks.
+
+    Raises:
+        InvalidValueError: A row cannot be run; `input_index` says which.
+    """
+    known = {piece.type_id for piece in (*manifest.tokenizer.single, *manifest.tokenizer.pair)}
+    made = []
+    for index in range(len(ids)):
+        try:
+            place = _tokens(mask[index], manifest.tokenizer.padding_side)
+            _check_types(type_ids[index][place], known)
+            masks = _masks(ids[index][place], manifest) if fills_masks else ()
+        except InvalidValueError as error:
+            error.input_index = index
+            raise
+        encoding = Encoding(ids[index][place].copy(), type_ids[index][place].copy(), masks=masks)
+        made.append(Request(encoding, ids.shape[1], tuple(outputs), manifest))
+    return made
+
+
+def _tokens(mask: NDArray[np.int64], side: str) -> slice:
+    """Returns where in a row the tokens stand."""
+    count, length = int(np.count_nonzero(mask)), len(mask)
+    place = slice(length - count, length) if side == "left" else slice(0, count)
+    if count == 0 or not (mask[place] == 1).all():
+        order = "zeros and then ones" if side == "left" else "ones and then zeros"
+        raise InvalidValueError(
+            f"`attention_mask` must be {order}, at least one of them 1, for this model is padded on the {side}; it has other values or holes."
+        )
+    return place
+
+
+def _check_types(type_ids: NDArray[np.int64], known: set[int]) -> None:
+    wrong = [value for value in np.unique(type_ids).tolist() if value not in known]
+    if wrong:
+        raise InvalidValueError(f"`token_type_ids` has {wrong[0]}, and this model has {', '.join(map(str, sorted(known)))}.")
+
+
+def _masks(ids: NDArray[np.int64], manifest: Manifest) -> tuple[int, ...]:
+    assert manifest.tokenizer.mask is not None, "a manifest for fill-mask has it"
+    masks = np.flatnonzero(ids == manifest.tokenizer.mask.id).tolist()
+    if not 1 <= len(masks) <= MAX_MASKS:
+        raise InvalidValueError(
+            f"the row has {len(masks)} mask tokens ({manifest.tokenizer.mask.id}) and 1 to {MAX_MASKS} are allowed: logits are for masks alone."
+        )
+    return tuple(masks)
+
+
+def estimate(request: Request, max_length: int) -> int:
+    """Returns the tokens of the row."""
+    return request.encoding.cost_tokens
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
+    """Returns the row's one encoding.
+
+    Raises:
+        InvalidValueError: The row is too long, or has an id that is not in the vocabulary.
+    """
+    encoding = request.encoding
+    if len(encoding) > tokenizer.max_length:
+        raise InvalidValueError(f"the row has {len(encoding)} tokens and the model takes {tokenizer.max_length}; cut it.")
+    outside = encoding.ids[(encoding.ids < 0) | (encoding.ids >= tokenizer.vocabulary_size)]
+    if len(outside):
+        raise InvalidValueError(f"the token id {outside[0]} is not of the vocabulary, which has 0 to {tokenizer.vocabulary_size - 1}.")
+    units = {"per_text": 1, "per_token": request.padded, "per_mask": len(encoding.masks)}
+    values = sum(units[output.kind] * _width(output, request.manifest, tokenizer) for output in request.outputs)
+    return Encoded(encodings=[encoding], values=values)
+
+
+def _width(output: OutputSpec, manifest: Manifest, tokenizer: Tokenizer) -> int:
+    """Returns how many numbers an output has for each text, token or mask."""
+    if output.kind == "per_mask":
+        return tokenizer.vocabulary_size
+    if manifest.embedding is not None:
+        return manifest.embedding.dimensions * (manifest.embedding.layer_count if output.name == manifest.embedding.layers_output else 1)
+    return max(len(manifest.labels), 1)
+
+
+def reduce(request: Request, encoded: Encoded, row: Row) -> Row:
+    """Returns copies of the outputs that are wanted."""
+    return {output.name: row[output.name].copy() for output in request.outputs}
+
+
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> Row:
+    """Returns the row's outputs by name, float32, without padding."""
+    return rows[0]
+
+
+def held(request: Request, encoded: Encoded, config: ModelConfig) -> int:
+    """Returns how many numbers the row holds until it is answered."""
+    return encoded.values
+
+
+SPEC = TaskSpec(
+    name="raw-outputs",
+    path="",
+    title="Run token ids, and give out what the graph gives out",
+    body=TaskBody,
+    answer=Any,
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    reduce=reduce,
+    held=held,
+)

@@ -1,0 +1,92 @@
+"""The wire format in which Cohere's and Jina's clients rank: `documents`, and the best of them with their `relevance_score`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, Tag
+
+from service.tasks import rerank
+from service.tasks.body import PAIR, STOP, TEXT, body_config, one_of
+from service.tasks.encoded import ModelConfig
+from service.tasks.foreign_body import ForeignBody
+from service.wire.call import Answered, Call, Incoming, M
+from service.wire.openai import Usage
+from service.wire.reading import read_as
+
+
+class Document(BaseModel):
+    """A text with more that belongs to it, which comes back as it is."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    text: str
+
+
+_Document = Annotated[
+    Annotated[str, Tag(TEXT)] | Annotated[Document, Tag(PAIR)],
+    one_of("a text or an object with a `text`", TEXT, PAIR),
+]
+
+
+class DocumentsBody(ForeignBody, rerank.QueryBody):
+    """Body of a rerank request, as Cohere's and Jina's APIs take it."""
+
+    model_config = body_config(query="What is a panda?", documents=["A panda is a bear.", "The bridge was built in 1886."], top_n=1)
+    counted: ClassVar[str] = "`documents` has {} items"
+    subject: ClassVar[str] = "documents"
+
+    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`. What else an object has is not read.")]
+    top_n: Annotated[int | None, Field(ge=1, description="How many of the best to return; all when absent.")] = None
+    return_documents: Annotated[bool | None, Field(description="Return each document too.")] = None
+
+    @property
+    def ranked(self) -> tuple[str, ...]:
+        """The texts of the documents."""
+        return tuple(document if isinstance(document, str) else document.text for document in self.documents)
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns the one request."""
+        return [rerank.Request(self.query, self.ranked)]
+
+    def shown(self, index: int) -> dict[str, Any]:
+        """Returns a document as the answer has it."""
+        document = self.documents[index]
+        return {"document": {"text": document} if isinstance(document, str) else document.model_dump()}
+
+
+class RankedDocument(BaseModel):
+    """One document's place and score."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, Any] | None = None
+
+
+class RankedList(BaseModel):
+    """The best documents, best first."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: Usage
+    meta: dict[str, Any]
+
+
+def read_rerank(incoming: Incoming[M]) -> Call[M]:
+    """Reads a body of `/v1/rerank` and `/v2/rerank`."""
+    body = read_as(DocumentsBody, incoming.raw, incoming.limits)
+    model = incoming.models.for_task(rerank.TASK, body.model)
+
+    def answer(answered: Answered) -> dict[str, Any]:
+        (ranked,) = answered.results
+        results = [
+            {"index": each["index"], "relevance_score": each["score"]} | (body.shown(each["index"]) if body.return_documents else {})
+            for each in ranked[: body.top_n]
+        ]
+        usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
+        # each vendor's client looks for the tokens at a place of its own
+        meta = {"tokens": {"input_tokens": answered.tokens}}
+        return {"id": incoming.request_id, "model": model.name, "results": results, "usage": usage, "meta": meta}
+
+    return Call(rerank.TASK, model, body, answer)

@@ -1,0 +1,69 @@
+"""The wire format of the Hugging Face Inference API, which is the service's own: `inputs` and `parameters`, a list in is a list out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from service.errors import InvalidValueError, TooLargeError
+from service.tasks.body import TaskBody
+from service.tasks.catalog import TASKS
+from service.wire.call import Call, Incoming, M
+from service.wire.discriminator import requested_task
+from service.wire.reading import Limits, parse_json, read_body, validate_body
+
+
+def read_for_task(task: str, incoming: Incoming[M]) -> Call[M]:
+    """Reads the body of a task's own path; a model may be named in it."""
+    body = read_body(task, incoming.raw, incoming.limits)
+    return _call(task, incoming.models.for_task(task, body.model), body, incoming)
+
+
+def read_for_model(incoming: Incoming[M]) -> Call[M]:
+    """Reads a body for the model that the path names: one of the model's task, or of another that the body shows."""
+    model = incoming.model
+    assert model is not None, "the path names one"
+    task = requested_task(model.task, incoming.raw)
+    incoming.models.for_task(task, model.name)
+    body = read_body(task, incoming.raw, incoming.limits)
+    if body.model not in (None, model.name):
+        raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{model.name}`; leave one of them out.")
+    return _call(task, model, body, incoming)
+
+
+def read_at_base(incoming: Incoming[M]) -> Call[M]:
+    """Reads a body at the base URL, all that an Inference Endpoint has: for the only model, or the only task that the body can be for."""
+    served = incoming.models.models
+    if len(served) == 1:
+        return read_for_model(replace(incoming, model=next(iter(served.values()))))
+    loaded = [task for task in TASKS if any(task in model.tasks for model in served.values())]
+    value = parse_json(incoming.raw, TASKS[(loaded or list(TASKS))[0]].body)
+    if isinstance(value, dict) and isinstance(name := value.get("model"), str):
+        return read_for_model(replace(incoming, model=incoming.models.get(name)))
+    fitting = [task for task in loaded if _fits(task, value, incoming.limits)]
+    if len(fitting) != 1:
+        could = f"could be for {_paths(fitting)}" if fitting else f"is for none of the tasks that a model is loaded for, {_paths(loaded)}"
+        raise InvalidValueError(f"the body {could}; POST to the path of a task, or to /models/NAME, or name a model as `model`.")
+    (task,) = fitting
+    return _call(task, incoming.models.for_task(task), validate_body(task, value, incoming.limits), incoming)
+
+
+def _call(task: str, model: M, body: TaskBody, incoming: Incoming[M]) -> Call[M]:
+    user_agent = incoming.headers.get("user-agent", "")
+    body.check_client(user_agent)
+    return Call(task, model, body, lambda answered: body.answer(answered.results, user_agent))
+
+
+def _fits(task: str, value: Any, limits: Limits) -> bool:
+    try:
+        validate_body(task, value, limits)
+    except TooLargeError:
+        return True
+    except InvalidValueError:
+        return False
+    return True
+
+
+def _paths(tasks: Sequence[str]) -> str:
+    return ", ".join(f"/{TASKS[task].path}" for task in tasks) or "none"

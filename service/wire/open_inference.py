@@ -1,0 +1,301 @@
+"""The Open Inference Protocol, version 2: requests of tensors, texts or token ids, to calls, and results to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import numpy as np
+
+from service.bundle.manifest import Manifest
+from service.errors import InvalidValueError, NotFoundError, TooLargeError
+from service.tasks import classify, raw_outputs
+from service.tasks.body import TaskBody
+from service.wire.call import Answered, Call, Incoming, M
+from service.wire.infer_body import HEADER_LENGTH, InferOutput, read_infer_body, write_infer_answer
+from service.wire.keys import check_names
+from service.wire.reading import Limits, show, validate_body
+from service.wire.rendering import to_json
+from service.wire.tensor_forms import (
+    FORMS,
+    IDS,
+    JSON,
+    MASK,
+    MASK_INDEX,
+    TYPES,
+    Form,
+    Values,
+    fills_masks,
+    raw_inputs,
+    task_of,
+)
+from service.wire.tensor_forms import raw_outputs as raw_output_fields
+from service.wire.tensors import Output, Tensor, shown_count
+
+_MICROSECONDS = 1_000_000
+_MOST_MICROSECONDS = 2**53
+# What Triton's clients send beside the parameters of a model, and the values that ask for nothing.
+_STATELESS: Mapping[str, tuple[Any, ...]] = {
+    "sequence_id": (0, ""),
+    "sequence_start": (False,),
+    "sequence_end": (False,),
+    "priority": (0,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(Generic[M]):
+    """A request of tensors.
+
+    Attributes:
+        model: Who answers.
+        tensors: The inputs by name.
+        parameters: Those that are the task's.
+        timeout_s: Seconds until it must have started, or None.
+        outputs: The tensors that are wanted by name; none for all.
+        binary: Whether they are binary where they do not say it.
+        id: What comes back with the answer, or None.
+    """
+
+    model: M
+    tensors: Mapping[str, Tensor]
+    parameters: Mapping[str, Any]
+    timeout_s: float | None
+    outputs: Mapping[str, InferOutput]
+    binary: bool
+    id: str | None
+
+    def write(self, values: Mapping[str, Values]) -> Any:
+        """Returns the answer with the tensors that are wanted, in the order that they were asked for."""
+        head = {"model_name": self.model.name, "model_version": self.model.bundle.version} | ({} if self.id is None else {"id": self.id})
+        written = {}
+        for name in self.outputs or values:
+            parameters = None if name not in self.outputs else self.outputs[name].parameters
+            binary = self.binary if parameters is None or parameters.binary_data is None else parameters.binary_data
+            written[name] = Output(values[name], binary)
+        return write_infer_answer(head, written)
+
+    def best(self, name: str) -> int:
+        """Returns how many classes are wanted of an output in place of its numbers; 0 for the numbers."""
+        parameters = None if name not in self.outputs else self.outputs[name].parameters
+        return 0 if parameters is None else parameters.classification or 0
+
+
+def read_infer(incoming: Incoming[M]) -> Call[M]:
+    """Reads a request: of token ids where it has `input_ids`, else of texts.
+
+    Raises:
+        MalformedRequestError: It is not JSON, or the lengths of its binary tensors do not fit.
+        InvalidValueError: A tensor, a parameter or an output is wrong.
+        TooLargeError: It has more texts or rows than are allowed.
+        NotFoundError: The model has another version.
+    """
+    model = incoming.model
+    assert model is not None, "the path names one"
+    body, tensors = read_infer_body(incoming.raw, incoming.headers.get(HEADER_LENGTH))
+    check_version(model.name, model.bundle.version, incoming.version)
+    parameters = dict(body.parameters or {})
+    timeout_s, binary = _read_protocol(parameters)
+    outputs = {output.name: output for output in body.outputs or ()}
+    if len(outputs) < len(body.outputs or ()):
+        raise InvalidValueError("`outputs` has a name twice; send each once.")
+    asked = _Asked(model, tensors, parameters, timeout_s, outputs, binary, body.id)
+    return _read_ids(asked, incoming.limits) if IDS in tensors else _read_texts(asked, incoming)
+
+
+def check_version(name: str, version: str, asked: str | None) -> None:
+    """Refuses a version that is not served.
+
+    Raises:
+        NotFoundError: It is another; the message has the one that is.
+    """
+    if asked not in (None, version):
+        raise NotFoundError(
+            f"`{name}` has no version `{(asked or '')[:64]}`; it is served as `{version}`, and the path without `/versions/...` has "
+            "whichever is served."
+        )
+
+
+def _read_protocol(parameters: dict[str, Any]) -> tuple[float | None, bool]:
+    """Takes out of the parameters what is the protocol's; returns the timeout in seconds and whether outputs are binary."""
+    for name, allowed in _STATELESS.items():
+        value = parameters.pop(name, allowed[0])
+        if value not in allowed:
+            raise InvalidValueError(
+                f"`parameters.{name}` is {show(value)}; models here keep no state and have no priorities, so leave it out."
+            )
+    binary = parameters.pop("binary_data_output", False)
+    if not isinstance(binary, bool):
+        raise InvalidValueError(f"`parameters.binary_data_output` is {show(binary)}; it must be true or false.")
+    timeout = parameters.pop("timeout", 0)
+    if isinstance(timeout, bool) or not isinstance(timeout, int) or not 0 <= timeout <= _MOST_MICROSECONDS:
+        raise InvalidValueError(f"`parameters.timeout` is {show(timeout)}; it must be a whole number of microseconds, 0 for none.")
+    return timeout / _MICROSECONDS or None, binary
+
+
+def _check_rows(count: int, limits: Limits, name: str) -> None:
+    if count > limits.max_inputs:
+        raise TooLargeError(
+            f"`{name}` has {shown_count(count)} rows and {limits.max_inputs} are allowed; split the request, or raise --max-inputs."
+        )
+
+
+# Texts.
+
+
+def _read_texts(asked: _Asked[M], incoming: Incoming[M]) -> Call[M]:
+    """Makes a call of a request of texts."""
+    model, manifest = asked.model, asked.model.bundle.manifest
+    task = task_of(model.task, list(asked.tensors), asked.parameters)
+    incoming.models.for_task(task, model.name)
+    form = FORMS[task]
+    texts = _texts(form, asked.tensors, incoming.limits, f"`{model.name}`, a model for {task},")
+    body = validate_body(task, form.body(texts, dict(asked.parameters)), incoming.limits)
+    names = [*(field.name for field in form.outputs(manifest, body)), JSON]
+    check_names(asked.outputs, names, f"the answer of {task} with these parameters")
+    _check_best(asked, task, "scores" if "scores" in names else None)
+    top_k, body = _without_top_k(task, body)
+
+    def answer(answered: Answered) -> Any:
+        values = form.tensors(answered.results, body, manifest)
+        if count := asked.best("scores"):
+            values["scores"] = _best(values["scores"], count, _labels(task, body, manifest))
+        if JSON in (asked.outputs or names):
+            values[JSON] = np.array([to_json(result[:top_k] if top_k else result).decode() for result in answered.results], object)
+        return asked.write(values)
+
+    return Call(task, model, body, answer, asked.timeout_s)
+
+
+def _texts(form: Form, tensors: Mapping[str, Tensor], limits: Limits, what: str) -> dict[str, list[str]]:
+    """Returns the texts of a form's inputs by name."""
+    known = [field.name for field in form.inputs]
+    check_names(tensors, [*known, *form.aliases, IDS], what)
+    found: dict[str, list[str]] = {}
+    for given, tensor in tensors.items():
+        name = form.aliases.get(given, given)
+        if name in found:
+            raise InvalidValueError(f"`{given}` is another name of `{name}`, which the request has too; leave one of them out.")
+        if len(tensor.shape) > 2 or tensor.shape[1:] not in ((), (1,)):
+            raise InvalidValueError(f"`{given}` has the shape {list(tensor.shape)}; texts have [n] or [n, 1].")
+        _check_rows(tensor.count, limits, given)
+        if name in form.single and tensor.count != 1:
+            raise InvalidValueError(f"`{given}` has {tensor.count} texts; it must have exactly one.")
+        found[name] = tensor.texts()
+    missing = next((field.name for field in form.inputs if not field.optional and field.name not in found), None)
+    if missing is not None:
+        raise InvalidValueError(
+            f"{what} needs the input `{missing}`, BYTES of the shape [n] or [n, 1]; it has {', '.join(found) or 'none'}."
+        )
+    counts = {name: len(texts) for name, texts in found.items() if name not in form.single}
+    if len(set(counts.values())) > 1:
+        raise InvalidValueError(
+            f"the inputs have {' and '.join(f'{count} `{name}`' for name, count in counts.items())}; give as many of each."
+        )
+    return found
+
+
+def _without_top_k(task: str, body: TaskBody) -> tuple[int | None, TaskBody]:
+    """Returns how many labels `json` has, and a body that asks for all, for `scores` has all of them."""
+    parameters = body.parameters
+    if task != classify.TASK or parameters is None or parameters.top_k is None:
+        return None, body
+    return parameters.top_k, body.model_copy(update={"parameters": parameters.model_copy(update={"top_k": None})})
+
+
+def _labels(task: str, body: TaskBody, manifest: Manifest) -> Sequence[str]:
+    """Returns the labels in the order of `scores`."""
+    return manifest.labels if task == classify.TASK else body.parameters.candidate_labels
+
+
+def _check_best(asked: _Asked[M], task: str, able: str | None) -> None:
+    wrong = next((name for name in asked.outputs if asked.best(name) and name != able), None)
+    if wrong is not None:
+        hint = f"ask for it of `{able}`" if able else f"{task} has no scores of labels"
+        raise InvalidValueError(f"`classification` cannot be had of `{wrong}`; {hint}.")
+
+
+def _best(scores: Values, count: int, labels: Sequence[str]) -> Values:
+    """Returns the best so many of each row as texts `score:index:label`, as Triton writes them: objects [rows, count]."""
+    order = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+    found = np.empty(order.shape, object)
+    for (row, place), index in np.ndenumerate(order):
+        found[row, place] = f"{scores[row, index]:f}:{index}:{labels[int(index)]}"
+    return found
+
+
+# Token ids.
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What stands in a body's place where a request has token ids."""
+
+    rows: list[Any]
+    is_list: bool = True
+    subject: str = IDS
+
+    def requests(self, config: Any = None) -> list[Any]:
+        """Returns the rows."""
+        return self.rows
+
+
+def _read_ids(asked: _Asked[M], limits: Limits) -> Call[M]:
+    """Makes a call of a request of token ids."""
+    model, graph, manifest = asked.model, asked.model.graph, asked.model.bundle.manifest
+    check_names(asked.parameters, [], f"a request with `{IDS}` takes no parameters of a task and")
+    check_names(asked.tensors, [field.name for field in raw_inputs()], f"a request with `{IDS}`")
+    check_names(asked.outputs, [field.name for field in raw_output_fields(manifest, graph)], f"the answer to `{IDS}`")
+    _check_best(asked, f"a request with `{IDS}`", None)
+    shape = asked.tensors[IDS].shape
+    if len(shape) != 2 or 0 in shape:
+        raise InvalidValueError(f"`{IDS}` has the shape {list(shape)}; it must be [rows, length], at least one of each.")
+    _check_rows(shape[0], limits, IDS)
+    if shape[1] > manifest.tokenizer.max_length:
+        raise InvalidValueError(
+            f"`{IDS}` has rows of the length {min(shape[1], 10**12)} and the model takes {manifest.tokenizer.max_length}; cut them."
+        )
+    wrong = next((tensor for tensor in asked.tensors.values() if tensor.shape != shape), None)
+    if wrong is not None:
+        raise InvalidValueError(f"`{wrong.name}` has the shape {list(wrong.shape)} and `{IDS}` has {list(shape)}; give it the same.")
+    ids = asked.tensors[IDS].integers("INT64", "INT32")
+    mask = asked.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in asked.tensors else np.ones_like(ids)
+    type_ids = asked.tensors[TYPES].integers("INT64", "INT32") if TYPES in asked.tensors else np.zeros_like(ids)
+    outputs = [output for output in graph.outputs if not asked.outputs or output.name in asked.outputs]
+    try:
+        rows = raw_outputs.rows(ids, mask, type_ids, outputs=outputs, manifest=manifest, fills_masks=fills_masks(graph))
+    except InvalidValueError as error:
+        error.name_input(many=True, subject=IDS)
+        raise
+    left = manifest.tokenizer.padding_side == "left"
+
+    def answer(answered: Answered) -> Any:
+        return asked.write(_raw_values(rows, answered.results, left=left, fills=fills_masks(graph)))
+
+    return Call(model.task, model, _Rows(rows), answer, asked.timeout_s, raw_outputs.SPEC)
+
+
+def _raw_values(rows: Sequence[raw_outputs.Request], results: Sequence[Any], *, left: bool, fills: bool) -> dict[str, Values]:
+    """Returns the outputs of all rows.
+
+    Those of texts are [rows, values], of tokens [rows, length, ...] with zeros for the padding, of masks [masks, values], those of a
+    row after those of the row before it.
+    """
+    values: dict[str, Values] = {}
+    for output in rows[0].outputs:
+        parts = [result[output.name] for result in results]
+        if output.kind == "per_text":
+            values[output.name] = np.stack(parts)
+        elif output.kind == "per_mask":
+            values[output.name] = np.concatenate(parts)
+        else:
+            padded = values[output.name] = np.zeros((len(rows), rows[0].padded, *parts[0].shape[1:]), np.float32)
+            for row, part in zip(padded, parts, strict=True):
+                row[len(row) - len(part) if left else 0 :][: len(part)] = part
+    if fills:
+        places = [
+            (index, mask + (row.padded - len(row.encoding) if left else 0)) for index, row in enumerate(rows) for mask in row.encoding.masks
+        ]
+        values[MASK_INDEX] = np.array(places, np.int64).reshape(-1, 2)
+    return values

@@ -1,0 +1,103 @@
+"""The wire format of OpenAI's embeddings: `input`, and a list of vectors with the tokens that they took."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from service.errors import InvalidValueError
+from service.tasks import embed
+from service.tasks.body import TextOrTexts, body_config
+from service.tasks.encoded import ModelConfig
+from service.tasks.foreign_body import ForeignBody
+from service.wire.call import Answered, Call, Incoming, M
+from service.wire.reading import read_as
+
+
+def _no_token_ids(value: Any) -> Any:
+    """Refuses the ids of tokens: those that clients of this API make are of OpenAI's vocabularies, and would mean other words here."""
+    if isinstance(value, list) and value and type(value[0]) in (int, list):
+        raise PydanticCustomError(
+            "token_ids",
+            "token ids stand for other words in each vocabulary, and nothing says that these are of this model's; send texts "
+            "(LangChain: `check_embedding_ctx_length=False`)",
+        )
+    return value
+
+
+class EmbeddingsBody(ForeignBody):
+    """Body of an embedding request, as OpenAI's API takes it."""
+
+    model_config = body_config(input=["A warm, funny film.", "The bridge was built in 1886."], encoding_format="float")
+    counted: ClassVar[str] = "`input` has {} items"
+    subject: ClassVar[str] = "input"
+
+    input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
+    encoding_format: Annotated[
+        Literal["float", "base64"] | None,
+        Field(description="A vector is a list of numbers, or one text: the base64 of its values as float32, little-endian."),
+    ] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Keep that many of the first values; normalizing comes after.")] = None
+    user: Annotated[str | None, Field(description="Without effect.")] = None
+
+    @property
+    def items(self) -> list[str]:
+        """The texts."""
+        return self.input if isinstance(self.input, list) else [self.input]
+
+    @property
+    def is_list(self) -> bool:
+        """Whether the caller sent a list."""
+        return isinstance(self.input, list)
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text.
+
+        Raises:
+            InvalidValueError: The model has fewer dimensions, or gives a vector for each token.
+        """
+        assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
+        like = embed.resolve(embed.EmbedParameters(dimensions=self.dimensions, encoding_format=self.encoding_format), config.embedding)
+        if like.parameters.pooling == "none":
+            raise InvalidValueError("this model gives a vector for each token, which this format has no place for; POST to /embed instead.")
+        return [replace(like, text=text) for text in self.items]
+
+
+class EmbeddingItem(BaseModel):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """The tokens that were read, special ones included."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(BaseModel):
+    """The vectors of all texts, in their order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingItem]
+    model: str
+    usage: Usage
+
+
+def read_embeddings(incoming: Incoming[M]) -> Call[M]:
+    """Reads a body of `/v1/embeddings`."""
+    body = read_as(EmbeddingsBody, incoming.raw, incoming.limits)
+    model = incoming.models.for_task(embed.TASK, body.model)
+
+    def answer(answered: Answered) -> dict[str, Any]:
+        data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answered.results)]
+        usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
+        return {"object": "list", "data": data, "model": model.name, "usage": usage}
+
+    return Call(embed.TASK, model, body, answer)

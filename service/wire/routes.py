@@ -1,0 +1,174 @@
+"""The paths that run models, each with the wire format of its bodies. A new one is a line here."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from service.tasks import classify, embed, rerank
+from service.tasks.catalog import TASKS
+from service.tasks.classify import LabelScore
+from service.tasks.tokens import TOOLS
+from service.wire.call import Call, Incoming
+from service.wire.cohere import DocumentsBody, RankedList, read_rerank
+from service.wire.hugging_face import read_at_base, read_for_model, read_for_task
+from service.wire.infer_body import InferAnswer, InferBody
+from service.wire.kserve import PredictBody, Predictions, read_predict
+from service.wire.open_inference import read_infer
+from service.wire.openai import EmbeddingList, EmbeddingsBody, read_embeddings
+from service.wire.tei import EmbedAllBody, SequencesBody, read_embed_all, read_for_tool, read_sequences
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A path that runs models, by POST.
+
+    Attributes:
+        path: The path; `{name}` in it is a model's name, and `{version}` its version.
+        read: Makes a call of a request.
+        summary: What it does, in a few words, for OpenAPI.
+        bodies: What it takes, for OpenAPI; one of them.
+        answers: Types of its answers, for OpenAPI; one of them.
+        task: The task that it is for; None where the model or the body says.
+        binary: Whether what it takes and gives may be bytes after its JSON.
+        streams: Whether it takes JSON Lines too: a body in each line, and an answer for each.
+    """
+
+    path: str
+    read: Callable[[Incoming[Any]], Call[Any]]
+    summary: str
+    bodies: tuple[type[BaseModel], ...]
+    answers: tuple[Any, ...]
+    task: str | None = None
+    binary: bool = False
+    streams: bool = False
+
+
+def all_routes() -> list[Route]:
+    """Returns all routes, those of the listed tasks first."""
+    return [
+        *(
+            Route(
+                f"/{spec.path}",
+                functools.partial(read_for_task, spec.name),
+                spec.title,
+                (spec.body,),
+                (spec.answer,),
+                task=spec.name,
+                streams=True,
+            )
+            for spec in TASKS.values()
+        ),
+        Route(
+            "/models/{name}",
+            read_for_model,
+            "Ask a model by its name, in the form of its task or of another that the body shows",
+            tuple(spec.body for spec in TASKS.values()),
+            tuple(spec.answer for spec in TASKS.values()),
+            streams=True,
+        ),
+        Route(
+            "/",
+            read_at_base,
+            "Ask the one model that is loaded, or the default model of the one task that the body can be for",
+            tuple(spec.body for spec in TASKS.values()),
+            tuple(spec.answer for spec in TASKS.values()),
+            streams=True,
+        ),
+        Route(
+            "/v2/models/{name}/infer",
+            read_infer,
+            "Answer tensors with tensors, texts or token ids",
+            (InferBody,),
+            (InferAnswer,),
+            binary=True,
+        ),
+        Route(
+            "/v2/models/{name}/versions/{version}/infer",
+            read_infer,
+            "Answer tensors with tensors, if the model is of this version",
+            (InferBody,),
+            (InferAnswer,),
+            binary=True,
+        ),
+        Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
+        Route(
+            "/v1/embeddings",
+            read_embeddings,
+            "Embed texts as vectors, as OpenAI's API does",
+            (EmbeddingsBody,),
+            (EmbeddingList,),
+            task=embed.TASK,
+        ),
+        *(
+            Route(
+                f"/{version}/rerank",
+                read_rerank,
+                "Rank documents by a query, as Cohere's and Jina's APIs do",
+                (DocumentsBody,),
+                (RankedList,),
+                task=rerank.TASK,
+            )
+            for version in ("v1", "v2")
+        ),
+        Route(
+            "/invocations",
+            read_at_base,
+            "Answer as at the base URL, as SageMaker asks",
+            tuple(spec.body for spec in TASKS.values()),
+            tuple(spec.answer for spec in TASKS.values()),
+            streams=True,
+        ),
+        Route(
+            "/predict",
+            read_sequences,
+            "Classify texts or pairs of texts, as Text Embeddings Inference does",
+            (SequencesBody,),
+            (list[LabelScore], list[list[LabelScore]]),
+            task=classify.TASK,
+        ),
+        Route(
+            "/embed_all",
+            read_embed_all,
+            "Embed each token of texts, as Text Embeddings Inference does",
+            (EmbedAllBody,),
+            (list[list[list[float]]],),
+            task=embed.TASK,
+        ),
+        *(
+            Route(
+                f"/{tool.path}",
+                functools.partial(read_for_tool, tool.name),
+                f"{tool.title}, as Text Embeddings Inference does",
+                (tool.body,),
+                (tool.answer,),
+                task=tool.name,
+            )
+            for tool in TOOLS.values()
+        ),
+    ]
+
+
+class RouteTable:
+    """Finds routes by path."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        """Takes the routes, among which a path of its own comes before one with a name in it."""
+        self._fixed = {route.path: route for route in routes if "{" not in route.path}
+        self._named = [
+            (re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(route.path))), route) for route in routes if "{" in route.path
+        ]
+
+    def find(self, path: str) -> tuple[Route, Mapping[str, str]] | None:
+        """Returns the route of a path, and what stands in it: a model's `name`, and its `version`; None if the path runs no models."""
+        if (fixed := self._fixed.get(path)) is not None:
+            return fixed, {}
+        for pattern, route in self._named:
+            if (match := pattern.fullmatch(path)) is not None:
+                return route, match.groupdict()
+        return None

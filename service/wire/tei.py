@@ -1,0 +1,114 @@
+"""The wire format of Hugging Face's Text Embeddings Inference, where it is not the service's own: `/predict`, `/embed_all`, and tokens.
+
+Its `/embed`, `/rerank` and `/similarity` are paths of the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, Tag, field_validator
+from pydantic_core import PydanticCustomError
+
+from service.tasks import classify, embed
+from service.tasks.body import LIST, STOP, TEXT, TextOrTexts, Truncate, TruncationDirection, body_config, lower, one_of
+from service.tasks.classify import ClassifyParameters
+from service.tasks.embed import EmbedParameters, PromptName
+from service.tasks.encoded import ModelConfig
+from service.tasks.foreign_body import ForeignBody
+from service.tasks.tokens import TOOLS
+from service.wire.call import Call, Incoming, M
+from service.wire.reading import read_as
+
+_Text = Annotated[str, Tag(TEXT)]
+_Item = Annotated[_Text | Annotated[list[str], STOP, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]
+
+
+class SequencesBody(ForeignBody):
+    """Body of a text classification request, in which a list of two texts is a pair."""
+
+    model_config = body_config(inputs=[["A warm, funny film."], ["A man eats.", "Somebody eats."]])
+
+    inputs: Annotated[
+        _Text | Annotated[list[_Item], STOP, Tag(LIST)],
+        one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT, LIST),
+        Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
+    ]
+    raw_scores: Annotated[bool, Field(description="Return the model's logits.")] = False
+    truncate: Truncate = None
+    truncation_direction: Annotated[Literal["right"], BeforeValidator(lower), Field(description="The end is what is cut.")] = "right"
+
+    @field_validator("inputs")
+    @classmethod
+    def _one_or_two_texts(cls, inputs: Any) -> Any:
+        if isinstance(inputs, str):
+            return inputs
+        texts = sum(isinstance(item, str) for item in inputs)
+        if texts > 2 or 0 < texts < len(inputs) or any(len(item) not in (1, 2) for item in inputs if isinstance(item, list)):
+            raise PydanticCustomError(
+                "sequence",
+                'must be a text, a pair ["a", "b"], or for several of them a list of lists, [["a"], ["b"]]; /classify takes a list of texts',
+            )
+        return inputs
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it is a batch."""
+        return isinstance(self.inputs, list) and not any(isinstance(item, str) for item in self.inputs)
+
+    @property
+    def items(self) -> list[Any]:
+        """The texts and pairs, each a list."""
+        if isinstance(self.inputs, str):
+            return [[self.inputs]]
+        return self.inputs if self.is_list else [self.inputs]
+
+    def texts_of(self, item: Any) -> Iterable[str]:
+        """Returns the one or two texts."""
+        return item  # type: ignore[no-any-return]
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text or pair."""
+        parameters = ClassifyParameters(function_to_apply="none" if self.raw_scores else None, truncation=self.truncate is not False)
+        return [classify.Request(item[0], item[1] if len(item) > 1 else None, parameters) for item in self.items]
+
+
+class EmbedAllBody(ForeignBody):
+    """Body of a request for the vector of each token."""
+
+    model_config = body_config(inputs="A warm, funny film.")
+
+    inputs: TextOrTexts
+    prompt_name: PromptName = None
+    truncate: Truncate = None
+    truncation_direction: TruncationDirection = None
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text."""
+        given = {name: getattr(self, name) for name in ("prompt_name", "truncate", "truncation_direction")}
+        body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **given))
+        return body.requests(config)
+
+    def answer(self, results: list[Any], user_agent: str = "") -> Any:
+        """Returns the vectors of each text, also of one alone."""
+        return results
+
+
+def read_sequences(incoming: Incoming[M]) -> Call[M]:
+    """Reads a body of `/predict`."""
+    body = read_as(SequencesBody, incoming.raw, incoming.limits)
+    return Call(classify.TASK, incoming.models.for_task(classify.TASK, body.model), body, lambda answered: body.answer(answered.results))
+
+
+def read_embed_all(incoming: Incoming[M]) -> Call[M]:
+    """Reads a body of `/embed_all`."""
+    body = read_as(EmbedAllBody, incoming.raw, incoming.limits)
+    return Call(embed.TASK, incoming.models.for_task(embed.TASK, body.model), body, lambda answered: body.answer(answered.results))
+
+
+def read_for_tool(tool: str, incoming: Incoming[M]) -> Call[M]:
+    """Reads a body of `/tokenize` or `/decode`, which any model can do: the one that it names, or the only one."""
+    body = read_as(TOOLS[tool].body, incoming.raw, incoming.limits)
+    model = incoming.models.one(body.model)
+    return Call(tool, model, body, lambda answered: body.answer(answered.results), spec=TOOLS[tool])

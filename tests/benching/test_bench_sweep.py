@@ -1,0 +1,106 @@
+"""How a sweep looks for the highest rate, against a service that is a number: up to it all is well."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bench.errors import BenchError
+from bench.experiments import sweep as module
+from bench.progress import Progress
+from bench.report.report import Report
+from bench.report.slo import parse_objectives
+
+CAPACITY = 1000  # requests a second
+
+
+class Service:
+    """A load test of a service that keeps the objective up to CAPACITY; its closed loop gets `closed` requests a second."""
+
+    def __init__(self, *, closed: float, late_above: float = float("inf")) -> None:
+        self.closed, self.late_above = closed, late_above
+        self.stop = threading.Event()
+        self.progress = Progress(quiet=True)
+        self.rates: list[float] = []
+
+    def run_closed_loop(self, connections: int) -> Any:
+        """Returns a run at the rate that its connections ask for."""
+        return SimpleNamespace(rate=self.closed, generator=SimpleNamespace(was_late=False))
+
+    def run_open_loop(self, rate: float) -> tuple[Any, None, None]:
+        """Returns a run at this rate."""
+        self.rates.append(rate)
+        return SimpleNamespace(name=f"open, {rate:g}/s", rate=rate, generator=SimpleNamespace(was_late=rate > self.late_above)), None, None
+
+    def sweep(self, *, steps: int = 6, max_rate: float | None = None) -> Report:
+        """Returns the report of a sweep to a p99 of 50 ms."""
+        report = Report("sweep", {})
+        module.sweep(self, report, parse_objectives(["p99_ms=50"]), connections=16, steps=steps, max_rate=max_rate)  # type: ignore[arg-type]
+        return report
+
+
+@pytest.fixture(autouse=True)
+def figures_of_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a run follow from its rate."""
+    monkeypatch.setattr(
+        module, "run_figures", lambda run: {"rps": run.rate, "error_rate": 0.0, "p99_ms": 10.0 if run.rate <= CAPACITY else 90.0}
+    )
+
+
+def test_a_first_rate_that_holds_is_doubled_until_one_does_not() -> None:
+    """A closed loop of few connections asks for less than the service can do: the search goes on above it, and then between the last two."""
+    service = Service(closed=200)
+    report = service.sweep(steps=6)
+
+    assert pytest.approx([220, 440, 880, 1760, 1320, 1100]) == service.rates
+    assert (pytest.approx(880), False) == (report.figures["max_rate"], report.is_lower_bound)
+    assert 10.0 == report.judged["p99_ms"]
+
+
+def test_a_search_upward_ends_with_its_steps() -> None:
+    """Each of them held: what was found is a lower bound."""
+    service = Service(closed=50)
+    report = service.sweep(steps=4)
+
+    assert pytest.approx([55, 110, 220, 440]) == service.rates
+    assert (pytest.approx(440), True) == (report.figures["max_rate"], report.is_lower_bound)
+
+
+def test_a_first_rate_that_does_not_hold_is_halved() -> None:
+    """As before: the search goes on between nothing and it."""
+    service = Service(closed=2000)
+    report = service.sweep(steps=4)
+
+    assert pytest.approx([2200, 1100, 550, 825]) == service.rates
+    assert (pytest.approx(825), False) == (report.figures["max_rate"], report.is_lower_bound)
+
+
+@pytest.mark.parametrize(("max_rate", "rates", "found", "bound"), [(400, [400], 400, True), (1600, [1600, 800, 1200], 800, False)])
+def test_no_rate_is_higher_than_was_allowed(max_rate: float, rates: list[float], found: float, bound: bool) -> None:
+    """`--max-rate` is where the search begins, and where it ends if that holds."""
+    service = Service(closed=50)
+    report = service.sweep(steps=3, max_rate=max_rate)
+
+    assert (rates, found, bound) == (service.rates, report.figures["max_rate"], report.is_lower_bound)
+
+
+def test_a_generator_that_is_late_ends_the_search_upward() -> None:
+    """What it cannot send is not known to hold: the search goes on below, and says which steps were inconclusive."""
+    service = Service(closed=200, late_above=500)
+    report = service.sweep(steps=4)
+
+    assert pytest.approx([220, 440, 880, 880, 660, 660]) == service.rates
+    assert (pytest.approx(440), False, ["open, 880/s", "open, 660/s"]) == (
+        report.figures["max_rate"],
+        report.is_lower_bound,
+        report.inconclusive,
+    )
+
+
+def test_a_closed_loop_without_an_answer_is_an_error() -> None:
+    """There is no rate to begin with."""
+    with pytest.raises(BenchError, match="no request of the closed loop was answered"):
+        Service(closed=0).sweep()

@@ -1,0 +1,55 @@
+// Uses the playground in Chromium as a person does, and prints what it shows as JSON: node playground.mjs URL CHROMIUM [KEY]
+import { chromium } from "playwright-core";
+
+const [url, executablePath, key] = process.argv.slice(2);
+const browser = await chromium.launch({ executablePath, args: ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"] });
+const page = await browser.newPage();
+const seen = { errors: [], outside: [], tasks: {} };
+page.on("pageerror", (error) => seen.errors.push(error.message));
+page.on("console", (message) => message.type() === "error" && !message.text().startsWith("Failed to load resource") && seen.errors.push(message.text()));
+page.on("request", (request) => request.url().startsWith(url) || request.url().startsWith("data:") || seen.outside.push(request.url()));
+
+const run = async () => {
+  await page.keyboard.press("Control+Enter");
+  await page.waitForSelector("#answer:not([hidden]), #problem:not([hidden])");
+  await page.waitForFunction(() => !document.querySelector("button.run").disabled);
+};
+const text = (selector) => page.locator(selector).innerText();
+
+await page.goto(url);
+if (key) {
+  await page.waitForSelector("#problem:not([hidden])");
+  seen.refused = await text("#problem");
+  await page.fill("#key", key);
+  await page.keyboard.press("Enter");
+}
+await page.waitForSelector("[role=tab]");
+await page.locator("[role=tab]").first().focus();
+const count = await page.locator("[role=tab]").count();
+for (let i = 0; i < count; i += 1) {
+  const name = await text("[role=tab][aria-selected=true]");
+  await page.locator("#form textarea").first().focus();
+  await run();
+  seen.tasks[name] = { result: await text("#result"), timing: await text("#timing"), code: await text("#code"), reasons: await text("#reasons") };
+  await page.locator("[role=tab][aria-selected=true]").focus();
+  await page.keyboard.press("ArrowRight");
+}
+
+await page.locator("#tab-classify").click();
+await page.locator("#form textarea").first().fill("<img src=x onerror=document.title='broken'> good");
+await page.locator("#form textarea").first().focus();
+await run();
+seen.markup = [await text("#code"), await page.title()];
+await page.locator("#form textarea").first().fill("good ".repeat(2000));
+await run();
+seen.cut = await text("#notes");
+await page.locator("#form textarea").nth(0).fill("");
+await page.locator("#form textarea").nth(1).fill("x".repeat(300000));
+await run();
+seen.problem = await text("#problem");
+await page.waitForTimeout(4500);
+seen.load = await text("#load");
+await page.setViewportSize({ width: 360, height: 700 });
+seen.wide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+await browser.close();
+console.log(JSON.stringify(seen));

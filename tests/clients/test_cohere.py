@@ -1,0 +1,37 @@
+"""cohere, whose two clients ask `/v1/rerank` and `/v2/rerank`, and what Jina's users send."""
+
+from __future__ import annotations
+
+import cohere
+import pytest
+from cohere.errors import NotFoundError, UnprocessableEntityError
+
+DOCUMENTS = ["a bad film", "a good film", "the bridge"]
+
+
+def test_the_second_client_ranks(url: str) -> None:
+    """The best documents come first, as many as were asked for."""
+    found = cohere.ClientV2(api_key="none", base_url=url).rerank(model="rank", query="good", documents=DOCUMENTS, top_n=2)
+
+    assert 2 == len(found.results)
+    assert found.results[0].relevance_score >= found.results[1].relevance_score
+    assert found.meta is not None and found.meta.tokens is not None and found.meta.tokens.input_tokens
+
+
+def test_the_first_client_ranks_and_gets_documents(url: str) -> None:
+    """Documents are texts or objects, and what an object has besides comes back."""
+    documents = [DOCUMENTS[0], {"text": DOCUMENTS[1], "title": "one"}]
+    found = cohere.Client(api_key="none", base_url=url).rerank(model="rank", query="good", documents=documents, return_documents=True)
+
+    shown = {each.index: each.document for each in found.results}
+    assert [DOCUMENTS[0], DOCUMENTS[1]] == [shown[index].text for index in (0, 1)]
+    assert "one" == shown[1].title
+
+
+def test_errors_are_those_of_the_client(url: str) -> None:
+    """An unknown model, and a value that is not allowed; the message is in what is printed."""
+    client = cohere.ClientV2(api_key="none", base_url=url)
+    with pytest.raises(NotFoundError, match=r"no model `rerank-v3\.5` is loaded"):
+        client.rerank(model="rerank-v3.5", query="good", documents=DOCUMENTS)
+    with pytest.raises(UnprocessableEntityError, match="max_tokens_per_doc"):
+        client.rerank(model="rank", query="good", documents=DOCUMENTS, max_tokens_per_doc=10)

@@ -1,0 +1,108 @@
+"""@huggingface/inference for JavaScript: each of its methods for the tasks of the service, run by node (`calls.mjs`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+HERE = Path(__file__).parent
+NODE = shutil.which("node")
+
+pytestmark = pytest.mark.skipif(
+    NODE is None or not (HERE / "node_modules/@huggingface/inference").is_dir(), reason="needs node and npm's @huggingface/inference"
+)
+
+
+@pytest.fixture(name="said", scope="module")
+def what_node_says(url: str) -> dict[str, Any]:
+    """What became of each call, and what was sent."""
+    done = subprocess.run([str(NODE), HERE / "calls.mjs", url], cwd=HERE, capture_output=True, text=True, timeout=120, check=True)
+    read: dict[str, Any] = json.loads(done.stdout)
+    return read
+
+
+def result(said: dict[str, Any], name: str) -> Any:
+    """Returns what a call gave, which must not have failed."""
+    assert "error" not in said["results"][name], said["results"][name]
+    return said["results"][name]["result"]
+
+
+def test_its_requests_are_told_by_their_user_agent(said: dict[str, Any]) -> None:
+    """It posts, and asks for nothing else first: one request a call, to the address as it is."""
+    assert {"POST"} == {request["method"] for request in said["sent"]}
+    assert len(said["results"]) == len(said["sent"])
+    assert all(request["agent"].startswith("@huggingface/inference/") for request in said["sent"])
+
+
+def test_texts_are_classified(said: dict[str, Any]) -> None:
+    """A text, and a list of one, give labels with scores."""
+    assert ["positive"] == [item["label"] for item in result(said, "classify")]
+    assert ["positive", "negative"] == [item["label"] for item in result(said, "classifyByUrl")]
+    assert result(said, "classifyByUrl") == result(said, "classifyList")
+
+
+def test_entities_are_found(said: dict[str, Any]) -> None:
+    """With their groups; a list of one is read too."""
+    assert [("PER", "Ada Lovelace"), ("LOC", "London")] == [(item["entity_group"], item["word"]) for item in result(said, "entities")]
+    assert result(said, "entities") == result(said, "entitiesList")
+    assert [("B-PER", "B-PER"), ("B-LOC", "B-LOC")] == [(item["entity_group"], item["entity"]) for item in result(said, "tokens")]
+
+
+def test_questions_are_answered(said: dict[str, Any]) -> None:
+    """At the endpoint, and at the base URL, where the question tells the task."""
+    assert "Ada" == result(said, "answer")["answer"] == result(said, "answerList")["answer"]
+    assert result(said, "answer") == result(said, "answerAtBase")
+
+
+def test_one_mask_and_two_are_filled(said: dict[str, Any], url: str) -> None:
+    """Two give one flat list, which is all that the client reads: the candidates of the first mask, then those of the second."""
+    body = {"inputs": "The [MASK] of [MASK] died in 1066.", "parameters": {"top_k": 2}}
+    apart = httpx.post(f"{url}/fill-mask", json=body, trust_env=False, timeout=30).json()
+
+    assert "england" == result(said, "fill")[0]["token_str"]
+    assert [item["token_str"] for each in apart for item in each] == [item["token_str"] for item in result(said, "fillTwo")]
+    assert result(said, "fillTwo") == result(said, "fillTwoInList")
+
+
+def test_vectors_are_read(said: dict[str, Any]) -> None:
+    """One for a text, and one for each of several."""
+    [vector] = result(said, "embed")
+    assert 4 == len(vector)
+    assert 2 == len(result(said, "embedLists"))
+
+
+def test_sentences_are_compared(said: dict[str, Any]) -> None:
+    """A number for each."""
+    assert pytest.approx(1.0, abs=1e-5) == result(said, "similarity")[1]
+
+
+def test_labels_of_the_callers_own_are_scored(said: dict[str, Any]) -> None:
+    """Also in the form that the client's own README has: a list of one text."""
+    assert {"film", "bridge"} == {item["label"] for item in result(said, "zeroShot")}
+    assert result(said, "zeroShot") == result(said, "zeroShotList") == result(said, "zeroShotByModel")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "message"),
+    [
+        ("classifyLists", 422, "@huggingface/inference reads the answer to one input, and `inputs` has 2 items; send one at a time"),
+        ("entitiesLists", 422, "@huggingface/inference reads the answer to one input"),
+        ("zeroShotLists", 422, "@huggingface/inference reads the answer to one input"),
+        ("embedPacked", 422, "`encoding_format` is `base64`, which @huggingface/inference cannot read"),
+        ("fillNone", 422, "inputs: the text has no mask; write `[MASK]`"),
+        ("wrongParameter", 422, "`parameters` has no `topk`; did you mean `top_k`?"),
+        ("wrongKey", 422, "put it within `parameters`"),
+        ("wrongPath", 404, "did you mean `/classify`?"),
+    ],
+)
+def test_errors_reach_the_caller(said: dict[str, Any], name: str, status: int, message: str) -> None:
+    """With their sentence; what the client would drop, as all answers but the first, is an error too."""
+    error = said["results"][name]["error"]
+    assert ("ProviderApiError", status) == (error["kind"], error["status"])
+    assert message in error["message"]

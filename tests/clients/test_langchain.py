@@ -1,0 +1,33 @@
+"""LangChain: embeddings of an endpoint, by the client of huggingface_hub and by that of OpenAI."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from langchain_huggingface import HuggingFaceEndpointEmbeddings
+from langchain_openai import OpenAIEmbeddings
+
+TEXTS = ["a good film", "a bad\nfilm"]
+
+
+def test_embeddings_of_huggingface(url: str) -> None:
+    """The class takes no address of its own since version 1, but the clients that it asks with may have one."""
+    embeddings = HuggingFaceEndpointEmbeddings(model="any/name", huggingfacehub_api_token="hf_x")
+    embeddings.client = InferenceClient(model=f"{url}/embed")
+    embeddings.async_client = AsyncInferenceClient(model=f"{url}/embed")
+    vectors = embeddings.embed_documents(TEXTS)
+
+    assert [384, 384] == [len(vector) for vector in vectors]
+    assert vectors[0] == pytest.approx(embeddings.embed_query(TEXTS[0]))
+    assert vectors[1] == pytest.approx(asyncio.run(embeddings.aembed_documents(TEXTS))[1])
+
+
+def test_embeddings_of_openai(url: str) -> None:
+    """It must be told to send texts: by default it sends the token ids of OpenAI's vocabulary."""
+    embeddings = OpenAIEmbeddings(base_url=f"{url}/v1", api_key="x", model="embed", check_embedding_ctx_length=False)
+    raw = InferenceClient(model=f"{url}/embed").feature_extraction(TEXTS)
+
+    for expected, vector in zip(raw, embeddings.embed_documents(TEXTS), strict=True):
+        assert expected.tolist() == pytest.approx(vector, rel=1e-6)

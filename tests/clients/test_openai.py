@@ -1,0 +1,116 @@
+"""openai: vectors, models, and its own exception for each error."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from conftest import running
+
+TEXTS = ["A warm, funny film.", "The bridge was built in 1886."]
+KEY = "swordfish"
+
+
+@pytest.fixture(name="client", scope="module")
+def its_client(url: str) -> Iterator[openai.OpenAI]:
+    """The client, of a service without keys."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(name="locked", scope="module")
+def locked_service(tiny_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a service whose one key may have one request under way."""
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text(KEY)
+    flags = ["--api-key-file", str(keys), "--max-concurrent-per-key", "1"]
+    with running(tiny_models, *flags) as url:
+        yield url
+
+
+def test_vectors_are_the_same_in_both_formats(client: openai.OpenAI) -> None:
+    """The client asks for base64 unless it is told otherwise, and reads both."""
+    packed = client.embeddings.create(model="embed", input=TEXTS)
+    listed = client.embeddings.create(model="embed", input=TEXTS, encoding_format="float")
+
+    assert [0, 1] == [item.index for item in packed.data]
+    for one, other in zip(packed.data, listed.data, strict=True):
+        assert other.embedding == pytest.approx(one.embedding)
+    assert packed.usage.prompt_tokens == packed.usage.total_tokens > 10
+    assert "embed" == packed.model
+
+
+def test_one_text_of_fewer_dimensions(client: openai.OpenAI) -> None:
+    """`dimensions` and `user` are taken."""
+    found = client.embeddings.create(model="embed", input=TEXTS[0], dimensions=3, user="me")
+
+    assert [3] == [len(item.embedding) for item in found.data]
+
+
+def test_the_async_client(url: str) -> None:
+    """It asks in the same way."""
+
+    async def ask() -> int:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+            return len((await client.embeddings.create(model="embed", input=TEXTS)).data)
+
+    assert 2 == asyncio.run(ask())
+
+
+def test_models_are_listed_and_retrieved(client: openai.OpenAI) -> None:
+    """Each loaded model is one of the list."""
+    assert {"embed", "rank", "nli", "sentiment"} <= {model.id for model in client.models.list()}
+    assert "embed" == client.models.retrieve("embed").id
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    """The message, where the client's users read it, lists those that there are."""
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.embeddings.create(model="text-embedding-3-small", input="a")
+    assert "no model `text-embedding-3-small` is loaded" in caught.value.body["message"]
+    assert "not_found" == caught.value.code
+    assert "embed" in str(caught.value)
+    assert caught.value.request_id is not None
+
+
+@pytest.mark.parametrize("wrong", [{"dimensions": 10_000}, {"input": [1, 2]}, {"extra_body": {"truncation": True}}])
+def test_wrong_values_are_bad_requests(client: openai.OpenAI, wrong: dict[str, object]) -> None:
+    """Too many dimensions, ids of tokens, and what is not known."""
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(**{"model": "embed", "input": "a"} | wrong)
+    assert "invalid_request_error" == caught.value.type
+
+
+def test_other_paths_are_not_found(client: openai.OpenAI) -> None:
+    """A chat is nothing that an encoder can do."""
+    with pytest.raises(openai.NotFoundError, match="there is no path `/v1/chat/completions`"):
+        client.chat.completions.create(model="embed", messages=[{"role": "user", "content": "hello"}])
+
+
+def test_a_wrong_key_is_an_authentication_error(locked: str) -> None:
+    """The right one is taken."""
+    with openai.OpenAI(base_url=f"{locked}/v1", api_key="wrong") as client, pytest.raises(openai.AuthenticationError, match="API key"):
+        client.models.list()
+    with openai.OpenAI(base_url=f"{locked}/v1", api_key=KEY) as client:
+        assert client.models.list().data
+
+
+def test_a_refusal_is_retried_when_it_says(locked: str) -> None:
+    """With retries the client waits as `Retry-After` says and is answered; without it raises RateLimitError."""
+    host, _, port = locked.removeprefix("http://").rpartition(":")
+    with socket.create_connection((host, int(port))) as other:
+        head = f"POST /classify HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\ncontent-length: 2\r\n\r\n{{"
+        other.sendall(head.encode())
+        with openai.OpenAI(base_url=f"{locked}/v1", api_key=KEY) as client:
+            with pytest.raises(openai.RateLimitError) as caught:
+                while True:  # until the other request is under way
+                    client.with_options(max_retries=0).embeddings.create(model="embed", input="a")
+            assert "1" == caught.value.response.headers["retry-after"]
+            threading.Timer(0.2, lambda: other.sendall(b"}")).start()
+            assert 1 == len(client.with_options(max_retries=2).embeddings.create(model="embed", input="a").data)

@@ -1,0 +1,67 @@
+"""The playground in a real Chromium, driven by playwright-core (`playground.mjs`): by keyboard alone, every task that is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import running
+
+HERE = Path(__file__).parent
+NODE, CHROMIUM = shutil.which("node"), shutil.which("chromium")
+
+pytestmark = pytest.mark.skipif(
+    NODE is None or CHROMIUM is None or not (HERE / "node_modules/playwright-core").is_dir(),
+    reason="needs chromium, node and playwright-core",
+)
+
+
+def what_the_page_shows(url: str, *key: str) -> dict[str, Any]:
+    """Returns what a visit sees."""
+    command = [str(NODE), str(HERE / "playground.mjs"), url, str(CHROMIUM), *key]
+    visit = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert visit.returncode == 0, visit.stderr
+    shown: dict[str, Any] = json.loads(visit.stdout)
+    return shown
+
+
+def test_every_task_is_run_and_shown(url: str) -> None:
+    """Each with its answer, the time that it took by part, and the request to take along."""
+    seen = what_the_page_shows(url)
+    tasks = seen["tasks"]
+
+    assert [] == seen["errors"] + seen["outside"]
+    assert {"Classify", "Entities", "Answer", "Fill mask", "Zero-shot", "Similarity", "Rerank", "Embed"} <= tasks.keys()
+    assert [] == [name for name, shown in tasks.items() if not shown["result"].strip() or "inference" not in shown["timing"]]
+    assert "PER" in tasks["Entities"]["result"]
+    assert "1886" in tasks["Answer"]["result"]
+    assert "speaks for it" in tasks["Classify"]["reasons"]
+    assert all(f"curl -s '{url}" in shown["code"] for shown in tasks.values())
+
+
+def test_what_callers_send_does_nothing_but_be_shown(url: str) -> None:
+    """Markup is text, a cut text is said to be cut, an error is shown as the service put it, and a phone need not scroll sideways."""
+    seen = what_the_page_shows(url)
+
+    assert "onerror" in seen["markup"][0]
+    assert "bertserve playground" == seen["markup"][1]
+    assert "truncation" in seen["cut"]
+    assert "200000" in seen["problem"]
+    assert "Requests a second" in seen["load"]
+    assert not seen["wide"]
+
+
+def test_a_key_is_asked_for(tiny_models: Path, tmp_path: Path) -> None:
+    """The page opens without it, says what is missing, and works once it is given."""
+    (tmp_path / "key").write_text("swordfish")
+    with running(tiny_models, "--default", "text-classification=sentiment", "--api-key-file", str(tmp_path / "key")) as url:
+        seen = what_the_page_shows(url, "swordfish")
+
+    assert "key" in seen["refused"]
+    assert seen["tasks"]["Classify"]["result"].strip()
+    assert "swordfish" not in seen["tasks"]["Classify"]["code"]

@@ -1,0 +1,10 @@
+"""Writes tiny bundles of the kinds that are not among the embedded models: `python tiny_models.py FOLDER`."""
+
+import sys
+from pathlib import Path
+
+import tiny
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    tiny.bundle(folder, "rank", labels=["relevance"], activation="sigmoid")

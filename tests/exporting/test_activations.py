@@ -1,0 +1,106 @@
+"""What is seen of the tensors that linear layers read: bounds over all rows, a sample of these, and what becomes of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export import inference
+from export.graph import linear, rewrite
+from export.int8 import activations
+from export.int8.activations import Activations, Sample, observe, observe_tensors
+from staged import Staged, run
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("staging",)
+
+EMPTY = "\u200b"  # a text of which the tokenizer leaves nothing
+TEXTS = ["a good film", "the book was very dull !", EMPTY, "long " * 300, "a bad film"]
+
+
+def giving_out(staged: Staged, path: Path, *operators: str) -> list[str]:
+    """Writes the graph with the outputs of all its nodes of these kinds, and returns their names."""
+    model = rewrite.load(staged.packed)
+    names = [node.outputs[0].name for node in model.graph if node.op_type in operators]
+    rewrite.save(model, path, outputs=names)
+    return names
+
+
+def test_bounds_are_those_of_all_rows(all_staged: dict[str, Staged], tmp_path: Path) -> None:
+    """Highest and lowest value of each channel are numpy's over every row of every text; the peak is the larger of the two."""
+    staged, path = all_staged["text-classification"], tmp_path / "more.onnx"
+    names = giving_out(staged, path, "Gelu", "LayerNormalization")
+    feeds = staged.feeds(TEXTS)
+    seen = observe_tensors(path, names, feeds, tmp_path / "samples")
+    runs = [run(path, feed)[1:] for feed in feeds]
+
+    assert names == list(seen)
+    for place, name in enumerate(names):
+        rows = np.concatenate([values[place].reshape(-1, values[place].shape[-1]) for values in runs])
+        np.testing.assert_allclose(rows.max(axis=0), seen[name].high, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(rows.min(axis=0), seen[name].low, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(np.maximum(seen[name].high, -seen[name].low), seen[name].peak)
+
+
+def test_the_sample_has_some_rows_of_each_text(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as it has a share of all tokens, first and last among them; all where there are few; twice the same."""
+    staged, path = all_staged["token-classification"], tmp_path / "more.onnx"
+    name = giving_out(staged, path, "Gelu")[0]
+    feeds = staged.feeds(TEXTS[2:4])
+    short, long = (run(path, feed)[1][0] for feed in feeds)
+    every = observe_tensors(path, [name], feeds, tmp_path / "every")[name].rows()
+    monkeypatch.setattr(activations, "MIN_ROWS", len(long) // 2)
+    monkeypatch.setattr(activations, "ROWS_PER_CHANNEL", 0)
+    sample = observe_tensors(path, [name], feeds, tmp_path / "sample")[name].rows()
+
+    np.testing.assert_array_equal(np.concatenate([long, short]), every)
+    np.testing.assert_array_equal(short[[0, -1]], sample[-2:])
+    assert pytest.approx(len(long) / 2, abs=2) == len(sample) - 2
+    assert [] == [row for row in sample[:-2].tolist() if row not in long.tolist()]
+    np.testing.assert_array_equal(long[[0, -1]], sample[[0, -3]])
+    np.testing.assert_array_equal(sample, observe_tensors(path, [name], feeds, tmp_path / "again")[name].rows())
+
+
+def test_a_large_model_sees_fewer_texts(all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products may cost so much, but its widest matrix gets the rows that GPTQ needs."""
+    staged = all_staged["text-classification"]
+    model = rewrite.load(staged.packed)
+    layers, feeds = linear.find_linears(model.graph), staged.feeds([f"{TEXTS[1]} {i}" for i in range(400)])
+    whole = observe(model, layers, tmp_path / "whole.onnx", feeds, tmp_path / "whole")
+    monkeypatch.setattr(activations, "FLOPS", 1.0)
+    part = observe(model, layers, tmp_path / "part.onnx", feeds, tmp_path / "part")
+    name = max(whole, key=lambda x: whole[x].sample.channels)
+
+    assert 2 * part[name].sample.channels < len(part[name].sample) < len(whole[name].sample)
+
+
+def test_channels_are_scaled_and_taken_out(tmp_path: Path) -> None:
+    """Rows, bounds and peak of what is left are those of the changed rows, in either order."""
+    rows = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    rows.tofile(tmp_path / "sample")
+    seen = Activations(Sample(tmp_path / "sample", rows.shape[1]), rows.max(axis=0), rows.min(axis=0))
+    factors, channels = np.float32([1, 2, 0.5, 3, 1]), np.array([0, 3, 4])
+    expected = (rows * factors)[:, channels]
+
+    for changed in (seen.scaled(factors).restricted(channels), seen.restricted(channels).scaled(factors[channels])):
+        np.testing.assert_allclose(expected, changed.rows())
+        np.testing.assert_allclose(expected.max(axis=0), changed.high)
+        np.testing.assert_allclose(expected.min(axis=0), changed.low)
+        np.testing.assert_allclose(np.abs(expected).max(axis=0), changed.peak)
+    np.testing.assert_allclose((rows * factors)[::4], seen.scaled(factors).rows(2))
+    np.testing.assert_allclose(rows * factors * factors, seen.scaled(factors).scaled(factors).rows())
+
+
+def test_texts_of_a_batch_keep_their_first_and_last_tokens(all_staged: dict[str, Staged], tmp_path: Path) -> None:
+    """Special tokens carry the largest values of all: the sample has those of each text, not of each batch."""
+    staged, path = all_staged["token-classification"], tmp_path / "more.onnx"
+    name = giving_out(staged, path, "Gelu")[0]
+    feeds = staged.feeds([TEXTS[0], TEXTS[4]] * 8)
+    [batch] = inference.batches(feeds)
+    sample = observe_tensors(path, [name], feeds, tmp_path / "samples")[name].rows().tolist()
+    values = run(path, batch)[1]
+
+    assert len(batch["input_ids"]) == 16
+    assert [] == [row for text in values for row in text[[0, -1]].tolist() if row not in sample]

@@ -1,0 +1,225 @@
+"""bert-export analyze: shapes, energy, layers, and bundles. Without torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export import analyze_cli, cli
+from export.analyze import energy
+from export.analyze.layers import Node, find_parts
+from export.analyze.shapes import NAMED, Shape, choose_lengths, variants
+from export.errors import CheckpointError
+from service.bundle.files import load_bundle
+
+MODELS = Path(__file__).parent.parent.parent / "models"
+
+# ---- shapes, and what they change
+
+
+def test_variants_differ_in_one_thing() -> None:
+    """Fewer layers; other heads of the same matrices; a smaller hidden size with heads of the same size and its block in proportion."""
+    base = NAMED["bert-base"]
+
+    assert [3, 6, 12] == [shape.layers for shape in variants(base, "layers")]
+    assert [1, 3, 6, 12, 24] == [shape.heads for shape in variants(base, "heads")]
+    assert [Shape(12, 3, 192, 768), Shape(12, 6, 384, 1536), base] == variants(base, "hidden")
+    assert {base} == {replace(shape, layers=12, heads=12) for axis in ("layers", "heads") for shape in variants(base, axis)}
+
+
+@pytest.mark.parametrize("shape", [Shape(1, 1, 7, None), Shape(1, 3, 48, 10), *NAMED.values()])
+def test_every_variant_can_be_made(shape: Shape) -> None:
+    """Heads divide the hidden size, nothing is 0, and the base is there, whatever its numbers."""
+    for axis in ("layers", "heads", "hidden"):
+        found = variants(shape, axis)
+        assert shape in found
+        assert all(v.layers and v.heads and v.hidden % v.heads == 0 for v in found)
+
+
+def test_lengths_beyond_the_model_are_an_error_where_asked_for() -> None:
+    """And left out where nobody asked."""
+    assert [16, 64] == choose_lengths(None, (16, 64, 128), 100)
+    assert [10] == choose_lengths(None, (16, 64), 10)
+    assert [16, 100] == choose_lengths((16, 100), (64,), 100)
+    with pytest.raises(CheckpointError, match="takes 100 tokens at most, and --lengths has 101"):
+        choose_lengths((16, 101), (64,), 100)
+
+
+# ---- energy
+
+
+def counters(folder: Path, *microjoules: int) -> Path:
+    """Writes the counters of processors as Linux shows them, with a part of the first one."""
+    for name, value in [*((f"intel-rapl:{i}", value) for i, value in enumerate(microjoules)), ("intel-rapl:0:0", 5)]:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "energy_uj").write_text(f"{value}\n")
+        (folder / name / "max_energy_range_uj").write_text("999999\n")
+    return folder
+
+
+def test_joules_are_those_of_all_processors(tmp_path: Path) -> None:
+    """Their parts are not counted twice, and a counter that begins anew went on."""
+    start = energy.read(counters(tmp_path, 100, 900_000))
+    end = energy.read(counters(tmp_path, 500_100, 400_000))
+
+    assert pytest.approx(0.5 + 0.5) == start.joules_until(end)
+
+
+def test_without_counters_there_are_no_joules(tmp_path: Path) -> None:
+    """Neither where there are none, nor where they cannot be read."""
+    (counters(tmp_path, 1) / "intel-rapl:0" / "energy_uj").write_text("")
+    for folder in (tmp_path, tmp_path / "none"):
+        reading = energy.read(folder)
+        assert None is reading.joules_until(reading)
+
+
+# ---- layers
+
+
+def chain(*ops: str) -> list[Node]:
+    """Returns nodes of which each reads the one before."""
+    names = ["x", *(f"v{i}" for i in range(len(ops)))]
+    return [Node(op, [a], [b]) for op, (a, b) in zip(ops, pairwise(names), strict=True)]
+
+
+LAYER = ("MatMul", "MultiHeadAttention", "MatMul", "LayerNormalization", "MatMul", "Gelu", "MatMul", "LayerNormalization")
+
+
+def test_a_layer_begins_with_what_attention_reads() -> None:
+    """Embeddings, two layers of eight nodes, and a head that has a norm of its own."""
+    nodes = chain("Gather", "LayerNormalization", *LAYER, *LAYER, "MatMul", "LayerNormalization", "MatMul")
+
+    assert ["embeddings"] * 2 + ["layer 1"] * 8 + ["layer 2"] * 8 + ["head"] * 3 == find_parts(nodes)
+
+
+def test_attention_that_is_not_fused_has_a_softmax() -> None:
+    """Values are multiplied behind it, and belong to its layer too; a mask that all layers read belongs to none."""
+    norm = Node("LayerNormalization", ["x"], ["n"])
+    mask = Node("Cast", ["attention_mask"], ["mask"])
+    layer = [
+        Node("MatMul", ["n"], ["q"]),
+        Node("MatMul", ["n"], ["v"]),
+        Node("Add", ["q", "mask"], ["scores"]),
+        Node("Softmax", ["scores"], ["p"]),
+        Node("MatMul", ["p", "v"], ["context"]),
+        Node("Add", ["context", "n"], ["sum"]),
+        Node("LayerNormalization", ["sum"], ["n2"]),
+        Node("MatMul", ["n2"], ["m"]),
+        Node("LayerNormalization", ["m"], ["n3"]),
+    ]
+
+    assert ["embeddings"] * 2 + ["layer 1"] * 9 + ["head"] == find_parts([norm, mask, *layer, Node("MatMul", ["n3"], ["logits"])])
+
+
+def test_a_graph_without_attention_has_no_layers() -> None:
+    """Nothing is guessed."""
+    assert ["head", "head"] == find_parts(chain("Gather", "MatMul"))
+
+
+# ---- bundles
+
+Report = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture(name="analyze")
+def analyze_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Report:
+    """Returns `analyze(source, *flags)`, which gives the JSON and what was printed."""
+
+    def run(source: object, *flags: str) -> tuple[dict[str, Any], str]:
+        output = tmp_path / "report"
+        assert 0 == cli.main(["analyze", str(source), "--output", str(output), *flags])
+        return json.loads((output / analyze_cli.REPORT_FILE).read_text(encoding="utf-8")), capsys.readouterr().out
+
+    return run
+
+
+def test_a_bundle_is_analyzed_by_layer_and_operator(analyze: Report) -> None:
+    """Each kernel belongs to a part; six layers of twelve heads, of which the last computes the first token alone."""
+    report, printed = analyze(MODELS / "sentiment", "--lengths", "16,64", "--seconds", "0.5")
+    [graph] = report["graphs"]
+    lines = [line.split() for line in printed.splitlines()]
+
+    assert [16, 64] == [profile["length"] for profile in graph["profiles"]]
+    layers = {f"layer {i}" for i in range(1, 7)}
+    for profile in graph["profiles"]:
+        assert {"embeddings", "head", *layers} == {node["part"] for node in profile["nodes"]}
+        assert layers == {node["part"] for node in profile["nodes"] if node["attention"]}
+        assert dict.fromkeys(layers, 12) == profile["heads"]
+        sums = {part: sum(node["ms"] for node in profile["nodes"] if node["part"] == part) for part in layers}
+        if profile["length"] == 64:
+            assert sums["layer 6"] < sums["layer 3"] / 2
+    assert 2 == sum(line[:1] == ["MultiHeadAttention"] for line in lines)
+    assert ["12"] * 12 == [line[5] for line in lines if line[:1] == ["layer"]]
+
+
+def test_a_bundle_is_analyzed_without_torch(tmp_path: Path) -> None:
+    """It has no checkpoint, and its graph needs none."""
+    import subprocess
+    import sys
+
+    code = "import sys; from export import cli; print(cli.main(['analyze', *sys.argv[1:]]), 'torch' in sys.modules)"
+    command = [sys.executable, "-c", code, str(MODELS / "sentiment"), "--lengths", "8", "--seconds", "0.1"]
+
+    assert "0 False" == subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+
+
+def test_plots_are_left_out_where_matplotlib_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables and JSON work, and one line says what to install."""
+    monkeypatch.setattr("export.analyze.plots.find_spec", lambda name: None)
+    assert 0 == cli.main(["analyze", str(MODELS / "sentiment"), "--lengths", "8", "--seconds", "0.1", "--output", str(tmp_path)])
+
+    assert "pip install 'bertserve[bench]'" in capsys.readouterr().err
+    assert [] == list(tmp_path.rglob("*.svg"))
+    assert (tmp_path / analyze_cli.REPORT_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ((str(MODELS / "sentiment"), "--by", "layers"), "a bundle is analyzed as it is"),
+        (("bert-tiny", "--precision", "fp16"), "fp16 is for GPUs"),
+        (("bert-tiny", "--by", "layers,depth"), "`layers,depth` is not a list"),
+        (("bert-tiny", "--lengths", "16,0"), "`0` is not a whole number"),
+        (("bert-tiny", "--lengths", "1e3"), "`1e3` is not a whole number"),
+        (("bert-tiny", "--seconds", "0"), "`0` is not above 0"),
+        (("bert-tiny", "--seconds", "nan"), "`nan` is not above 0"),
+    ],
+)
+def test_a_wrong_flag_of_analyze_is_a_usage_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2, before anything is built."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["analyze", *flags])
+
+    assert 2 == exit_.value.code
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--lengths", "600"), "the model takes 512 tokens at most, and --lengths has 600"),
+        (("--precision", "fp32"), "has no such graph for the CPU; it has cpu/int8"),
+    ],
+)
+def test_what_a_bundle_does_not_have_is_an_error(flags: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and the message says what there is."""
+    assert 512 == load_bundle(MODELS / "sentiment").manifest.tokenizer.max_length
+    assert 1 == cli.main(["analyze", str(MODELS / "sentiment"), *flags])
+
+    assert reason in capsys.readouterr().err
+
+
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 3."""
+    monkeypatch.setattr(analyze_cli, "find_spec", lambda name: None)
+
+    assert 3 == cli.main(["analyze", "bert-tiny"])
+    assert "torch, transformers, onnx, onnxscript, onnxruntime not installed" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""bert-export analyze of models: from a tiny configuration to the report, within its budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import bert
+from export import analyze_cli, cli
+from export.analyze import sweep
+from export.analyze.timing import Timing
+from export.errors import CheckpointError
+
+pytestmark = pytest.mark.torch
+
+TINY = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 100}
+TIMES = {"latency_p90_ms": 2.0, "runs": 3, "batch": 8, "latency_cpu_ms": 1.0, "cpu_ms": 1.5, "joules": None, "memory_mib": 7.0}
+Report = Callable[..., tuple[dict[str, Any], str]]
+
+
+@pytest.fixture(name="analyze")
+def analyze_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Report:
+    """Returns `analyze(source, *flags)`, which gives the JSON and what was printed."""
+
+    def run(source: object, *flags: str) -> tuple[dict[str, Any], str]:
+        output = tmp_path / "report"
+        assert 0 == cli.main(["analyze", str(source), "--output", str(output), *flags])
+        return json.loads((output / analyze_cli.REPORT_FILE).read_text(encoding="utf-8")), capsys.readouterr().out
+
+    return run
+
+
+def config(folder: Path, **fields: Any) -> Path:
+    """Writes the configuration of a tiny model of which nothing else exists."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({"model_type": "bert", "max_position_embeddings": 40} | TINY | fields), encoding="utf-8")
+    return path
+
+
+def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_path: Path, analyze: Report) -> None:
+    """fp32 and int8 at two lengths, and at one of them half the layers; weights, arithmetic and size follow the shape."""
+    report, printed = analyze(config(tmp_path), "--lengths", "8,40", "--by", "layers", "--batch", "2", "--seconds", "1000")
+    points = [(point["axis"], point["shape"]["layers"], point["precision"]) for point in report["points"]]
+
+    assert [("base", 2, "fp32"), ("base", 2, "int8"), ("layers", 1, "fp32"), ("layers", 1, "int8")] == points
+    base, quantized, shallow, _ = report["points"]
+    assert ([8, 40], [40]) == tuple([timing["length"] for timing in point["timings"]] for point in (base, shallow))
+    assert all(timing["latency_ms"] > 0 and timing["texts_per_s"] > 0 and timing["runs"] >= 3 for timing in base["timings"])
+    assert base["flops"] == {name: 2 * value for name, value in shallow["flops"].items()}
+    assert 2 * (4 * 32 * 32 + 2 * 32 * 64) * 2 == base["flops"]["linear"]
+    assert quantized["graph_bytes"] != base["graph_bytes"]
+    assert [] == report["omitted"]
+    assert {"length.svg", "layers.svg", "analysis.json"} == {path.name for path in (tmp_path / "report").iterdir()}
+    assert "by length and precision" in printed
+    assert "by layers" in printed
+
+
+def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It cannot be read, says no shape, or does not fit itself."""
+    for fields, reason in (
+        ({"model_type": "nothing"}, "the configuration"),
+        ({"num_attention_heads": 3}, "transformers makes no encoder of this BertConfig (2 layers, 3 heads, hidden 32"),
+    ):
+        assert 1 == cli.main(["analyze", str(config(tmp_path, **fields))])
+        assert reason in capsys.readouterr().err
+
+
+def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model itself and the others are there."""
+
+    def timings(graph: Any, lengths: Any, **_: Any) -> list[Timing]:
+        return [Timing(length=length, latency_ms=2.0, texts_per_s=9.0, **TIMES) for length in lengths]
+
+    make = sweep.random_checkpoint
+
+    def refuse_one_layer(config: Any) -> Any:
+        if config.num_hidden_layers == 1:
+            raise CheckpointError("no encoder of one layer.")
+        return make(config)
+
+    monkeypatch.setattr(sweep, "measure_apart", timings)
+    monkeypatch.setattr(sweep, "random_checkpoint", refuse_one_layer)
+    report, printed = analyze(config(tmp_path), "--by", "layers,heads", "--precision", "fp32", "--seconds", "1000")
+
+    assert [("base", 2), ("heads", 1), ("heads", 4)] == [(point["axis"], point["shape"]["heads"]) for point in report["points"]]
+    assert ["layers: 1 layer, 2 heads, hidden 32, feed-forward 64: no encoder of one layer."] == report["omitted"]
+    assert "left out: layers: 1 layer, 2 heads" in printed
+    assert "the machine was busy: runs took 2.0 times their CPU time" in printed
+    rows = [line.split() for line in printed[printed.index("by heads") :].splitlines()[2:5]]
+    assert ["1", "2", "4"] == [row[0] for row in rows]
+    assert ["1.00"] * 3 == [row[-1] for row in rows]
+
+
+def test_a_checkpoint_is_measured_with_its_own_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its encoder, whatever its head is."""
+    checkpoint, config = sweep._base(str(bert(tmp_path)))
+    drawn, _ = sweep._base("bert-tiny")
+
+    assert ("feature-extraction", 32) == (checkpoint.task, config.hidden_size)
+    assert checkpoint.source != drawn.source == "random weights"
+    assert all(torch.isfinite(parameter).all() for parameter in drawn.model.parameters())
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_budget_ends_what_would_not_be_done() -> None:
+    """The first step is always begun; another one only where one as long as the longest so far would be done."""
+    clock = Clock()
+    begun = []
+    for name, fits in sweep.Budget(10, clock).steps("abcde"):
+        begun.append((name, fits))
+        clock.now += {"a": 4, "b": 3}[name] if fits else 0
+
+    assert [("a", True), ("b", True), ("c", False), ("d", False), ("e", False)] == begun
+    assert [("a", True)] == list(sweep.Budget(0.001, clock).steps("a"))

@@ -1,0 +1,218 @@
+"""Classifiers, taggers and readers on decoders: which token they read, what padding they bear, and what no text can fill.
+
+Each row of a padded batch is compared with transformers' own answer to that text alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from checkpoints import edit_json
+from export import trace
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.load import load_checkpoint
+from export.cpu import build
+from export.errors import ExportError
+from export.pipeline import ExportSpec, export
+from families import FAMILIES, HEADS, LENGTH, gpt2_tokenizer, llama_tokenizer
+from service.backend.onnx_engine import OnnxEngine, Row
+from service.bundle.files import load_bundle
+from service.bundle.graph_spec import GraphSpec
+from service.text.tokenizer import Encoding
+
+pytestmark = pytest.mark.torch
+
+CLASSIFIES = "text-classification"
+TEXTS = ("good", "A warm, funny and thoroughly engaging film.", "No.", "It isn't that the acting is bad; it's that there is none of it.")
+FULL = pytest.mark.full_grid
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def engine(checkpoint: Checkpoint, folder: Path) -> OnnxEngine:
+    """Returns the float32 graph of a checkpoint, as a bundle has it."""
+    folder.mkdir()
+    traced = trace.trace(checkpoint, folder / "raw.onnx", "torchscript")
+    optimized = build.optimize(folder / "raw.onnx", checkpoint, traced.form)
+    spec = GraphSpec.model_construct(
+        file=optimized.path.name, provider="cpu", precision="fp32", inputs=traced.inputs, outputs=checkpoint.outputs, shapes=None
+    )
+    return OnnxEngine(optimized.path, spec, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side)
+
+
+def alone(source: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> tuple[list[Encoding], list[Row]]:
+    """Returns each text as transformers' tokenizer encodes it, and what the unchanged checkpoint answers to it alone."""
+    model = HEADS[task][1].from_pretrained(source, dtype=torch.float32).eval()  # type: ignore[attr-defined]
+    encodings, rows = [], []
+    for text in texts:
+        feed = tokenizer(*text) if isinstance(text, tuple) else tokenizer(text)
+        encodings.append(Encoding(np.array(feed["input_ids"]), np.zeros(len(feed["input_ids"]), dtype=np.int64)))
+        with torch.no_grad():
+            outputs = model(**{name: torch.tensor([feed[name]]) for name in ("input_ids", "attention_mask")})
+        rows.append({name: outputs[name][0].numpy() for name in outputs if "logits" in name})
+    return encodings, rows
+
+
+def assert_equal(expected: list[Row], found: list[Row]) -> None:
+    """Asserts that rows are equal but for rounding."""
+    for a, b in zip(expected, found, strict=True):
+        for name, values in a.items():
+            np.testing.assert_allclose(values, b[name], rtol=0, atol=1e-4)
+
+
+# ---- the token that is read, and padding
+
+
+@pytest.mark.parametrize("declared", ["left", pytest.param("right", marks=FULL)])
+@pytest.mark.parametrize(
+    ("family", "task"),
+    [
+        ("GPT-2", CLASSIFIES),
+        pytest.param("GPT-2", "token-classification", marks=FULL),
+        pytest.param("GPT", CLASSIFIES, marks=FULL),
+        pytest.param("LLaMA", CLASSIFIES, marks=FULL),
+        pytest.param("BART", CLASSIFIES, marks=FULL),
+        pytest.param("BART", "question-answering", marks=FULL),
+        pytest.param("T5", CLASSIFIES, marks=FULL),
+    ],
+)
+def test_padding_moves_no_answer(tmp_path: Path, family: str, task: str, declared: str) -> None:
+    """Whatever side the tokenizer pads on, a row of a batch is what transformers says of that text alone."""
+    source = FAMILIES[family].save(tmp_path / "checkpoint", task)
+    edit_json(source / "tokenizer_config.json", padding_side=declared)
+    loaded = load_checkpoint(str(source))
+    encodings, expected = alone(source, task, FAMILIES[family].tokenizer())
+
+    assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
+
+
+def ids_of(config: int | None, tokenizer: int | None) -> Any:
+    """Returns a case of the next test: the padding's id of the configuration and of the tokenizer, None for none."""
+    return pytest.param(config, tokenizer, id=f"{config}-{tokenizer}")
+
+
+EOS, OTHER = 1100, 7  # of the tokenizer below: its only special token, and one that texts have not
+
+
+@pytest.mark.parametrize(
+    ("configured", "declared"),
+    [
+        ids_of(None, None),
+        ids_of(OTHER, EOS),
+        *(pytest.param(*case.values, id=case.id, marks=FULL) for case in (ids_of(None, EOS), ids_of(EOS, None))),
+    ],
+)
+def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured: int | None, declared: int | None) -> None:
+    """Without one transformers reads the last position of a single text, and refuses batches; with two the model's own counts."""
+    source = FAMILIES["GPT-2"].save(tmp_path / "checkpoint", CLASSIFIES)
+    tokenizer = gpt2_tokenizer(pad=None if declared is None else "<|endoftext|>")
+    tokenizer.save_pretrained(source)
+    edit_json(source / "config.json", pad_token_id=configured, eos_token_id=None, bos_token_id=None)
+    loaded = load_checkpoint(str(source))
+    encodings, expected = alone(source, CLASSIFIES, tokenizer)
+
+    assert (EOS if configured is None else configured, "right") == (loaded.pad_id, loaded.padding_side)
+    assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
+
+
+def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
+    """Where the padding token also ends texts, and only the tokenizer says that it is padding, the model reads it: padding is another one."""
+    source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
+    tokenizer = llama_tokenizer()
+    begin, end = tokenizer.bos_token, tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"{begin} $A {end}",
+        pair=f"{begin} $A {end} $B {end}",
+        special_tokens=[(begin, tokenizer.bos_token_id), (end, tokenizer.eos_token_id)],
+    )
+    tokenizer.pad_token, tokenizer.unk_token = end, "<|pad|>"
+    tokenizer.save_pretrained(source)
+    edit_json(source / "config.json", pad_token_id=None)
+    loaded = load_checkpoint(str(source))
+    encodings, expected = alone(source, CLASSIFIES, tokenizer)
+
+    assert tokenizer.unk_token_id == loaded.pad_id
+    assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
+
+
+@pytest.mark.parametrize("family", ["BART", pytest.param("T5", marks=FULL)])
+def test_texts_and_pairs_share_a_batch(tmp_path: Path, family: str) -> None:
+    """A pair ends in its second `</s>`, or its third; transformers refuses rows with different numbers of them."""
+    source = FAMILIES[family].save(tmp_path / "checkpoint", CLASSIFIES)
+    encodings, expected = alone(
+        source, CLASSIFIES, FAMILIES[family].tokenizer(), (*TEXTS, ("Someone eats.", "A man is eating food."), TEXTS[1:3])
+    )
+
+    assert_equal(expected, engine(load_checkpoint(str(source)), tmp_path / "graph").run(encodings))
+
+
+def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
+    """An id of -1 is no token; a model that knows its padding by it has none on the right, and LLaMA bears it on the left."""
+    source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
+    edit_json(source / "config.json", pad_token_id=-1)
+    loaded = load_checkpoint(str(source))
+
+    assert ("left", llama_tokenizer().pad_token_id) == (loaded.padding_side, loaded.pad_id)
+
+
+# ---- refused, and features
+
+
+def refused(source: Path, folder: Path, **options: Any) -> str:
+    """Returns why a checkpoint is refused, and asserts that nothing was left behind."""
+    with pytest.raises(ExportError) as caught:
+        export(ExportSpec(str(source), folder / "models", precisions=("fp32",), **options), silent)
+    assert not list((folder / "models").glob("*"))
+    return str(caught.value)
+
+
+def test_what_writes_texts_is_taken_for_nothing_else(tmp_path: Path) -> None:
+    """A summarizer can fill masks in transformers; it is not taken for a masked language model without being asked."""
+    source = FAMILIES["BART"].save(tmp_path / "bart", "fill-mask")
+
+    assert "cannot tell the task of architecture ['BartForConditionalGeneration']; give --task" in refused(source, tmp_path)
+    assert "fill-mask" == load_checkpoint(str(source), task="fill-mask").task
+
+
+def test_a_decoder_that_no_text_fills_is_refused(tmp_path: Path) -> None:
+    """Marian's decoder needs the words that were written so far; the message has transformers' own."""
+    tokenizer = FAMILIES["BERT"].tokenizer()
+    sizes = {"d_model": 32, "max_position_embeddings": LENGTH, "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 3}
+    config = transformers.MarianConfig(vocab_size=len(tokenizer), encoder_layers=1, decoder_layers=1, **sizes)
+    transformers.MarianModel(config).save_pretrained(tmp_path / "marian")
+    tokenizer.save_pretrained(tmp_path / "marian")
+    edit_json(tmp_path / "marian" / "tokenizer_config.json", tokenizer_class="BertTokenizer")
+
+    assert "has a decoder whose inputs no text fills" in refused(tmp_path / "marian", tmp_path, task="feature-extraction")
+
+
+@FULL
+def test_the_encoder_of_t5_gives_features(tmp_path: Path) -> None:
+    """Of a checkpoint with a decoder, which is left out, though its embedding is the encoder's too."""
+    tokenizer = FAMILIES["T5"].tokenizer()
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    torch.manual_seed(0)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    spec = ExportSpec(str(tmp_path / "t5"), tmp_path / "models", task="feature-extraction", precisions=("fp32",))
+    bundle = load_bundle(export(spec, silent)[0])
+    graph = bundle.graph("cpu", "fp32")
+    model = transformers.T5EncoderModel.from_pretrained(tmp_path / "t5").eval()
+    made = [Encoding(np.array(tokenizer(text)["input_ids"]), np.zeros(len(tokenizer(text)["input_ids"]), dtype=np.int64)) for text in TEXTS]
+    with torch.no_grad():
+        expected = [model(input_ids=torch.tensor(encoding.ids)[None]).last_hidden_state[0].numpy() for encoding in made]
+    found = OnnxEngine(bundle.path / graph.file, graph, pad_id=bundle.manifest.tokenizer.pad_id, padding_side="right").run(made)
+
+    assert graph.batch_invariant
+    assert_equal([{"last_hidden_state": values} for values in expected], found)

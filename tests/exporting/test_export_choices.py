@@ -1,0 +1,131 @@
+"""Multiple choice from checkpoint to service: all choices of a question in one forward of PyTorch are what each gets as a row of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+import transformers
+
+import service.cli
+from checkpoints import POSITIONS, bert
+from export.checkpoint.load import load_checkpoint
+from export.pipeline import ExportSpec, export
+from export.tracers import Tracer
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
+from service.bundle.manifest import Manifest
+from service.tasks import choose
+from service.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+LONG = "the film was not very good , but the book is great ! " * 20
+REQUESTS = [
+    choose.Request("the film was", ("good", "not very good at all", "a book", "")),
+    choose.Request("", ("good", "bad")),
+    choose.Request("which one is great ?", ("the film", "the book"), "the film was fine , but the book is great !"),
+    choose.Request("which one is great ?", ("the film", "the book", LONG), LONG),
+    choose.Request(LONG, ("good", LONG)),
+]
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+@pytest.fixture(name="source", scope="module")
+def random_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of multiple choice."""
+    return bert(tmp_path_factory.mktemp("checkpoint"), "swag", architecture="BertForMultipleChoice")
+
+
+@pytest.fixture(name="exported", scope="module")
+def exported_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Manifest]:
+    """Its bundle, and the bundle's manifest."""
+    return export(ExportSpec(str(source), tmp_path_factory.mktemp("models"), precisions=("fp32",)), silent)
+
+
+def in_transformers(source: Path, request: choose.Request) -> torch.Tensor:
+    """Returns the scores of the choices [choices] from one forward over [1, choices, length], padded, as the `run_swag` example makes it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    model = transformers.AutoModelForMultipleChoice.from_pretrained(source, dtype=torch.float32).eval()
+    if request.context is None:
+        pairs = [[request.question] * len(request.choices), list(request.choices)]
+    else:
+        pairs = [[request.context] * len(request.choices), [f"{request.question} {choice}" for choice in request.choices]]
+    batch = tokenizer(*pairs, truncation=True, max_length=POSITIONS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits: torch.Tensor = model(**{name: values[None] for name, values in batch.items()}).logits
+    return logits[0]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.question[:8]}-{len(request.choices)}")
+def test_choices_are_scored_as_in_transformers(source: Path, exported: tuple[Path, Manifest], request_: choose.Request) -> None:
+    """Logits within 1e-4 and the softmax over them, with a context and without, of long texts and empty ones."""
+    path, manifest = exported
+    graph, spec = manifest.graphs[0], manifest.tokenizer
+    engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    encoded = choose.encode(request_, Tokenizer(load_bundle(path).tokenizer_path, spec))
+    rows = engine.run(encoded.encodings)
+    expected = in_transformers(source, request_)
+    found = choose.decode(request_, encoded, rows, manifest)
+
+    assert expected.tolist() == pytest.approx([float(row["logits"][0]) for row in rows], abs=1e-4)
+    assert expected.softmax(0).tolist() == pytest.approx([item["score"] for item in sorted(found, key=lambda i: i["index"])], abs=1e-4)
+    assert encoded.truncated is any(LONG in text for text in (request_.first, *request_.seconds))
+    assert expected.std() > 0.01
+
+
+def test_the_manifest_says_what_it_is(exported: tuple[Path, Manifest]) -> None:
+    """No labels, one logit for each text, and a head on [CLS], so that the last layer is computed for that alone."""
+    manifest = exported[1]
+    graph = manifest.graphs[0]
+
+    assert (choose.TASK, (), "softmax") == (manifest.task, manifest.labels, manifest.activation)
+    assert [("logits", "per_text")] == [(output.name, output.kind) for output in graph.outputs]
+    assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in graph.inputs]
+    assert "last layer for the first token only" in graph.form
+    assert (1, True) == (graph.evidence.label_agreement, graph.batch_invariant)
+    assert graph.evidence.samples >= 10
+
+
+def test_nothing_is_left_of_the_axis_of_choices(exported: tuple[Path, Manifest]) -> None:
+    """The graph reads rows as they come: its token ids go into the embedding, not through a reshape."""
+    graph = onnx.load(str(exported[0] / exported[1].graphs[0].file)).graph
+    readers = {node.op_type for node in graph.node if "input_ids" in node.input}
+
+    assert readers <= {"Gather", "Shape", "EmbedLayerNormalization"}
+
+
+def test_the_stored_example_checks(exported: tuple[Path, Manifest], capsys: pytest.CaptureFixture[str]) -> None:
+    """The service gives the answer that was stored at export."""
+    assert 0 == service.cli.main(["check", "--models", str(exported[0].parent)])
+    assert capsys.readouterr().out.endswith("cpu/fp32: ok\n")
+
+
+def test_a_model_of_choices_reads_rows(source: Path) -> None:
+    """Loaded, it takes [rows, length] like every other model, again and again, and counts as many operations as a classifier."""
+    loaded = load_checkpoint(str(source))
+    ids = torch.tensor([[2, 5, 6, 3], [2, 7, 3, 0]])
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": (ids > 0).long(), "token_type_ids": torch.zeros_like(ids)}
+    with torch.no_grad():
+        first, second = (loaded.model(**inputs).logits for _ in range(2))
+
+    assert (2, 1) == first.shape
+    assert torch.equal(first, second)
+    classifier = load_checkpoint(str(bert(source.parent, "classifier", labels=("a",))))
+    assert loaded.flops == classifier.flops
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize("tracer", ["dynamo", "torchscript"])
+def test_both_tracers_read_rows(source: Path, tmp_path: Path, tracer: Tracer) -> None:
+    """The form names the exporter, and every answer of the samples is PyTorch's."""
+    manifest = export(ExportSpec(str(source), tmp_path, precisions=("fp32",), tracer=tracer), silent)[1]
+
+    assert manifest.graphs[0].form.startswith(tracer)
+    assert manifest.graphs[0].evidence.worst_abs_error <= 1e-4

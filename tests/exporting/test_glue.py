@@ -1,0 +1,187 @@
+"""The nine tasks of GLUE, each in its real form: the service answers as transformers does, and verify has the figure that GLUE asks for.
+
+Beside them a model of independent labels, which GLUE has none of. Figures are those of scipy and scikit-learn, on transformers' own answers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn import metrics
+
+from checkpoints import PyTorch, bert
+from export import cli
+from export.evidence.predict import predict
+from export.pipeline import ExportSpec, export
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
+from service.text.tokenizer import Tokenizer
+from service.wire.reading import Limits, read_body
+
+pytestmark = pytest.mark.torch
+
+Verify = Callable[..., tuple[int, dict[str, Any]]]
+POSITIONS = 64
+SIZES = {"positions": POSITIONS, "model_max_length": POSITIONS, "rows": 128}
+TEXTS = [f"{a} {b} {c}" for a, b, c in product(("the film", "a book"), ("was very", "is not"), ("good .", "bad !", "great , but long"))]
+OTHERS = [*TEXTS[5:], *TEXTS[:5]]
+
+
+@dataclass(frozen=True)
+class GlueTask:
+    """A task as GLUE has it.
+
+    Attributes:
+        columns: The columns of its data: a text's, or those of a pair.
+        labels: Its labels by id; of a regression one that nobody named.
+        figures: What GLUE asks for.
+    """
+
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    figures: tuple[str, ...]
+
+
+VALUE = ("LABEL_0",)
+GLUE = {
+    "CoLA": GlueTask(("sentence",), ("unacceptable", "acceptable"), ("Matthews correlation",)),
+    "SST-2": GlueTask(("sentence",), ("negative", "positive"), ("accuracy",)),
+    "MRPC": GlueTask(("sentence1", "sentence2"), ("not_equivalent", "equivalent"), ("accuracy", "F1")),
+    "QQP": GlueTask(("question1", "question2"), ("not_duplicate", "duplicate"), ("accuracy", "F1")),
+    "STS-B": GlueTask(("sentence1", "sentence2"), VALUE, ("Pearson correlation", "Spearman correlation")),
+    "MNLI": GlueTask(("premise", "hypothesis"), ("entailment", "neutral", "contradiction"), ("accuracy",)),
+    "QNLI": GlueTask(("question", "sentence"), ("entailment", "not_entailment"), ("accuracy",)),
+    "RTE": GlueTask(("sentence1", "sentence2"), ("entailment", "not_entailment"), ("accuracy",)),
+    "WNLI": GlueTask(("sentence1", "sentence2"), ("not_entailment", "entailment"), ("accuracy",)),
+}
+# of one text and two labels, a pair and a value, a pair and three labels; the others have two labels and other names
+EACH_FORM = ("CoLA", "STS-B", "MNLI")
+
+
+class Exported:
+    """A random checkpoint of a task, its bundle, and what transformers says to the texts of `TEXTS`."""
+
+    def __init__(self, folder: Path, labels: tuple[str, ...], problem_type: str, *, pair: bool) -> None:
+        self.source = bert(folder, labels=labels, problem_type=problem_type, **SIZES)
+        self.bundle, _ = export(ExportSpec(str(self.source), folder / "models", precisions=("fp32",)), lambda line: None)
+        self.texts: list[tuple[str, ...]] = list(zip(TEXTS, OTHERS, strict=True)) if pair else [(text,) for text in TEXTS]
+        model = PyTorch(self.source)
+        self.logits = np.stack([model.logits(*texts, max_length=POSITIONS) for texts in self.texts]).astype(np.float64)
+
+    def answers(self) -> list[dict[str, float]]:
+        """Returns the service's scores of each text, by label."""
+        bundle = load_bundle(self.bundle)
+        manifest, spec = bundle.manifest, bundle.manifest.tokenizer
+        graph = bundle.graph("cpu", "fp32")
+        engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+        tokenizer = Tokenizer(bundle.tokenizer_path, spec)
+        scores = []
+        for texts in self.texts:
+            inputs = texts[0] if len(texts) == 1 else dict(zip(("text", "text_pair"), texts, strict=True))
+            [request] = read_body(manifest.task, json.dumps({"inputs": inputs}).encode(), Limits(max_inputs=1, max_chars=1000)).requests()
+            result = predict(manifest.task, request, tokenizer, engine, manifest)
+            scores.append({item["label"]: item["score"] for item in result})
+        return scores
+
+    def assert_answers(self, expected: NDArray[np.float64], labels: Sequence[str]) -> None:
+        """Asserts that the service gives these scores, one row a text, of the labels in the order of their ids."""
+        actual = [[scores[label] for label in labels] for scores in self.answers()]
+
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(name="verify")
+def verify_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Verify:
+    """Returns `verify(exported, lines, *flags)`, which gives the exit code and the checks by name."""
+
+    def run(exported: Exported, lines: Sequence[dict[str, Any]], *flags: str) -> tuple[int, dict[str, Any]]:
+        path = tmp_path / "data.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        code = cli.main(["verify", str(exported.bundle), "--data", str(path), "--json", *flags])
+        return code, {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+
+    return run
+
+
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the scores of labels that exclude each other."""
+    values = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return values / values.sum(axis=1, keepdims=True)
+
+
+def expected_figures(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> dict[str, float]:
+    """Returns the figures of scipy and scikit-learn by our names."""
+    if logits.shape[1] == 1:
+        values = logits[:, 0]
+        return {
+            "Pearson correlation": stats.pearsonr(gold, values).statistic,
+            "Spearman correlation": stats.spearmanr(gold, values).statistic,
+            "mean absolute error": metrics.mean_absolute_error(gold, values),
+        }
+    chosen = logits.argmax(axis=1)
+    figures = {"accuracy": metrics.accuracy_score(gold, chosen), "Matthews correlation": metrics.matthews_corrcoef(gold, chosen)}
+    of_labels = (
+        {"F1": metrics.f1_score(gold, chosen)} if logits.shape[1] == 2 else {"macro F1": metrics.f1_score(gold, chosen, average="macro")}
+    )
+    return figures | of_labels
+
+
+@pytest.mark.parametrize("name", [name if name in EACH_FORM else pytest.param(name, marks=pytest.mark.full_grid) for name in GLUE])
+def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
+    """Its data as GLUE has them, through export and verify; right answers are the model's own, every third one another."""
+    task = GLUE[name]
+    regression = task.labels == VALUE
+    kind = "regression" if regression else "single_label_classification"
+    exported = Exported(tmp_path, task.labels, kind, pair=len(task.columns) == 2)
+    exported.assert_answers(exported.logits if regression else softmax(exported.logits), task.labels)
+
+    if regression:  # to 0..5 as people judged, with ties
+        ranks = exported.logits[:, 0].argsort().argsort()
+        gold = np.round(5 * np.roll(ranks, 1) / ranks.max())
+        assert len(set(gold)) < len(gold)
+    else:
+        gold = exported.logits.argmax(axis=1)
+        gold[::3] = (gold[::3] + 1) % len(task.labels)
+    ids = [float(value) if regression else int(value) for value in gold]
+    lines = [
+        dict(zip(task.columns, texts, strict=True)) | {"label": id_, "idx": i}
+        for i, (texts, id_) in enumerate(zip(exported.texts, ids, strict=True))
+    ]
+    code, checks = verify(exported, lines)
+
+    assert 0 == code
+    expected = expected_figures(gold, exported.logits)
+    assert set(task.figures) <= expected.keys()
+    for figure, value in expected.items():
+        assert -1 < value < 1 or figure == "mean absolute error"
+        assert {"graph": pytest.approx(value, abs=1e-5)} == checks[f"{figure} cpu/fp32"]["figures"]
+
+
+def test_labels_that_exclude_no_other(tmp_path: Path, verify: Verify) -> None:
+    """Scores through a sigmoid each; the set from one half on against the right one, and micro F1 over all labels of all texts."""
+    labels = ("joy", "anger", "fear", "surprise")
+    exported = Exported(tmp_path, labels, "multi_label_classification", pair=False)
+    scores = 1 / (1 + np.exp(-exported.logits))
+    exported.assert_answers(scores, labels)
+
+    chosen = scores >= 0.5
+    gold = chosen.copy()
+    gold[::4, 1] ^= True
+    assert {0, 1} < set(gold.sum(axis=1))  # no label, one, several
+    lines = [{"text": text, "label": [labels[i] for i in np.flatnonzero(row)]} for (text,), row in zip(exported.texts, gold, strict=True)]
+    code, checks = verify(exported, lines, "--min-figure", "micro-f1=0.99")
+
+    expected = metrics.f1_score(gold, chosen, average="micro")
+    assert (1, False) == (code, checks["micro F1 cpu/fp32"]["passed"])
+    assert expected == pytest.approx(checks["micro F1 cpu/fp32"]["figures"]["graph"])
+    assert metrics.accuracy_score(gold, chosen) == pytest.approx(checks["accuracy cpu/fp32"]["figures"]["graph"])
+    assert 0.5 < expected < 0.99

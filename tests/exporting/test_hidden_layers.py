@@ -1,0 +1,139 @@
+"""`--layers` by a list and `--combine`: what the graph gives out is transformers' `hidden_states`, and what a request makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from numpy.typing import NDArray
+from transformers import BertConfig, RobertaPreLayerNormConfig
+
+from checkpoints import POSITIONS, ROWS, SIZES, bert, save
+from export import cli
+from export.errors import ExportError
+from export.pipeline import ExportSpec, export
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import Bundle, load_bundle
+from service.bundle.manifest import Layers
+from service.tasks import embed
+from service.text.tokenizer import Tokenizer
+from service.wire.reading import Limits, read_body
+
+pytestmark = pytest.mark.torch
+
+TEXTS = ["good", "the film was not very good", "", "the book is great ! " * 12]
+DEPTH = 4
+CONFIGS = {"BertModel": BertConfig, "RobertaPreLayerNormModel": RobertaPreLayerNormConfig}
+
+
+def silent(line: str) -> None:
+    """Takes progress lines."""
+
+
+def encoder(folder: Path, architecture: str = "BertModel") -> Path:
+    """Writes a random encoder of four layers and returns its path."""
+    sizes = SIZES | {"num_hidden_layers": DEPTH}
+    return save(folder / "encoder", architecture, CONFIGS[architecture](vocab_size=ROWS, max_position_embeddings=POSITIONS, **sizes))
+
+
+def exported(source: Path, **options: Any) -> Bundle:
+    """Returns a checkpoint's bundle, fp32."""
+    return load_bundle(export(ExportSpec(str(source), source.parent / "models", precisions=("fp32",), **options), silent)[0])
+
+
+def answer(bundle: Bundle, **body: Any) -> NDArray[np.float32]:
+    """Returns the vectors of all texts, which run as one padded batch."""
+    manifest = bundle.manifest
+    graph, spec = manifest.graphs[0], manifest.tokenizer
+    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
+    read = read_body(embed.TASK, json.dumps({"inputs": TEXTS, **body}).encode(), Limits(64, 100_000))
+    requests = read.requests(manifest)
+    encoded = [embed.encode(request, Tokenizer(bundle.tokenizer_path, spec)) for request in requests]
+    rows = engine.run([item.encodings[0] for item in encoded])
+    parts = zip(requests, encoded, rows, strict=True)
+    return np.array([embed.decode(request, item, [row], manifest) for request, item, row in parts])
+
+
+def expected(source: Path, layers: list[int], combine: str) -> NDArray[np.float32]:
+    """Returns the means over the tokens of PyTorch's hidden states."""
+    model, tokenizer = transformers.AutoModel.from_pretrained(source).eval(), transformers.AutoTokenizer.from_pretrained(source)
+    means = []
+    for text in TEXTS:
+        with torch.no_grad():
+            states = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True).hidden_states
+        chosen = [states[layer][0] for layer in layers]
+        one = torch.cat(chosen, dim=-1) if combine == "concat" else sum(chosen) / (len(chosen) if combine == "mean" else 1)
+        means.append(one.mean(0).numpy())
+    return np.array(means)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_layers_are_pytorchs_hidden_states(tmp_path: Path, architecture: str) -> None:
+    """Any of those exported, in any order, each way of combining: within 1e-4, also of a model that normalizes before its blocks."""
+    source = encoder(tmp_path, architecture)
+    bundle = exported(source, layers=(0, -4, -2))
+
+    assert bundle.manifest.embedding is not None
+    assert (0, 1, 3, 4) == bundle.manifest.embedding.layers
+    assert ["last_hidden_state", "hidden_states_0_1_3_4"] == [spec.name for spec in bundle.manifest.graphs[0].outputs]
+    assert bundle.manifest.graphs[0].evidence.worst_abs_error < 1e-4
+    for layers in ([0], [-2, 1], [4, -2, 0, -4]):
+        for combine in ("concat", "sum", "mean"):
+            found = answer(bundle, layers=layers, combine=combine, pooling="mean")
+            np.testing.assert_allclose(expected(source, layers, combine), found, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(expected(source, [-1], "concat"), answer(bundle, pooling="mean"), rtol=0, atol=1e-4)
+    with pytest.raises(Exception, match=r"the layer 2, and this model's graph gives out the layers 0 or -5, 1 or -4, 3 or -2, 4 or -1"):
+        answer(bundle, layers=[2])
+
+
+@pytest.mark.parametrize(("layers", "numbers"), [((-3, -2), [-3, -2]), ("last_four", [-4, -3, -2, -1])])
+def test_a_bundle_has_its_own_choice_of_layers(tmp_path: Path, layers: Layers, numbers: list[int]) -> None:
+    """With `--combine` a request that names no layers gets those of the export; one that names others gets them."""
+    source = encoder(tmp_path)
+    bundle = exported(source, layers=layers, combine="mean")
+    np.testing.assert_allclose(expected(source, numbers, "mean"), answer(bundle, pooling="mean"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(expected(source, [-1], "mean"), answer(bundle, pooling="mean", layers="last"), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(expected(source, numbers, "sum"), answer(bundle, pooling="mean", combine="sum"), rtol=0, atol=1e-4)
+    assert f"by default of the layers {', '.join(map(str, bundle.manifest.embedding.default_layers))} (mean)" in (  # type: ignore[union-attr,arg-type]
+        bundle.path / "README.md"
+    ).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--layers", "-6,-1"],
+            "--layers names -6, and the model has the layers 1 to 4, and 0 for what its embeddings give; or from the end",
+        ),
+        (["--layers", "1,5"], "--layers names 5, and the model has the layers 1 to 4"),
+        (["--layers", "-1,2,4"], "--layers names a layer twice: -1,2,4; name each once."),
+        (["--combine", "sum"], "--combine sum is for several layers; name them with --layers, or leave it out."),
+    ],
+)
+def test_layers_that_a_model_does_not_have_are_refused(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says which there are; a list may begin with a minus."""
+    assert 1 == cli.main([str(encoder(tmp_path)), "--output", str(tmp_path / "models"), "--precision", "fp32", *arguments])
+    assert message in capsys.readouterr().err
+    assert not list((tmp_path / "models").glob("*"))
+
+
+def test_a_list_of_layers_is_for_vectors(tmp_path: Path) -> None:
+    """A classifier gives none out."""
+    with pytest.raises(ExportError, match=r"--layers -2,-1 is for feature-extraction, and .* is for text-classification; leave it out"):
+        export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", layers=(-2, -1)), silent)
+
+
+def test_layers_of_the_wrong_form_are_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is none, and a list with other things in it."""
+    for given in ("first", "1,x", "", "1;2"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([str(tmp_path), "--output", str(tmp_path), f"--layers={given}"])
+        assert f"`{given}` is neither last nor last_four nor a list of numbers such as -4,-3,-2,-1" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+"""Runs of a graph: batches without padding, outputs of all texts, and how far outputs are apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from export import inference
+from staged import ARCHITECTURES, Staged, run
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("staging",)
+
+TEXTS = ["a good film", "the book was very dull !", "a bad film", "good", "the film was very good !", "a fine book"]
+
+
+def test_a_batch_has_texts_of_one_length(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest come first, and few at once; a text in a batch has the outputs of the text alone."""
+    monkeypatch.setattr(inference, "BATCH_SIZE", 2)
+    feeds = staged.feeds(TEXTS)
+    batches = inference.batches(feeds)
+    sizes = [(len(batch["input_ids"]), inference.tokens(batch)) for batch in batches]
+    alone = {feed["input_ids"].tobytes(): run(staged.packed, feed) for feed in feeds}
+
+    assert sorted(sizes, key=lambda size: -size[1]) == sizes
+    assert len(TEXTS) == sum(count for count, _ in sizes)
+    assert 2 == max(count for count, _ in sizes) > min(count for count, _ in sizes)
+    for batch in batches:
+        expected = [alone[row.tobytes()] for row in batch["input_ids"]]
+        for place, together in enumerate(run(staged.packed, batch)):
+            np.testing.assert_allclose(np.concatenate([outputs[place] for outputs in expected]), together, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ARCHITECTURES)
+def test_outputs_are_those_of_all_texts(all_staged: dict[str, Staged], task: str) -> None:
+    """Each output is one flat array over all texts, in the same order for each graph."""
+    staged = all_staged[task]
+    feeds = staged.feeds(TEXTS)
+    runs = [run(staged.packed, feed) for feed in sorted(feeds, key=inference.tokens, reverse=True)]
+    found = inference.outputs(staged.packed, feeds)
+
+    assert len(runs[0]) == len(found)
+    for place, value in enumerate(found):
+        np.testing.assert_allclose(np.concatenate([outputs[place].ravel() for outputs in runs]), value, rtol=0, atol=1e-5)
+
+
+def test_a_batch_has_no_more_tokens_than_one_long_text(all_staged: dict[str, Staged], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many of them would leave other cores idle."""
+    feeds = all_staged["text-classification"].feeds(["good " * 20] * 5)
+    monkeypatch.setattr(inference, "BATCH_TOKENS", 2 * inference.tokens(feeds[0]) + 1)
+
+    assert [2, 2, 1] == [len(batch["input_ids"]) for batch in inference.batches(feeds)]
+
+
+def test_results_come_in_the_order_of_the_inputs(all_staged: dict[str, Staged]) -> None:
+    """Whichever of several runs ends first."""
+    staged = all_staged["text-classification"]
+    feeds = staged.feeds([TEXTS[0] * 20, *TEXTS])
+    found = inference.run(inference.open_session(staged.packed, threads=1), feeds)
+
+    assert [run(staged.packed, feed)[0].tolist() for feed in feeds] == [values[0].tolist() for values in found]
+
+
+def test_the_error_is_that_of_the_worst_output() -> None:
+    """The root mean square difference over what the expected output varies by."""
+    expected = [np.float32([1, -1, 1, -1]), np.float32([10, -10, 10, -10])]
+    actual = [expected[0] + np.float32(0.5), expected[1] + np.float32(1)]
+
+    assert pytest.approx(0.5) == inference.relative_error(expected, actual)
+    assert 0 == inference.relative_error(expected, expected)

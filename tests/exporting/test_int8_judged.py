@@ -1,0 +1,191 @@
+"""int8 is judged on texts that it has not seen; where it cannot be had, the verified float32 graph is kept, and all who look are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from checkpoints import few_texts
+from export import cli, inference
+from export.calibration import Texts
+from export.errors import GraphError
+from export.evidence.samples import text_requests
+from export.evidence.spread_error import SpreadError
+from export.int8 import quantize
+from outputs import Run, contents
+from playback import play_back
+from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
+from service.check import check
+from service.settings import Settings
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("command",)
+
+
+@pytest.mark.usefixtures("played_back")
+def test_validation_texts_of_ones_own_are_what_int8_is_judged_on(
+    source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --validation nothing of the calibration texts is held out: 700, and twelve passages of the length of this model."""
+    (tmp_path / "own.txt").write_text("".join(f"a film {i}\n" for i in range(17)), encoding="utf-8")
+    assert 0 == cli.main([str(source), "--output", str(output), "--validation", str(tmp_path / "own.txt")])
+
+    assert "quantize  int8, calibrated on 712 texts, judged on 17 others" in capsys.readouterr().err
+
+
+LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in 1886 and opened by the queen.")
+PASSAGE = " ".join(LINES[2:] * 12)
+
+
+@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask"])
+def test_each_text_and_each_passage_is_asked_once(task: str) -> None:
+    """A passage whole; one that is a text too, not again; of embeddings, which decide nothing, none is."""
+    requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), 512, "[MASK]")
+    texts = [getattr(request, "context", None) or request.text for request in requests]
+
+    assert 4 == len(requests)
+    assert PASSAGE[:60] == texts[3][:60]
+    assert abs(len(texts[3]) - len(PASSAGE)) < 20
+    assert [task == "fill-mask"] * 4 == ["[MASK]" in text for text in texts]
+    assert [] == text_requests("feature-extraction", Texts(LINES), 512, None)
+
+
+@pytest.mark.parametrize("max_length", [16, 160, 512])
+def test_questions_leave_room_for_a_window(max_length: int) -> None:
+    """However many tokens a character is, half of the model's length is for the context."""
+    questions = [
+        request.question for request in text_requests("question-answering", Texts((PASSAGE,) * 2, (PASSAGE * 3,)), max_length, None)
+    ]
+
+    assert 3 == len(questions)
+    assert max(map(len, questions)) <= max(15, max_length // 2)
+
+
+def test_errors_over_the_spread_are_those_of_the_worst_output() -> None:
+    """Added up row by row they are those of all rows together; an output without values, as of a text without masks, counts nothing."""
+    rng = np.random.default_rng(0)
+    expected = [{"a": rng.normal(3, 2, (n, 4)).astype(np.float32), "b": rng.normal(0, 9, n).astype(np.float32)} for n in (5, 0, 7)]
+    actual = [{"a": row["a"] + rng.normal(0, 0.2, row["a"].shape).astype(np.float32), "b": row["b"] + np.float32(0.01)} for row in expected]
+    error = SpreadError()
+    for pair in zip(expected, actual, strict=True):
+        error.add(*pair)
+    whole, found = (np.concatenate([row["a"] for row in side]) for side in (expected, actual))
+
+    assert 3 == error.rows
+    assert pytest.approx(inference.relative_error([whole], [found]), rel=1e-4) == error.rms
+    assert pytest.approx(float(np.abs(whole - found).max() / whole.std()), rel=1e-4) == error.worst
+    assert (0.0, 0.0) == (SpreadError().rms, SpreadError().worst)
+
+
+def test_too_few_texts_to_round_well_are_said(
+    source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A count of matrices that GPTQ had too few rows for is in the manifest, and in words on stdout and in the card."""
+    play_back(monkeypatch, source)
+    played = quantize.quantize
+
+    def with_few(*args: Any, **options: Any) -> quantize.Int8Graph:
+        result = played(*args, **options)
+        return replace(result, counts=result.counts | {"RoundedToNearest": 3})
+
+    monkeypatch.setattr("export.int8.quantize.quantize", with_few)
+    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
+
+    words = "3 of these matrices are rounded to the nearest step, without GPTQ, because there were too few calibration texts for them"
+    assert words in capsys.readouterr().out
+    assert words in (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
+    assert 3 == load_bundle(output / "tiny-bert").manifest.graphs[1].evidence.quantized["RoundedToNearest"]
+
+
+def test_quick_is_handed_on_and_said(source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quantization is asked to be quick, and the manifest says of its graph alone that it was."""
+    play_back(monkeypatch, source)
+    played, asked = quantize.quantize, []
+
+    def asking(*args: Any, quick: bool, **options: Any) -> quantize.Int8Graph:
+        asked.append(quick)
+        return played(*args, quick=quick, **options)
+
+    monkeypatch.setattr("export.int8.quantize.quantize", asking)
+    texts = ("--calibration", str(few_texts(tmp_path)))
+    forms = []
+    for flags in ((), ("--quick", "--overwrite")):
+        assert 0 == cli.main([str(source), "--output", str(output), *texts, *flags])
+        forms.append([graph.form for graph in load_bundle(output / "tiny-bert").manifest.graphs])
+
+    assert [False, True] == asked
+    assert [forms[0][0], f"{forms[0][0]}, int8 by --quick"] == forms[1]
+    assert forms[0][0] == forms[0][1]
+
+
+# ---- int8 that cannot be had
+
+
+def miss_the_gate(_: Callable[..., Any], source: Path, target: Path, *__: Any, **___: Any) -> Any:
+    """Stands for a quantization that finds no graph within the gate, and leaves its last try."""
+    target.write_bytes(source.read_bytes())
+    raise GraphError("int8 moves the outputs by 0.5 of their spread")
+
+
+def break_a_matrix(played: Callable[..., Any], source: Path, target: Path, *args: Any, **options: Any) -> Any:
+    """Stands for a quantization whose graph is not what its gate has seen: the scales of one matrix are zero."""
+    result = played(source, target, *args, **options)
+    model = onnx.load(str(target))
+    product = next(node for node in model.graph.node if node.op_type == "MatMulIntegerToFloat")
+    [scales] = [tensor for tensor in model.graph.initializer if tensor.name == product.input[3]]
+    scales.CopyFrom(numpy_helper.from_array(np.zeros_like(numpy_helper.to_array(scales)), scales.name))
+    onnx.save(model, str(target))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("fault", "precision"),
+    [
+        (miss_the_gate, ()),
+        (miss_the_gate, ("--precision", "int8")),
+        (miss_the_gate, ("--precision", "int8,fp32")),
+        (break_a_matrix, ()),
+        (break_a_matrix, ("--precision", "int8")),
+    ],
+)
+def test_int8_that_cannot_be_had_leaves_the_verified_float_graph(
+    source: Path,
+    output: Path,
+    tmp_path: Path,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[..., Any],
+    precision: tuple[str, ...],
+) -> None:
+    """Exit code 4 and a line with the reason; a bundle that serves fp32, also where int8 alone was asked for, and says what was tried."""
+    play_back(monkeypatch, source)
+    played = quantize.quantize
+    monkeypatch.setattr("export.int8.quantize.quantize", lambda *args, **options: fault(played, *args, **options))
+    code, message = run(source, *precision, "--calibration", str(few_texts(tmp_path)))
+    bundle = load_bundle(output / "tiny-bert")
+    [omitted] = bundle.manifest.omitted
+
+    assert (4, f"bert-export: the bundle has no int8, but fp32 as its default graph: {omitted.reason}") == (code, message)
+    assert ("cpu", "int8") == (omitted.provider, omitted.precision)
+    assert omitted.reason.startswith("int8 moves" if fault is miss_the_gate else "int8 logits are off")
+    assert [("fp32", True)] == [(graph.precision, graph.default) for graph in bundle.manifest.graphs]
+    assert {CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, "model.cpu.fp32.onnx"} == set(contents(bundle.path))
+    assert f"**There is no cpu/int8.** It was tried: {omitted.reason}" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
+    assert 0 == asyncio.run(check(Settings(models=(output,))))
+
+
+@pytest.mark.usefixtures("played_back")
+def test_a_bundle_with_int8_omits_nothing(source: Path, output: Path, tmp_path: Path) -> None:
+    """The card has no paragraph on it either."""
+    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
+
+    assert () == load_bundle(output / "tiny-bert").manifest.omitted
+    assert "There is no" not in (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")

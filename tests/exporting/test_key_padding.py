@@ -1,0 +1,196 @@
+"""Masks in the forms that exporters give them, recognized by what they compute; and graphs of exported programs, brought to a known form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxscript.optimizer
+import pytest
+from numpy.typing import NDArray
+
+from export.graph import onnx_files
+from export.graph.key_padding import LOWEST, use_key_padding
+from export.graph.normalize import normalize
+from export.inference import Feed, open_session
+
+pytestmark = pytest.mark.torch
+
+LENGTH = 24  # the longest text
+HEAD = """<ir_version: 9, opset_import: ["" : 18]>
+masked (int64[rows,length] input_ids, int64[rows,length] attention_mask, int64[rows,length] token_type_ids) => (float[rows,1,length,length] y)
+<int64[1] first = {1}, int64[1] second = {2}, int64[1] last = {3}, float none = {0}, float one = {1}, float low = {-65504},
+ float few = {-1}, int64 zero = {0}, int64 near = {4}, int64 step = {1}, float[1,2,1,1] heads = {-1e9, -1e8}>
+{
+  ids = Cast <to = 1> (input_ids)
+  row = Unsqueeze (ids, first)
+  queries = Unsqueeze (row, last)
+  keys = Unsqueeze (row, second)
+  scores = MatMul (queries, keys)
+  bool = Cast <to = 9> (attention_mask)
+  bool_row = Unsqueeze (bool, first)
+  kept = Unsqueeze (bool_row, second)
+  numbers = Cast <to = 1> (kept)
+  padding = Sub (one, numbers)
+  whole = Shape (input_ids)
+  length = Shape <start = 1, end = 2> (input_ids)
+  end = Squeeze (length)
+  range = Range (zero, end, step)
+  down = Unsqueeze (range, first)
+  apart = Sub (range, down)
+  distance = Abs (apart)
+  inside = LessOrEqual (distance, near)
+  anywhere = GreaterOrEqual (distance, zero)
+  %s
+  y = Add (scores, bias)
+}"""
+PADDING = {
+    "a choice": ("bias = Where (kept, none, low)", -65504),
+    "a product": ("bias = Mul (padding, low)", -65504),
+    "infinity": ("infinite = Log (none)\n  bias = Where (kept, none, infinite)", LOWEST),
+    "each query's": ("both = And (anywhere, kept)\n  bias = Where (both, none, low)", -65504),
+}
+OTHER = {
+    "a window": "both = And (inside, kept)\n  bias = Where (both, none, low)",
+    "each head's own": "bias = Mul (padding, heads)",
+    "too little": "bias = Where (kept, none, few)",
+    "tokens in place of padding": "bias = Where (kept, low, none)",
+    "a token's": "unknown = Cast <to = 9> (keys)\n  both = And (unknown, kept)\n  bias = Where (both, none, low)",
+    "a mask that something else reads": "bias = Where (kept, none, low)\n  other = Neg (bias)",
+}
+
+
+def model_of(body: str) -> ir.Model:
+    """Returns a graph of scores, whose output is float, with something added to them."""
+    return ir.from_proto(onnx.parser.parse_model(HEAD % body))
+
+
+def feed() -> Feed:
+    """Returns two rows, one with padding on the right, longer than the window."""
+    mask = np.ones((2, 11), dtype=np.int64)
+    mask[1, 8:] = 0
+    return {"input_ids": np.arange(22).reshape(2, 11), "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+
+
+def run(model: ir.Model, path: Path) -> NDArray[np.float32]:
+    """Returns a model's output, without changing it."""
+    path.write_bytes(ir.to_proto(model).SerializeToString())
+    session = open_session(path)
+    output: NDArray[np.float32] = session.run(None, {value.name: feed()[value.name] for value in session.get_inputs()})[0]
+    return output
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    """Returns how often each operator stands in a graph."""
+    return Counter(node.op_type for node in model.graph)
+
+
+@pytest.mark.parametrize("form", PADDING)
+def test_padding_of_keys_is_recognized(form: str, tmp_path: Path) -> None:
+    """Whatever way leads from the mask to what is added, it becomes `(1 - mask)`, low where that is not 0; scores of tokens are the same."""
+    body, lowest = PADDING[form]
+    model = model_of(body)
+    before = run(model, tmp_path / "before.onnx")
+    assert 1 == use_key_padding(model, "attention_mask", LENGTH)
+    bias = model.graph[-1].inputs[1].producer()
+    after = run(model, tmp_path / "after.onnx")
+
+    assert "Where" == bias.op_type
+    assert lowest == model.graph.initializers["key_padding/lowest"].const_value.numpy()
+    assert ["Unsqueeze", "Unsqueeze", "Expand", "Cast", "Sub", "Cast", "Where"] == [node.op_type for node in list(model.graph)[:7]]
+    np.testing.assert_array_equal(before[..., :8], after[..., :8])
+    np.testing.assert_array_equal(np.maximum(before, np.float32(LOWEST)), after)
+
+
+@pytest.mark.parametrize("form", OTHER)
+def test_what_is_no_padding_of_keys_is_left_alone(form: str) -> None:
+    """A window is only seen by a text that is longer; a number that does not hide, and a mask turned round, are none either."""
+    model = model_of(OTHER[form])
+    if "other" in OTHER[form]:
+        model.graph.outputs.append(next(value for node in model.graph for value in node.outputs if value.name == "other"))
+    before = operators(model)
+
+    assert 0 == use_key_padding(model, "attention_mask", LENGTH)
+    assert 0 == use_key_padding(model, "another", LENGTH)
+    assert before == operators(model)
+
+
+EXPORTED = """<ir_version: 9, opset_import: ["" : 18]>
+exported (int64[rows,length] input_ids, int64[rows,length] attention_mask, int64[rows,length] token_type_ids) => (float[rows,length,2] y)
+<int64 zero = {0}, int64[1] last = {2}, float[1,2] plane = {1, 2}, float[2] scale = {3, 4}, float tiny = {1e-12}>
+{
+  rows = Shape <start = 0, end = 1> (token_type_ids)
+  length = Shape <start = 1, end = 2> (attention_mask)
+  shape = Concat <axis = 0> (rows, length)
+  zeros = Expand (zero, shape)
+  sum = Add (input_ids, zeros)
+  float = Cast <to = 1> (sum)
+  column = Unsqueeze (float, last)
+  hidden = MatMul (column, plane)
+  added = Add (hidden, tiny)
+  y = LayerNormalization <axis = -1> (added, scale)
+}"""
+
+
+TIED = """<ir_version: 9, opset_import: ["" : 18]>
+tied (int64[rows,length] input_ids) => (float[rows,length,3] y)
+<float[3,2] table = {1, 2, 3, 4, 5, 6}>
+{
+  x = Gather (table, input_ids)
+  turned = Transpose <perm = [1, 0]> (table)
+  y = MatMul (x, turned)
+}"""
+
+
+def test_an_exported_program_gets_a_known_form(tmp_path: Path) -> None:
+    """Sizes are elements of the first input's shape, a filled shape is one, norms have a shift; what nothing reads goes, also inputs."""
+    model = ir.from_proto(onnx.parser.parse_model(EXPORTED))
+    before = run(model, tmp_path / "before.onnx")
+    model.graph[0].metadata_props["stack_trace"] = "/a/path"
+    model.graph[0].doc_string = "/a/path"
+    normalize(model, "attention_mask", LENGTH)
+    onnx_files.save(model, tmp_path / "saved.onnx")
+    after = ir.load(tmp_path / "saved.onnx")
+
+    assert ["input_ids"] == [value.name for value in after.graph.inputs]
+    assert {"Shape": 1, "Gather": 2, "Unsqueeze": 3, "ConstantOfShape": 1, "Expand": 0} == {
+        name: operators(after)[name] for name in ("Shape", "Gather", "Unsqueeze", "ConstantOfShape", "Expand")
+    }
+    assert [0, 0] == after.graph[-1].inputs[2].const_value.numpy().tolist()
+    assert b"/a/path" not in (tmp_path / "saved.onnx").read_bytes()
+    np.testing.assert_array_equal(before, run(after, tmp_path / "after.onnx"))
+
+
+def test_a_table_is_transposed_though_it_is_read_as_it_is_too() -> None:
+    """A projection onto the vocabulary that is tied to the embedding is a product with a constant, which int8 is for."""
+    model = ir.from_proto(onnx.parser.parse_model(TIED))
+    normalize(model, None, LENGTH)
+    [product] = [node for node in model.graph if node.op_type == "MatMul"]
+
+    assert {"Gather": 1, "MatMul": 1} == operators(model)
+    np.testing.assert_array_equal([[1, 3, 5], [2, 4, 6]], product.inputs[1].const_value.numpy())
+
+
+def test_a_large_table_is_transposed_too() -> None:
+    """Onnxscript folds no constant of more than 512 x 512 values that leaves its source in use."""
+    rows, width = 2000, 150
+    model = ir.from_proto(onnx.parser.parse_model(TIED.replace("float[rows,length,3] y", f"float[rows,length,{rows}] y")))
+    table = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
+    model.graph.initializers["table"].const_value = ir.tensor(table)
+    model.graph.initializers["table"].shape = ir.Shape(table.shape)
+    normalize(model, None, LENGTH)
+    [product] = [node for node in model.graph if node.op_type == "MatMul"]
+
+    np.testing.assert_array_equal(table.T, product.inputs[1].const_value.numpy())
+
+
+def test_a_small_epsilon_stays() -> None:
+    """Onnxscript's own optimizer takes 1e-12 for 0. When it no longer does, the list of its rules in `normalize` can go."""
+    own, ours = (ir.from_proto(onnx.parser.parse_model(EXPORTED)) for _ in range(2))
+    onnxscript.optimizer.optimize_ir(own)
+    normalize(ours, "attention_mask", LENGTH)
+
+    assert [1, 2] == [operators(model)["Add"] for model in (own, ours)]

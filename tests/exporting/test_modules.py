@@ -1,0 +1,243 @@
+"""Modules of a user's own: the examples of docs/how-to/export-a-module.md exported as they stand there, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import service.cli
+import tiny
+from checkpoints import few_texts
+from export import cli
+from export.checkpoint.module import load_module
+from export.errors import CheckpointError
+from export.pipeline import ExportSpec, export
+from grid import grid, rows
+from service.bundle.files import load_bundle
+from service.bundle.graph_spec import Precision
+from service.bundle.manifest import Manifest
+from service.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "export-a-module.md"
+FULL = pytest.mark.full_grid
+EXAMPLES = {"tagger": "Tagger", "recurrent": "Recurrent"}
+LENGTH = 128
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def example(folder: Path, name: str) -> tuple[str, Any]:
+    """Writes an example of the page with a tokenizer and random weights; returns what --module takes, and the module."""
+    code = next(block for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S) if name in block)
+    path = folder / f"{name}.py"
+    path.write_text(code, encoding="utf-8")
+    tiny.tokenizer().save(str(folder / "tokenizer.json"))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    torch.manual_seed(0)
+    module = getattr(loaded, EXAMPLES[name])().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))  # what begins at 0 would hide its loss
+    save_file(module.state_dict(), folder / f"{name}.safetensors")
+    return f"{path}:make", module
+
+
+def differences(
+    reference: str, module: Any, folder: Path, precisions: tuple[Precision, ...], **options: Any
+) -> tuple[Path, Manifest, list[Any]]:
+    """Exports a module; returns the bundle, its manifest, and for each precision the largest differences of logits, alone and in a batch."""
+    spec = ExportSpec(
+        reference, folder / "models", module=True, precisions=precisions, calibration=few_texts(folder), max_int8_error=1.0, **options
+    )
+    path, manifest = export(spec, silent)
+    bundle = load_bundle(path)
+    encodings = grid(Tokenizer(bundle.tokenizer_path, manifest.tokenizer), manifest.task)
+    with torch.no_grad():
+        expected = [module(torch.tensor(e.ids)[None], torch.ones(1, len(e), dtype=torch.int64))[0].numpy() for e in encodings]
+    found = [
+        [
+            max(float(np.abs(a - row["logits"]).max()) for a, row in zip(expected, side, strict=True))
+            for side in rows(bundle, each, encodings)
+        ]
+        for each in precisions
+    ]
+    return path, manifest, found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_answers_as_the_module(name: str, tmp_path: Path) -> None:
+    """Each length up to the longest, alone and in a padded batch, is within 1e-4 of the module; the manifest says where it came from."""
+    reference, module = example(tmp_path, name)
+    _, manifest, found = differences(reference, module, tmp_path, ("fp32",))
+
+    assert max(found[0]) <= 1e-4
+    assert manifest.graphs[0].batch_invariant
+    assert (name, f"{name}.py:make", LENGTH, "right") == (
+        manifest.name,
+        manifest.source.checkpoint,
+        manifest.tokenizer.max_length,
+        manifest.tokenizer.padding_side,
+    )
+
+
+@FULL
+def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the second example; and the service, which knows nothing of the module, gives the stored answer."""
+    path, manifest, found = differences(*example(tmp_path, "recurrent"), tmp_path, ("fp32", "int8"))
+
+    assert manifest.graphs[1].evidence.quantized["MatMulIntegerToFloat"] >= 2
+    assert max(found[1]) <= 0.5
+    assert 0 == service.cli.main(["check", "--models", str(path.parent)])
+    assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
+
+
+@FULL
+def test_an_lstm_stays_in_float(tmp_path: Path) -> None:
+    """Where nothing is left to quantize the bundle has fp32, and says why."""
+    reference, _ = example(tmp_path, "tagger")
+    _, manifest = export(ExportSpec(reference, tmp_path / "models", module=True, calibration=few_texts(tmp_path)), silent)
+
+    assert ["fp32"] == [graph.precision for graph in manifest.graphs]
+    assert "no matrix to quantize" in manifest.omitted[0].reason
+
+
+@FULL
+def test_dynamo_traces_both(tmp_path: Path) -> None:
+    """Segment recurrence as a mask, and an LSTM as one operator, for every length."""
+    for name in EXAMPLES:
+        _, manifest, found = differences(*example(tmp_path, name), tmp_path, ("fp32",), tracer="dynamo")
+        assert max(found[0]) <= 1e-4
+        assert manifest.graphs[0].form.startswith("dynamo")
+
+
+def test_segments_are_a_mask(tmp_path: Path) -> None:
+    """The second example over a text at once is Transformer-XL over its segments, with the states of the last tokens kept for the next one."""
+    module = example(tmp_path, "recurrent")[1]
+    segment, memory = 16, 8
+    ids = torch.randint(5, 90, (1, 41), generator=torch.Generator().manual_seed(0))
+    kept = [torch.zeros(1, 0, 32) for _ in module.layers]
+    with torch.no_grad():
+        for start in range(0, ids.shape[1], segment):
+            states = module.embedding(ids[:, start : start + segment])
+            for i, layer in enumerate(module.layers):
+                seen = torch.cat([kept[i], states], dim=1)
+                before, count = kept[i].shape[1], states.shape[1]
+                kept[i] = seen[:, -memory:]
+                place = torch.arange(before + count)
+                distance = place[:, None] - place
+                bias = torch.where(distance >= 0, 0.0, -10000.0)
+                states = layer(seen, distance.clamp(0, segment + memory - 1), module.positions, bias)[:, before:]
+        expected = module.labels(states[:, -1])
+        found = module(ids, torch.ones_like(ids))
+
+    torch.testing.assert_close(expected, found, rtol=0, atol=1e-5)
+
+
+def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
+    """A tagger that reads its padding backwards is exported, and found not to be batch-invariant."""
+    reference, _ = example(tmp_path, "tagger")
+    path = Path(reference.removesuffix(":make"))
+    code = path.read_text(encoding="utf-8")
+    path.write_text(
+        code.replace("place < count, count - 1 - place, place", "place < count + 999, place.flip(0) + 0 * count, place"), encoding="utf-8"
+    )
+    spec = ExportSpec(reference, tmp_path / "models", module=True, precisions=("fp32",))
+
+    assert not export(spec, silent)[1].graphs[0].batch_invariant
+
+
+# ---- asked for loudly, and refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--module", "m.py:make"], "would run the code of `m.py:make` with your rights"),
+        (["folder", "--module", "m.py:make", "--trust-module"], "give a SOURCE, or --module FILE:FACTORY in its place"),
+        ([], "give a SOURCE, or --module FILE:FACTORY in its place"),
+        (["folder", "--trust-module"], "no code of a checkpoint is ever run"),
+        (["--module", "m.py:make", "--trust-module", "--task", "fill-mask"], "the factory says the task"),
+    ],
+)
+def test_code_is_not_run_unasked(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both flags or neither, and one source."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*arguments, "--output", str(tmp_path / "models")])
+
+    assert 2 == caught.value.code
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_untrusted_code_is_not_even_read(tmp_path: Path) -> None:
+    """Without the second flag the file's first line does not run."""
+    (tmp_path / "loud.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        cli.main(["--module", f"{tmp_path / 'loud.py'}:make", "--output", str(tmp_path / "models")])
+
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line on stderr, before it does; what fails is an error of one line, and leaves nothing."""
+    (tmp_path / "bad.py").write_text("def make():\n    raise KeyError('weights')\n", encoding="utf-8")
+    arguments = ["--module", f"{tmp_path / 'bad.py'}:make", "--trust-module", "--output", str(tmp_path / "models")]
+
+    assert 1 == cli.main(arguments)
+    ran, failed = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export:")]
+    assert "running the code of" in ran
+    assert "`make` of" in failed
+    assert "failed: KeyError: 'weights'" in failed
+    assert not list(tmp_path.glob("models/*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"task": "token-classification"', '"task": "poetry"'), "`task` of the module of .* is 'poetry'; allowed are text-classification"),
+        (('"labels": LABELS', '"labels": []'), "`labels` of the module of .* needs them"),
+        (('"labels": LABELS', '"labels": ["A", "A", "B", "C", "D"]'), "are not distinct names"),
+        (('"labels": LABELS', '"labels": ["A", "B"]'), r"gives `logits` of torch.float32 \[2, 5, 5\].*wants torch.float32 \[2, 5, 2\]"),
+        (('"pad_token": "[PAD]"', '"pad_token": "<pad>"'), "`pad_token` of the module is `<pad>`, which the tokenizer .* does not have"),
+        (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "the tokenizer `.*none.json` of the module cannot be read"),
+        (('"max_length": 128', '"max_length": 2'), "`max_length` of the module of .* is 2"),
+        (('"max_length": 128', '"maximum": 128'), "returned a dictionary that is no ModuleSpec: .*maximum"),
+        (("tokens=200", "tokens=60"), "`make` of .* failed: RuntimeError: Error"),
+        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), "fails on two rows of 5 tokens whose id is"),
+        (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "has no parameter `input_ids`"),
+        (("def make():", "def other():"), "`make` of .* failed: AttributeError"),
+        (('return {\n        "module"', 'return {} or {\n        "modul"'), "returned a dictionary that is no ModuleSpec"),
+        (("    module = Tagger()", "    return 5\n    module = Tagger()"), "returned a int, and not a ModuleSpec"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    """Each mistake in a factory has a message with the value and what is allowed."""
+    reference, _ = example(tmp_path, "tagger")
+    path = Path(reference.removesuffix(":make"))
+    code = path.read_text(encoding="utf-8")
+    assert change[0] in code
+    path.write_text(code.replace(*change), encoding="utf-8")
+
+    with pytest.raises(CheckpointError, match=message):
+        load_module(reference)
+
+
+@pytest.mark.parametrize("reference", ["nothing.py:make", "nothing.py", ":make", "a.py:not a name"])
+def test_what_is_no_file_and_function_is_refused(reference: str) -> None:
+    """Before anything is run."""
+    with pytest.raises(CheckpointError, match="and not FILE:FACTORY"):
+        load_module(reference)

@@ -1,0 +1,85 @@
+"""How much each layer's quantization moves the outputs: what is measured without writing a graph is what graphs with one layer in int8 say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export import inference
+from export.calibration import BUILT_IN, read_texts
+from export.graph import linear, rewrite
+from export.int8 import emit_int8, sensitivity, smoothquant
+from export.int8.activations import observe
+from export.int8.smoothquant import QuantParams
+from staged import Staged
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("staging",)
+
+
+def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
+    """Returns how the layers of a graph are quantized, and leaves the graph in the folder."""
+    model = rewrite.load(staged.packed)
+    layers = linear.find_linears(model.graph)
+    seen = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN)[:20]), folder / "samples")
+    params = {}
+    for x, layer in layers.items():
+        weight, bias = layer.arrays()
+        scale = smoothquant.choose_scale(weight, seen[x], smooth=True)
+        params[x] = smoothquant.quantize_weight(weight, bias, seen[x], scale, use_gptq=False)
+    return params
+
+
+@pytest.mark.parametrize("task", ["text-classification", "fill-mask"])
+def test_a_layer_counts_what_it_does_alone(
+    all_staged: dict[str, Staged], task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a graph with that layer alone in int8 is measured on the same texts; the average of all layers is 1."""
+    staged = all_staged[task]
+    texts = staged.feeds(read_texts(BUILT_IN)[:20])
+    monkeypatch.setattr(sensitivity, "FAR", 1e9)  # all layers are measured on all texts
+    monkeypatch.setattr(sensitivity, "_short", lambda feeds, tokens: list(texts))
+    params = quantized(staged, tmp_path)
+    found = sensitivity.measure(rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", texts, limits=[1.0])
+    parts = [(part, inference.outputs(staged.packed, part)) for part in (texts[: sensitivity.FEW], texts[sensitivity.FEW :])]
+    alone = {}
+    for x, quant in params.items():
+        model = rewrite.load(staged.packed)
+        emit_int8.emit_linears(model.graph, {x: quant})
+        rewrite.save(model, tmp_path / "one.onnx")
+        errors = [inference.relative_error(expected, inference.outputs(tmp_path / "one.onnx", part)) ** 2 for part, expected in parts]
+        alone[x] = float(np.average(errors, weights=[len(part) for part, _ in parts]))
+
+    assert pytest.approx(1) == float(np.mean(list(found.values())))
+    assert alone.keys() == found.keys()
+    np.testing.assert_allclose(np.array(list(alone.values())) / np.mean(list(alone.values())), list(found.values()), rtol=0.05)
+
+
+def test_what_is_far_from_all_limits_is_measured_on_few_texts(
+    all_staged: dict[str, Staged], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second round has those alone that the first left in doubt."""
+    staged = all_staged["text-classification"]
+    params, rounds = quantized(staged, tmp_path), []
+    measured = sensitivity._measure
+    monkeypatch.setattr(sensitivity, "_measure", lambda graph, params, texts: rounds.append(list(params)) or measured(graph, params, texts))
+    found = sensitivity.measure(
+        rewrite.load(staged.packed), params, tmp_path / "shifted.onnx", staged.feeds(read_texts(BUILT_IN)[:40]), limits=[1.0]
+    )
+
+    assert list(params) == rounds[0] == list(found)
+    assert 0 < len(rounds[1]) < len(rounds[0])
+
+
+def test_few_texts_are_measured_and_short_ones(all_staged: dict[str, Staged]) -> None:
+    """The shortest that are long enough to say something, as many as may be paid for; the longest where none is."""
+    staged = all_staged["text-classification"]
+    feeds = staged.feeds([f"{'good ' * n}" for n in range(1, 90)])
+    for tokens, count in ((1e9, sensitivity.MOST), (20 * sensitivity.MIN_TOKENS, 20), (0, sensitivity.LEAST)):
+        chosen = sorted(inference.tokens(feed) for feed in sensitivity._short(feeds, tokens))
+        assert list(range(sensitivity.MIN_TOKENS, sensitivity.MIN_TOKENS + count)) == chosen
+    few = [inference.tokens(feed) for feed in sensitivity._short(staged.feeds(["good", "good good"]), 1e9)]
+
+    assert [3, 4] == sorted(few)

@@ -1,0 +1,224 @@
+"""PyTorch's two exporters: graphs of the same form, and which one is taken.
+
+Other tests trace with TorchScript, which takes a tenth of the time (`exports_trace_quickly` in tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from checkpoints import bert
+from export import cli, trace
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.load import load_checkpoint
+from export.cpu import build
+from export.cpu.build import OptimizedGraph
+from export.errors import GraphError
+from export.gpu import cuda
+from export.gpu.cuda import CudaGraph
+from export.graph import rewrite
+from export.graph.linear import find_linears
+from export.inference import open_session
+from export.trace import Traced
+from export.tracers import Tracer
+from families import CASES, FAMILIES
+from grid import measure
+
+pytestmark = pytest.mark.torch
+
+BOTH: tuple[Tracer, ...] = ("dynamo", "torchscript")
+SCALAR_FIRST = {"XLNet"}  # computes `1.0 - attention_mask` of integers, see below
+
+FIRST_NORM = {"XLM"}  # dynamo's graph has the sum before its first norm fused with it; on the CPU both are taken apart again
+
+
+@dataclasses.dataclass(frozen=True)
+class Graphs:
+    """What one tracer gave, and what was made of it."""
+
+    traced: Traced
+    raw: Path
+    cpu: OptimizedGraph
+    cuda: CudaGraph
+
+
+def graphs(checkpoint: Checkpoint, folder: Path, tracer: Tracer) -> Graphs:
+    """Traces a checkpoint and optimizes the graph for the CPU and for CUDA."""
+    raw = folder / tracer / "raw.onnx"
+    raw.parent.mkdir(parents=True)
+    traced = trace.trace(checkpoint, raw, tracer)
+    return Graphs(traced, raw, build.optimize(raw, checkpoint, traced.form), cuda.fuse(raw, raw.with_name("cuda.onnx"), checkpoint))
+
+
+@pytest.fixture(name="small", scope="module")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A classifier of one layer."""
+    source = FAMILIES["BERT"].save(tmp_path_factory.mktemp("small") / "checkpoint", "text-classification", num_hidden_layers=1)
+    return load_checkpoint(str(source))
+
+
+@pytest.fixture(name="both", scope="module")
+def graphs_of_both(small: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> dict[Tracer, Graphs]:
+    """What both tracers give of it."""
+    return {tracer: graphs(small, tmp_path_factory.mktemp("both"), tracer) for tracer in BOTH}
+
+
+def test_both_graphs_have_the_same_form(both: dict[Tracer, Graphs]) -> None:
+    """The same operators as often for the CPU and for CUDA; the form says who traced."""
+    script, program = both["torchscript"], both["dynamo"]
+    counts = [
+        [Counter(node.op_type for node in rewrite.load(path).graph) for path in (made.cpu.path, made.raw.with_name("cuda.onnx"))]
+        for made in both.values()
+    ]
+
+    assert counts[0] == counts[1]
+    assert script.cpu.fusions == program.cpu.fusions
+    assert 1 == program.cpu.fusions["Attention"]
+    assert dataclasses.asdict(script.cuda) == dataclasses.asdict(program.cuda)
+    assert script.traced.inputs == program.traced.inputs
+    assert ("torchscript opset 17", "dynamo opset 18") == (script.traced.form, program.traced.form)
+    assert script.cpu.form.removeprefix("torchscript opset 17") == program.cpu.form.removeprefix("dynamo opset 18")
+
+
+def test_both_graphs_answer_alike(both: dict[Tracer, Graphs]) -> None:
+    """Of one text, and of a batch with padding of any length."""
+    for rows, length in ((1, 2), (3, 17)):
+        mask = np.ones((rows, length), dtype=np.int64)
+        mask[1:, 9:] = 0
+        ids = np.random.default_rng(length).integers(5, 100, (rows, length))
+        feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(mask)}
+        for paths in ([g.raw for g in both.values()], [g.cpu.path for g in both.values()]):
+            expected, found = (open_session(path).run(None, feed)[0] for path in paths)
+            np.testing.assert_allclose(expected, found, rtol=0, atol=1e-5)
+
+
+def test_a_graph_says_nothing_of_the_machine(both: dict[Tracer, Graphs]) -> None:
+    """An exported program keeps the line of source of each operator; none is written. Its operators are ONNX's own."""
+    model = ir.load(both["dynamo"].raw)
+
+    assert b"site-packages" not in both["dynamo"].raw.read_bytes()
+    assert {"": 18} == model.opset_imports
+    assert {""} == {node.domain for node in model.graph}
+    assert [["rows", "length"]] * 3 == [[axis.value for axis in value.shape] for value in model.graph.inputs]
+
+
+# ---- which one
+
+
+def failing(*_: Any) -> Any:
+    """Stands for an exporter that cannot export a model."""
+    raise torch.onnx.OnnxExporterError("It is step 2 of 3.\nMore.") from ValueError("This operator is unknown.\nMore.")
+
+
+def test_dynamo_comes_first_and_torchscript_after_it(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where none is asked for, a model that dynamo cannot export is traced with TorchScript; where dynamo is, the message says why not."""
+    monkeypatch.setattr(trace, "TRACERS", BOTH)
+    monkeypatch.setattr(trace, "_export_program", failing)
+
+    assert "torchscript" == trace.trace(small, tmp_path / "raw.onnx").tracer
+    with pytest.raises(GraphError) as caught:
+        trace.trace(small, tmp_path / "raw.onnx", "dynamo")
+    assert "BertForSequenceClassification cannot be traced by dynamo: ValueError: This operator is unknown." == str(caught.value)
+
+
+@pytest.mark.full_grid
+def test_a_length_that_dynamo_kept_is_no_graph(small: Checkpoint, tmp_path: Path) -> None:
+    """Code that computes with the length as a number has a graph for one length. That is said, and TorchScript is tried."""
+
+    class Counting(type(small.model)):  # type: ignore[misc]
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **inputs: Any) -> Any:
+            ones = torch.ones(int(input_ids.shape[1]), dtype=torch.int64)
+            return super().forward(input_ids, attention_mask * ones, **inputs)
+
+    counting = dataclasses.replace(small, model=Counting(small.model.config))
+    with pytest.raises(GraphError, match=r"cannot be traced by dynamo for any length: inputs \['input_ids', "):
+        trace.trace(counting, tmp_path / "raw.onnx", "dynamo")
+
+
+def test_what_neither_can_export_is_refused_with_both_reasons(small: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either could be mended."""
+    monkeypatch.setattr(trace, "TRACERS", BOTH)
+    monkeypatch.setattr(trace, "_export_program", failing)
+    monkeypatch.setattr(trace, "_export_script", failing)
+
+    with pytest.raises(GraphError, match=r"by dynamo: ValueError: This .* by torchscript: ValueError: This operator is unknown\.$"):
+        trace.trace(small, tmp_path / "raw.onnx")
+
+
+@pytest.mark.parametrize(("flags", "asked"), [([], None), (["--tracer", "dynamo"], "dynamo"), (["--tracer", "torchscript"], "torchscript")])
+def test_the_command_passes_the_tracer_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], asked: str | None) -> None:
+    """Without the flag none is asked for."""
+    given = []
+
+    def trace_nothing(_: Checkpoint, __: Path, tracer: Tracer | None) -> Any:
+        given.append(tracer)
+        raise GraphError("nothing")
+
+    monkeypatch.setattr("export.trace.trace", trace_nothing)
+
+    assert 1 == cli.main([str(bert(tmp_path)), "--output", str(tmp_path / "models"), *flags])
+    assert [asked] == given
+
+
+# ---- what is missing
+
+
+def test_a_number_less_integers_cannot_be_exported_by_dynamo(tmp_path: Path) -> None:
+    """Torch 2.13 fails on `1.0 - mask` (pytorch issue 194381), which XLNet computes. When it no longer does, XLNet needs no TorchScript."""
+
+    class Minimal(torch.nn.Module):
+        def forward(self, mask: torch.Tensor) -> torch.Tensor:
+            return 1.0 - mask
+
+    with trace._silence(), pytest.raises(torch.onnx.OnnxExporterError) as caught:
+        torch.onnx.export(Minimal(), (torch.ones(2, 3, dtype=torch.int64),), dynamo=True, verbose=False)
+    assert "Cannot find a compatible OpOverload for aten.sub" in str(caught.value.__cause__)
+
+
+# ---- the families
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_every_family_has_the_same_form_by_either(family: str, task: str, tmp_path: Path) -> None:
+    """The CPU's fused operators are equal; CUDA's too, or more; where dynamo has none, the message says why."""
+    checkpoint = load_checkpoint(str(FAMILIES[family].save(tmp_path / "checkpoint", task)), task=task)
+    if family in SCALAR_FIRST:
+        with pytest.raises(GraphError, match=r"cannot be traced by dynamo: .* aten\.sub"):
+            graphs(checkpoint, tmp_path, "dynamo")
+        return
+    script, program = (graphs(checkpoint, tmp_path, tracer) for tracer in ("torchscript", "dynamo"))
+    nodes = [len(ir.load(made.cpu.path).graph) for made in (program, script)]
+    layers = [len(find_linears(rewrite.load(made.cpu.path).graph)) for made in (program, script)]
+
+    assert sum(script.cpu.fusions.values()) == sum(program.cpu.fusions.values())
+    assert (script.cpu.fusions == program.cpu.fusions) == (family not in FIRST_NORM)
+    assert script.cpu.form.partition(", ")[2] == program.cpu.form.partition(", ")[2]
+    assert script.traced.inputs == program.traced.inputs
+    assert script.cuda.inputs == program.cuda.inputs
+    assert script.cuda.form == program.cuda.form
+    assert sum(script.cuda.fusions.values()) <= sum(program.cuda.fusions.values())
+    assert nodes[0] <= nodes[1]
+    assert layers[0] == layers[1]
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize(("family", "task"), CASES)
+def test_every_family_is_exported_with_the_default(family: str, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logits are PyTorch's within 1e-4 over the grid of lengths, rows do not depend on others, and int8 stays near."""
+    monkeypatch.setattr(trace, "TRACERS", BOTH)
+    found = measure(family, task, tmp_path)
+
+    assert ("torchscript" if family in SCALAR_FIRST else "dynamo") == found.manifest.graphs[0].form.partition(" ")[0]
+    assert found.error <= 1e-4
+    assert 1 == found.manifest.graphs[0].evidence.label_agreement
+    assert all(graph.batch_invariant for graph in found.manifest.graphs)
+    assert 0 < found.int8 < 0.5

@@ -1,0 +1,69 @@
+"""Models that add no special tokens to a text, as GPT's do: what is asked of an empty text, and what stands for "no answer"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from application import call
+from service.bundle.files import load_bundle
+from service.text.tokenizer import Tokenizer
+
+BARE = {"single": [{"text": "a", "type_id": 0}], "pair": [{"text": "a", "type_id": 0}, {"text": "b", "type_id": 0}], "cls_index": None}
+QUESTION = {"question": "good?", "context": "a good film"}
+
+
+def bare(folder: Path, task: str) -> Path:
+    """Writes a bundle whose templates have no special tokens, and returns the models folder."""
+    path = tiny.bundle(folder / "models", task=task)
+    manifest = load_bundle(path).manifest
+    changed = manifest.model_copy(update={"tokenizer": manifest.tokenizer.model_validate(manifest.tokenizer.model_dump() | BARE)})
+    (path / "manifest.json").write_text(changed.model_dump_json(), encoding="utf-8")
+    return folder / "models"
+
+
+@pytest.mark.parametrize(
+    ("task", "path", "inputs"),
+    [("text-classification", "/classify", ""), ("text-classification", "/classify", ["good", ""]), ("feature-extraction", "/embed", "")],
+)
+def test_an_empty_text_is_refused(tmp_path: Path, task: str, path: str, inputs: Any) -> None:
+    """There is no token to run; the message says what to send."""
+    answer = call(bare(tmp_path, task), "POST", path, json={"inputs": inputs})
+
+    assert 422 == answer.status_code
+    assert "the text is empty, and this model adds no token of its own to it; give a text" in answer.json()["error"]
+
+
+def test_an_empty_text_has_no_entities(tmp_path: Path) -> None:
+    """As for any model: nothing is run for it."""
+    assert [] == call(bare(tmp_path, "token-classification"), "POST", "/ner", json={"inputs": ""}).json()
+
+
+def test_a_text_is_its_tokens(tmp_path: Path) -> None:
+    """The whole length is for the text."""
+    loaded = load_bundle(bare(tmp_path, "text-classification") / "tiny")
+    tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+    encoding = tokenizer.assemble([7, 8], [9])
+
+    assert (32, 32) == (tokenizer.room(pair=False), tokenizer.room(pair=True))
+    assert ([7, 8, 9], 2) == (encoding.ids.tolist(), encoding.start)
+
+
+def test_a_passage_answers_without_cls(tmp_path: Path) -> None:
+    """The probabilities of its tokens sum up to 1, as nothing else is a candidate."""
+    answers = call(bare(tmp_path, "question-answering"), "POST", "/answer", json={"inputs": QUESTION, "parameters": {"top_k": 100}}).json()
+
+    assert {"a", "good", "film", "a good", "good film", "a good film"} == {answer["answer"] for answer in answers}
+    assert 0 < sum(answer["score"] for answer in answers) <= 1
+
+
+def test_no_answer_cannot_be_asked_for_where_nothing_stands_for_it(tmp_path: Path) -> None:
+    """The empty answer has the score 0 in transformers; that is no answer either."""
+    body = {"inputs": QUESTION, "parameters": {"handle_impossible_answer": True}}
+    answer = call(bare(tmp_path, "question-answering"), "POST", "/answer", json=body)
+
+    assert 422 == answer.status_code
+    assert 'this model has no [CLS], which stands for "no answer"; leave `handle_impossible_answer` out' in answer.json()["error"]

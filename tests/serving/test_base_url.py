@@ -1,0 +1,154 @@
+"""A POST to the base URL: all that clients of an Inference Endpoint know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from application import Send, call, post, rejected, started
+from service.bundle.files import Bundle
+from service.errors import CallerError
+from service.tasks.body import MAX_ITEMS
+from service.tasks.catalog import TASKS
+from service.wire.call import Incoming
+from service.wire.hugging_face import read_at_base
+from test_largest_bodies import BODIES, LIMITS, calls_of
+
+QUESTION = {"inputs": {"question": "good ?", "context": "a film"}}
+CHOOSE = {"inputs": {"prompt": "a good", "choices": ["film", "book"]}}
+ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}
+RANK = {"query": "good", "texts": ["bad"]}
+SIMILAR = {"inputs": {"source_sentence": "good", "sentences": ["bad"]}}
+
+
+@pytest.fixture(name="api", scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """Sends requests to a service that answers every task."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny.bundle(folder, "mood")
+    tiny.bundle(folder, "nli", labels=("contradiction", "entailment"))
+    tiny.bundle(folder, "ranker", labels=("score",), activation="none")
+    for task in ("token-classification", "question-answering", "fill-mask", "multiple-choice", "feature-extraction"):
+        tiny.bundle(folder, task, task=task)
+    with started(folder) as send:
+        yield send
+
+
+@pytest.mark.parametrize(
+    "task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice", "feature-extraction"]
+)
+def test_the_only_model_answers(tmp_path: Path, task: str) -> None:
+    """As it does at its own path, whatever its task is; errors too."""
+    tiny.bundle(tmp_path, "only", task=task)
+    body = {"question-answering": QUESTION, "multiple-choice": CHOOSE, "fill-mask": {"inputs": "a [MASK]"}}.get(task, {"inputs": "good"})
+    expected, actual = (call(tmp_path, "POST", path, json=body) for path in ("/models/only", "/"))
+
+    assert (200, "only", expected.json()) == (actual.status_code, actual.headers["x-model"], actual.json())
+    assert "did you mean `inputs`?" in rejected(call(tmp_path, "POST", "/", json={"input": "good"}), 422, "invalid_value")
+    assert "it is empty" in rejected(call(tmp_path, "POST", "/", content=b""), 400, "malformed")
+
+
+def test_the_only_model_answers_its_other_tasks(tmp_path: Path) -> None:
+    """As the body asks."""
+    tiny.bundle(tmp_path, "nli", labels=("contradiction", "entailment"))
+    assert [{"label": "film", "score": 1.0}] == [
+        item | {"score": round(item["score"] + 0.5)} for item in call(tmp_path, "POST", "/", json=ZERO).json()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (QUESTION, "question-answering"),
+        ({"inputs": [QUESTION["inputs"]]}, "question-answering"),
+        (CHOOSE, "multiple-choice"),
+        (ZERO, "nli"),
+        (RANK, "ranker"),
+        (SIMILAR, "feature-extraction"),
+        ({"inputs": {"text": "good", "text_pair": "bad"}}, "mood"),
+        ({"inputs": "good", "parameters": {"aggregation_strategy": "none"}}, "token-classification"),
+        ({"inputs": "a [MASK]", "parameters": {"targets": ["film"]}}, "fill-mask"),
+        ({"inputs": "good", "normalize": True}, "feature-extraction"),
+        ({"inputs": "good", "model": "nli"}, "nli"),
+        ({"inputs": "good", "model": "token-classification"}, "token-classification"),
+    ],
+)
+def test_of_several_models_the_body_decides(api: Send, body: dict[str, Any], name: str) -> None:
+    """Where one task alone can take it, or where it names the model."""
+    assert name == post(api, body, path="/").headers["x-model"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"inputs": "good"}, "the body could be for /classify, /ner, /fill-mask, /embed; POST to the path of a task, or to /models/NAME,"),
+        ({"inputs": []}, "the body could be for /classify, /ner, /answer, /fill-mask, /choose, /embed;"),
+        ({"inputs": "good", "parameters": {"top_k": 1}}, "the body could be for /classify, /fill-mask;"),
+        ({"inputs": "good", "x": 1}, "the body is for none of the tasks that a model is loaded for, /classify, /ner, /answer,"),
+        (["good"], "the body is for none of the tasks"),
+    ],
+)
+def test_a_body_that_may_be_for_several_tasks_is_refused(api: Send, body: Any, said: str) -> None:
+    """With the paths that it could go to."""
+    assert said in rejected(post(api, body, path="/"), 422, "invalid_value")
+
+
+def test_a_body_over_a_limit_is_told_so(api: Send) -> None:
+    """It is of its task all the same."""
+    body = {"inputs": [QUESTION["inputs"]] * 600}
+    assert "`inputs` has 600 items" in rejected(post(api, body, path="/"), 413, "too_large")
+
+
+def test_a_wrong_model_is_not_found(api: Send) -> None:
+    """By its name in the body."""
+    assert "did you mean `mood`" in rejected(post(api, {"inputs": "good", "model": "moods"}, path="/"), 404, "not_found")
+    assert "it looks like form data" in rejected(api("POST", "/", content=b"inputs=good"), 400, "malformed")
+
+
+@dataclass
+class Loaded:
+    """Models of every task."""
+
+    name: str
+    task: str
+    tasks: tuple[str, ...]
+    bundle: Bundle
+
+    @property
+    def models(self) -> dict[str, Loaded]:
+        """Two of it."""
+        return {"a": self, "b": self}
+
+    def get(self, name: str) -> Loaded:
+        """Returns itself."""
+        return self
+
+    def for_task(self, task: str, name: str | None = None) -> Loaded:
+        """Returns itself."""
+        return self
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "texts",
+        "unknown keys",
+        *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("pairs", "lists within lists", "questions", "sentences")),
+    ],
+)
+def test_the_largest_bodies_hold_nobody_up_here_either(name: str) -> None:
+    """Each task of which a model is loaded looks at the body, and few of them at each of its items."""
+    body = BODIES[name][1]()
+    models: Any = Loaded("a", "text-classification", tuple(TASKS), None)  # type: ignore[arg-type]
+
+    def read() -> None:
+        with pytest.raises(CallerError) as caught:
+            read_at_base(Incoming(body, {}, None, models, LIMITS))
+        assert len(caught.value.message) < 600
+
+    assert calls_of(read) <= 12 * MAX_ITEMS

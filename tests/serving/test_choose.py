@@ -1,0 +1,290 @@
+"""Multiple choice at /choose: pairs, scores and their order against plain formulas, limits, errors, tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import tiny
+from application import LONG, Send, call_fresh, post, rejected, started
+from fakes import Head
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
+from service.errors import BundleError, InvalidValueError
+from service.scheduling.scheduler import Scheduler
+from service.serving.build import build
+from service.settings import Settings
+from service.tasks import choose
+from service.tasks.encoded import Encoded
+from service.text.tokenizer import Tokenizer
+
+CHOOSE = "/choose"
+QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a film", "the very dull book", "not the film"]}
+
+
+@pytest.fixture(scope="module", name="folder")
+def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder with a tiny model of choices."""
+    folder = tmp_path_factory.mktemp("choices")
+    tiny.bundle(folder, "choices", task=choose.TASK)
+    return folder
+
+
+@pytest.fixture(scope="module", name="api")
+def started_service(folder: Path) -> Iterator[Send]:
+    """Sends requests to one started application with it."""
+    with started(folder) as send:
+        yield send
+
+
+@pytest.fixture(scope="module", name="tokenizer")
+def tiny_tokenizer(folder: Path) -> Tokenizer:
+    """Its tokenizer, for 32 tokens."""
+    loaded = load_bundle(folder / "choices")
+    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+def result(api: Send, inputs: Any, path: str = CHOOSE, **more: Any) -> Any:
+    """Returns the answer to inputs that must be answered."""
+    response = post(api, {"inputs": inputs, **more}, path=path)
+    assert 200 == response.status_code, response.text
+    return response.json()
+
+
+def told(api: Send, inputs: Any, **more: Any) -> str:
+    """Returns the message of inputs that must be 422."""
+    return rejected(post(api, {"inputs": inputs, **more}, path=CHOOSE), 422, "invalid_value")
+
+
+def plain_logits(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
+    """Returns the graph's logit of each pair, put together by hand and run alone."""
+    path = folder / "choices"
+    graph = load_bundle(path).manifest.graphs[0]
+    engine = OnnxEngine(path / graph.file, graph, pad_id=0, padding_side="right")
+    tokenizer, found = tiny.tokenizer(), []
+    for pair in pairs:
+        encoded = tokenizer.encode(*pair)
+        feed = {"input_ids": encoded.ids, "attention_mask": encoded.attention_mask, "token_type_ids": encoded.type_ids}
+        (logits,) = engine._session.run(None, {name: np.array([values]) for name, values in feed.items()})
+        found.append(float(logits[0, 0]))
+    return found
+
+
+def ranked(logits: list[float], choices: list[str]) -> list[dict[str, Any]]:
+    """Returns the softmax of logits as the answer has it."""
+    powers = np.exp(np.array(logits) - max(logits))
+    scores = powers / powers.sum()
+    order = sorted(range(len(logits)), key=lambda i: (-scores[i], i))
+    return [{"index": i, "score": pytest.approx(scores[i], abs=1e-5), "text": choices[i]} for i in order]
+
+
+# ---- answers
+
+
+@pytest.mark.parametrize(
+    ("more", "pairs"),
+    [
+        ({}, [("which one is good ?", choice) for choice in QUESTION["choices"]]),
+        ({"context": "the book was dull"}, [("the book was dull", f"which one is good ? {choice}") for choice in QUESTION["choices"]]),
+        ({"context": ""}, [("", f"which one is good ? {choice}") for choice in QUESTION["choices"]]),
+        ({"context": None}, [("which one is good ?", choice) for choice in QUESTION["choices"]]),
+    ],
+)
+def test_choices_are_scored_as_pairs(api: Send, folder: Path, more: dict[str, Any], pairs: list[tuple[str, str]]) -> None:
+    """The question and the choice, or the context and both; the softmax runs over the choices of one question, best first."""
+    expected = ranked(plain_logits(folder, pairs), QUESTION["choices"])
+
+    assert expected == result(api, QUESTION | more)
+    assert 1 == pytest.approx(sum(item["score"] for item in result(api, QUESTION | more)))
+
+
+def test_a_list_in_is_a_list_out(api: Send) -> None:
+    """Each question has its own scores, whatever stands beside it; `prompt` is another name of `question`."""
+    other = {"prompt": "a very", "choices": ["good film", "bad"]}
+    same = {"question": "a very", "choices": ["good film", "bad"]}
+
+    assert [result(api, QUESTION), result(api, other)] == [
+        [item | {"score": pytest.approx(item["score"], abs=1e-6)} for item in found] for found in result(api, [QUESTION, other])
+    ]
+    assert result(api, other) == result(api, same)
+    assert [result(api, other)] == result(api, [other])
+    assert [] == result(api, [])
+
+
+def test_models_and_tensors_answer_alike(api: Send) -> None:
+    """At the model's own path, at the base URL, as KServe's instances, and as tensors, whose scores are in the order of the choices."""
+    expected = result(api, QUESTION)
+    tensors = [
+        {"name": "prompt", "shape": [1], "datatype": "BYTES", "data": [QUESTION["question"]]},
+        {"name": "choices", "shape": [3, 1], "datatype": "BYTES", "data": QUESTION["choices"]},
+    ]
+    found = post(api, {"inputs": tensors}, path="/v2/models/choices/infer").json()["outputs"]
+
+    assert expected == result(api, QUESTION, path="/models/choices")
+    assert expected == result(api, QUESTION, path="/")
+    assert {"predictions": [expected]} == post(api, {"instances": [QUESTION]}, path="/v1/models/choices:predict").json()
+    assert ["score", "json"] == [output["name"] for output in found]
+    assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(found[0]["data"])
+    assert [expected] == [json.loads(text) for text in found[1]["data"]]
+
+
+def test_tensors_have_a_context_too(api: Send) -> None:
+    """One, as there is one question."""
+    names = {"question": [QUESTION["question"]], "context": ["the book was dull"], "choices": QUESTION["choices"]}
+    tensors = [{"name": name, "shape": [len(data)], "datatype": "BYTES", "data": data} for name, data in names.items()]
+    (scores,) = post(api, {"inputs": tensors, "outputs": [{"name": "score"}]}, path="/v2/models/choices/infer").json()["outputs"]
+    expected = result(api, QUESTION | {"context": "the book was dull"})
+
+    assert [item["score"] for item in sorted(expected, key=lambda item: item["index"])] == pytest.approx(scores["data"])
+    twice = tensors[1] | {"data": ["a", "b"], "shape": [2]}
+    message = rejected(post(api, {"inputs": [tensors[0], twice, tensors[2]]}, path="/v2/models/choices/infer"), 422, "invalid_value")
+    assert "`context` has 2 texts; it must have exactly one" in message
+
+
+@given(st.lists(st.floats(-300, 300, width=32), min_size=2, max_size=8))
+def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
+    """Of logits of any size; equal scores keep the order of the choices."""
+    request = choose.Request("a", tuple(map(str, range(len(logits)))))
+    rows = [{"logits": np.array([logit], dtype=np.float32)} for logit in logits]
+    found = choose.decode(request, Encoded(encodings=[]), rows, Head())
+
+    assert sorted(range(len(logits)), key=lambda i: (-found_scores(found)[i], i)) == [item["index"] for item in found]
+    assert {item["index"]: item["score"] for item in ranked(logits, list(request.choices))} == found_scores(found)
+
+
+def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
+    """Returns the score of each choice."""
+    return {item["index"]: item["score"] for item in found}
+
+
+# ---- long texts
+
+
+def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
+    """Of 32 tokens, the longer text first, each choice by itself, and it is said."""
+    encoded = choose.encode(choose.Request("good", ("bad", LONG), LONG), tokenizer)
+    context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
+
+    assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in encoded.encodings]
+    assert [0] * 29 + [1] * 3 == encoded.encodings[0].type_ids.tolist()
+    assert encoded.truncated
+    assert not choose.encode(choose.Request("good", ("bad", "film")), tokenizer).truncated
+
+
+def test_what_is_cut_is_said_or_refused(api: Send) -> None:
+    """By a header, or as an error that names the choice."""
+    body = {"inputs": [QUESTION, QUESTION | {"context": LONG}]}
+    response = post(api, body, path=CHOOSE)
+
+    assert (200, "1") == (response.status_code, response.headers["x-truncated"])
+    message = told(api, body["inputs"], parameters={"truncation": False})
+    assert "`inputs[1]`: `choices[0]` and what it is for have" in message.replace("inputs[1]: ", "`inputs[1]`: ")
+    assert "the model takes 29; shorten them, or set `truncation` to true" in message
+
+
+# ---- limits and mistakes
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ("good", "must be {question, choices} or a list of these"),
+        ([["good"]], "`inputs[0]` is wrong: input should be an object"),
+        ({"question": "good"}, "`inputs.choices` is missing"),
+        ({"choices": ["a", "b"]}, "must have either `question` or `prompt`, which mean the same"),
+        ({"question": "a", "prompt": "b", "choices": ["a", "b"]}, "must have either `question` or `prompt`"),
+        ({"question": None, "prompt": None, "choices": ["a", "b"]}, "must have either `question` or `prompt`"),
+        ({"question": "good", "choices": "a, b"}, "`inputs.choices` is wrong"),
+        ({"question": "good", "choices": []}, "`inputs.choices` is wrong: must have 2 to 64 choices; it is a list of 0"),
+        ({"question": "good", "choices": ["a"]}, "must have 2 to 64 choices; it is a list of 1"),
+        ({"question": "good", "choices": ["a"] * 65}, "must have 2 to 64 choices; it is a list of 65"),
+        ({"question": "good", "choices": ["a", 1]}, "`inputs.choices[1]` is wrong"),
+        ([QUESTION, {"question": "good", "choices": ["a"]}], "`inputs[1].choices` is wrong"),
+        ({"question": 1, "choices": ["a", "b"]}, "`inputs.question` is wrong"),
+        ({"question": "a", "context": ["a"], "choices": ["a", "b"]}, "`inputs.context` is wrong"),
+    ],
+)
+def test_wrong_inputs_are_told(api: Send, inputs: Any, said: str) -> None:
+    """What is wrong, where, and what is allowed."""
+    assert said in told(api, inputs)
+
+
+def test_most_choices_are_answered(api: Send) -> None:
+    """64, equal ones too."""
+    assert list(range(64)) == sorted(item["index"] for item in result(api, {"question": "a", "choices": ["good"] * 64}))
+
+
+def test_choices_count_for_max_inputs(folder: Path) -> None:
+    """Each is a pair that the model reads."""
+    body = {"inputs": [QUESTION, QUESTION]}
+
+    assert 200 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_inputs": 6}).status_code
+    message = rejected(call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_inputs": 5}), 413, "too_large")
+    assert "`inputs` has 6 choices and 5 are allowed" in message
+
+
+@pytest.mark.parametrize("name", ["question", "prompt", "context", "choices"])
+def test_every_text_counts_for_max_chars(folder: Path, name: str) -> None:
+    """Whichever it is."""
+    inputs = {"question": "a", "choices": ["a", "b"]} | {name: ["a", "a" * 101] if name == "choices" else "a" * 101}
+    if name == "prompt":
+        del inputs["question"]
+    message = rejected(
+        call_fresh(folder, "POST", CHOOSE, json={"inputs": [QUESTION, inputs]}, settings={"max_chars": 100}), 413, "too_large"
+    )
+
+    assert "the text has 101 characters and 100 are allowed" in message
+    assert "inputs[1]" in message
+
+
+def test_all_that_is_tokenized_is_counted_at_admission() -> None:
+    """A question is read with each choice beside a context, which is read once; every pair is estimated."""
+    assert 3 + 2 + 4 == choose.Request("abc", ("de", "fghi")).chars
+    assert 100 + (3 + 1) * 2 + 2 + 4 == choose.Request("abc", ("de", "fghi"), "x" * 100).chars
+    request = choose.Request("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
+    assert (101 + 101) + (101 + 11) + 512 == choose.estimate(request, 512)
+    assert choose.estimate(request, 512) < choose.estimate(choose.Request("a" * 400, request.choices, "e" * 400), 512)
+
+
+def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
+    """By the tokens of all its pairs, before it is tokenized."""
+    body = {"inputs": {"question": LONG, "choices": ["good"] * 64}}
+
+    assert 413 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_queue_tokens": 400, "max_batch_tokens": 400}).status_code
+
+
+def test_all_choices_of_a_request_are_one_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are admitted together, and share a run."""
+    admitted, runs = [], []
+    admit, run = Scheduler.admit, OnnxEngine.run
+    monkeypatch.setattr(Scheduler, "admit", lambda self, **given: admitted.append(given["tokens"]) or admit(self, **given))
+    monkeypatch.setattr(OnnxEngine, "run", lambda self, encodings: runs.append(len(encodings)) or run(self, encodings))
+    response = call_fresh(folder, "POST", CHOOSE, json={"inputs": [QUESTION, QUESTION]})
+
+    assert 200 == response.status_code
+    assert 1 == len(admitted)
+    assert 6 == runs[-1]
+
+
+def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score of a choice is one number; a classifier's graph under the task's name does not load."""
+    graph = tiny.graph
+    monkeypatch.setattr(tiny, "graph", lambda task, **options: graph("text-classification", labels=3, seed=0))
+    tiny.bundle(tmp_path, "choices", task=choose.TASK)
+
+    with pytest.raises(BundleError, match="gives 3 values as `logits`, and its manifest says 1"):
+        build(Settings(models=[tmp_path]))
+
+
+def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
+    """Of the first that is too long."""
+    request = choose.Request("good", ("bad", LONG), parameters=choose.ChooseParameters(truncation=False))
+    with pytest.raises(InvalidValueError, match=r"`choices\[1\]` and what it is for have 61 tokens together and the model takes 29"):
+        choose.encode(request, tokenizer)

@@ -1,0 +1,154 @@
+"""The file of --config: below flags and variables, and each mistake in it is one line that names file and key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tiny
+from service.cli import main
+from service.errors import SettingsError
+from service.settings import Settings, parse
+
+FILE = """
+port = 1234
+models = ["a", "b"]
+access_log = true
+grace_s = 2
+min_agreement = 0.5
+engine_cache = "engines"
+precision = "fp32"
+model = "org/model"
+
+[default]
+classify = "a"
+ner = "b"
+"""
+
+
+@pytest.fixture(name="file")
+def settings_file(tmp_path: Path) -> Path:
+    """A file with a setting of each kind."""
+    path = tmp_path / "bertserve.toml"
+    path.write_text(FILE)
+    return path
+
+
+def refused(path: Path, text: str | bytes, *flags: str) -> str:
+    """Returns the message with which a file is refused."""
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SettingsError) as error:
+        parse(Settings, ["--config", str(path), *flags])
+    return error.value.message.replace(str(path), "FILE")
+
+
+def test_a_file_has_settings(file: Path) -> None:
+    """Of all kinds, in TOML's own types."""
+    read = parse(Settings, ["--config", str(file)])
+
+    expected = {
+        "config": file,
+        "port": 1234,
+        "models": (Path("a"), Path("b")),
+        "access_log": True,
+        "grace_s": 2.0,
+        "min_agreement": 0.5,
+        "engine_cache": Path("engines"),
+        "precision": "fp32",
+        "model": ("org/model",),
+        "default": {"classify": "a", "ner": "b"},
+    }
+    assert expected == {name: getattr(read, name) for name in read.model_fields_set}
+
+
+def test_flags_and_variables_win_over_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable that names it works as the flag does, and other settings of the file stay."""
+    monkeypatch.setenv("BERT_SERVE_CONFIG", str(file))
+    monkeypatch.setenv("BERT_SERVE_PORT", "1")
+    read = parse(Settings, ["--models", "c"])
+
+    assert (1, (Path("c"),), True) == (read.port, read.models, read.access_log)
+    assert 2 == parse(Settings, ["--port", "2"]).port
+
+
+def test_a_former_name_wins_over_the_file_too(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a variable as any other."""
+    file.write_text("solo_threads = 2")
+    monkeypatch.setenv("BERT_SERVE_IDLE_THREADS", "3")
+
+    assert 3 == parse(Settings, ["--config", str(file)]).solo_threads
+
+
+def test_commands_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of them, as they do variables."""
+    tiny.bundle(tmp_path / "own")
+    file = tmp_path / "bertserve.toml"
+    file.write_text(f'models = "{tmp_path}/own"')
+
+    assert 0 == main(["models", "--json", "--config", str(file)])
+    assert ["tiny"] == [model["name"] for model in json.loads(capsys.readouterr().out)]
+
+
+@pytest.mark.parametrize(("key", "near"), [("prot", "port"), ("max-inputs", "max_inputs"), ("Port", "port"), ("modelss", "models")])
+def test_an_unknown_key_is_refused(tmp_path: Path, key: str, near: str) -> None:
+    """With the nearest one."""
+    assert f"`FILE`: `{key}` is no setting of a file; did you mean `{near}`?" == refused(tmp_path / "f", f"{key} = 1")
+
+
+@pytest.mark.parametrize("text", ['config = "other.toml"', "[serve]\nport = 1", "json = true", '"" = 1'])
+def test_a_key_like_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    """As are one that names another file, and a table of settings."""
+    assert "is no setting of a file; " in refused(tmp_path / "f", text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "port = 70000",
+        'port = "8000"',
+        "port = true",
+        "port = 1.5",
+        "port = []",
+        "access_log = 1",
+        'access_log = "yes"',
+        "models = 1",
+        "models = []",
+        'models = ["a", 1]',
+        "model = [1]",
+        'precision = "fp8"',
+        "host = 1",
+        "default = {classify = 1}",
+        'default = "classify"',
+        "min_agreement = nan",
+        "models = 2020-01-01",
+        "default = 2020-01-01",
+        "engine_cache = 2020-01-01",
+        "lanes = {}",
+    ],
+)
+def test_a_wrong_value_is_refused(tmp_path: Path, text: str) -> None:
+    """With file, key and value, whatever its type, also where a flag gives another."""
+    key = text.partition(" = ")[0]
+
+    assert refused(tmp_path / "f", text).startswith(f"`FILE`: `{key}` is `")
+    assert refused(tmp_path / "f", text, *(["--port", "1"] if key == "port" else [])).startswith(f"`FILE`: `{key}` is `")
+
+
+@pytest.mark.parametrize("text", ["port = ", "port: 1", "[", b"\xff\xfe", "port = 1\nport = 2"])
+def test_what_is_no_toml_is_refused(tmp_path: Path, text: str | bytes) -> None:
+    """With what TOML's reader says, which has the line."""
+    assert refused(tmp_path / "f", text).startswith("`FILE` is not TOML: ")
+
+
+@pytest.mark.parametrize("name", ["none", "."])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
+    """With the flag and the variable that name it."""
+    with pytest.raises(SettingsError, match=r"^--config \(or BERT_SERVE_CONFIG\) is `.*`, which cannot be read \("):
+        parse(Settings, ["--config", str(tmp_path / name)])
+
+
+def test_a_contradiction_with_the_file_is_refused(tmp_path: Path) -> None:
+    """Limits are compared wherever they come from."""
+    assert "--timeout-ms is 9, over --max-timeout-ms, which is 8" in refused(tmp_path / "f", "timeout_ms = 9", "--max-timeout-ms", "8")

@@ -1,0 +1,297 @@
+"""Which model answers where a request names none: chosen by the operator where several could, and never moved silently."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+from application import Send, call, post, rejected, started
+from embedded import ROOT
+from service.bundle.default_models import DEFAULTS_FILE
+from service.check import check
+from service.errors import NotFoundError, SettingsError, StartError
+from service.serving.build import AppState, build
+from service.serving.worker_context import WorkerContext
+from service.settings import Settings
+from service.tasks.catalog import TASKS
+
+NLI = ("contradiction", "entailment")
+ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}
+
+
+def made(folder: Path, **models: Any) -> Path:
+    """Writes tiny bundles, each of some labels or of another task, and returns their folder."""
+    for name, what in models.items():
+        tiny.bundle(folder, name, **({"task": what} if isinstance(what, str) else {"labels": what}))
+    return folder
+
+
+def state_of(folder: Path, **settings: Any) -> AppState:
+    """Returns a service that is not started."""
+    return build(Settings(models=folder, **settings))
+
+
+def used(state: AppState) -> dict[str, str]:
+    """Returns task -> name of the model that its endpoint uses."""
+    return state.registry.defaults
+
+
+# At the start
+
+
+def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
+    """The start ends with what could answer, and with the two ways to choose."""
+    with pytest.raises(SettingsError) as raised:
+        state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))
+
+    assert (
+        "several models could answer /classify (`a`, `b`): choose which one answers where a request names none, with --default classify=NAME, "
+        "or take the first by name, with --default-by-name."
+    ) == raised.value.message
+
+
+def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
+    """But for one that the default of its base task would settle."""
+    with pytest.raises(SettingsError) as raised:
+        state_of(
+            made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"),
+        )
+
+    assert "/classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`): choose" in raised.value.message
+    assert "--default classify=NAME,embed=NAME,zero-shot=NAME," in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "expected"),
+    [
+        ({"b": tiny.LABELS}, {}, {"text-classification": "b"}),
+        ({"a": tiny.LABELS, "b": tiny.LABELS}, {"default": {"classify": "b"}}, {"text-classification": "b"}),
+        ({"a": tiny.LABELS, "b": tiny.LABELS}, {"default_by_name": True}, {"text-classification": "a"}),
+        (
+            {"a": tiny.LABELS, "b": tiny.LABELS},
+            {"default_by_name": True, "default": {"classify": "b"}},
+            {"text-classification": "b"},
+        ),
+        (
+            {"a": "feature-extraction", "b": "feature-extraction"},
+            {"default": {"embed": "b"}},
+            {"feature-extraction": "b", "sentence-similarity": "b"},
+        ),
+        (
+            {"a": "feature-extraction", "b": "feature-extraction"},
+            {"default": {"embed": "b", "similarity": "a"}},
+            {"feature-extraction": "b", "sentence-similarity": "a"},
+        ),
+        (
+            {"a": NLI, "b": NLI, "mood": tiny.LABELS},
+            {"default": {"classify": "b"}},
+            {"text-classification": "b", "zero-shot-classification": "b"},
+        ),
+        (
+            {"a": NLI, "mood": tiny.LABELS, "rank": ("score",)},
+            {"default": {"classify": "mood"}},
+            {"text-classification": "mood", "zero-shot-classification": "a", "text-ranking": "rank"},
+        ),
+    ],
+)
+def test_a_default_is_the_only_one_or_the_wanted_one(
+    tmp_path: Path, models: dict[str, Any], settings: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """Of those that fit: a task that bundles of another one answer uses that one's default, where it can do it."""
+    assert expected == used(state_of(made(tmp_path, **models), **settings))
+
+
+def test_a_default_that_cannot_do_a_task_leaves_it_open(tmp_path: Path) -> None:
+    """A default for /classify that is no model of inference says nothing about /zero-shot."""
+    folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS)
+    with pytest.raises(SettingsError, match=r"several models could answer /zero-shot \(`a`, `b`\): .* --default zero-shot=NAME,"):
+        state_of(folder, default={"classify": "mood"})
+
+
+def test_a_broken_model_is_no_candidate(tmp_path: Path) -> None:
+    """With --skip-broken the other one is the only one."""
+    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / "a/tokenizer.json").write_text("{}")
+    assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
+
+
+def test_a_check_needs_no_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It asks each model by its name."""
+    asyncio.run(check(Settings(models=made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))))
+    assert ["a", "b"] == [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_page_of_a_model_says_what_it_is_the_default_of(tmp_path: Path) -> None:
+    """Beside the endpoints that it can answer."""
+    folder = made(tmp_path, a=NLI, mood=tiny.LABELS)
+    pages = call(folder, "GET", "/models", settings={"default": {"classify": "mood"}}).json()
+    assert [("a", ["/classify", "/zero-shot"], ["/zero-shot"]), ("mood", ["/classify"], ["/classify"])] == [
+        (page["name"], page["endpoints"], page["default_of"]) for page in pages
+    ]
+
+
+# What a models folder says
+
+
+def test_a_folder_says_which_of_its_models_answers(tmp_path: Path) -> None:
+    """As `--default` does, which goes over it, task by task."""
+    folder = made(tmp_path, a=NLI, b=NLI, mood=tiny.LABELS, one="feature-extraction", two="feature-extraction")
+    (folder / DEFAULTS_FILE).write_text('{"classify": "mood", "zero-shot-classification": "b", "embed": "two"}')
+
+    said = {"text-classification": "mood", "zero-shot-classification": "b", "feature-extraction": "two", "sentence-similarity": "two"}
+    assert said == used(state_of(folder))
+    assert said | {"text-classification": "a"} == used(state_of(folder, default={"text-classification": "a"}))
+    # a bundle that is given itself is not the folder
+    assert "a" == used(build(Settings(models=(folder / "a",))))["text-classification"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "is not a JSON object of tasks and names of models"),
+        ('{"classify": 1}', "is not a JSON object of tasks and names of models"),
+        ('{"clasify": "a"}', "names the task `clasify`; tasks are "),
+        ('{"classify": "a", "text-classification": "b"}', "and one for `text-classification`, which is the same task"),
+        ('{"classify": "c"}', "says that `c` answers text-classification, and no model of that name and task is loaded; correct the file"),
+        ('{"embed": "a"}', "says that `a` answers feature-extraction, and no model of that name and task is loaded; correct the file"),
+    ],
+)
+def test_a_folder_that_says_nonsense_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """The message has the path of the file."""
+    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text(text)
+
+    with pytest.raises(StartError) as raised:
+        state_of(folder)
+    assert message in raised.value.message
+    assert f"`{folder / DEFAULTS_FILE}` " in raised.value.message
+
+
+def test_folders_that_disagree_need_a_flag(tmp_path: Path) -> None:
+    """None of them goes over the other."""
+    folders = made(tmp_path / "one", a=tiny.LABELS), made(tmp_path / "two", b=tiny.LABELS)
+    for folder, name in zip(folders, "ab", strict=True):
+        (folder / DEFAULTS_FILE).write_text(f'{{"classify": "{name}"}}')
+
+    with pytest.raises(
+        SettingsError, match=r"says that `a` answers text-classification, and .* that `b` does; choose one with --default classify="
+    ):
+        build(Settings(models=folders))
+    assert {"text-classification": "b"} == used(build(Settings(models=folders, default={"classify": "b"})))
+
+
+def test_what_a_folder_says_of_a_broken_model_counts_for_nothing(tmp_path: Path) -> None:
+    """With --skip-broken the only one that is left answers."""
+    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
+    (folder / "a/tokenizer.json").write_text("{}")
+
+    assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
+
+
+def test_the_embedded_models_answer_all_endpoints_but_two(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a flag, and without a warning."""
+    used_by = used(build(Settings(models=ROOT / "models")))
+
+    assert {"text-ranking", "multiple-choice"} >= set(TASKS) - set(used_by)
+    assert ("sentiment", "nli", "embed", "embed") == tuple(
+        used_by[task] for task in ("text-classification", "zero-shot-classification", "feature-extraction", "sentence-similarity")
+    )
+    assert [] == caplog.records
+
+
+# While it serves
+
+
+def test_a_model_that_comes_later_takes_nothing_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The default stays while it is loaded, by whatever name the other one comes, and with --default-by-name too; the log says so."""
+    caplog.set_level("INFO", logger="bertserve.loading")
+    for number, settings in enumerate(({}, {"default_by_name": True})):
+        folder = made(tmp_path / str(number), b=tiny.LABELS)
+        state = state_of(folder, **settings)
+        made(folder, a=tiny.LABELS)
+        asyncio.run(state.reloader.refresh())
+        assert {"text-classification": "b"} == used(state)
+        assert caplog.text.count("the model a could answer /classify too, which goes on using b") == number + 1
+        shutil.rmtree(folder / "b")
+        tiny.bundle(folder, "b", seed=1)
+        asyncio.run(state.reloader.load("b"))
+        assert state.registry.for_task("text-classification") is state.registry.get("b")
+        assert "and not" not in caplog.text
+
+
+def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so; a wanted one that comes back is the default again."""
+    state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
+    asyncio.run(state.reloader.unload("a"))
+    assert {"text-classification": "b"} == used(state)
+    assert "/classify uses the model b now, and not a" in caplog.text
+    asyncio.run(state.reloader.load("a"))
+    assert {"text-classification": "a"} == used(state)
+    assert "/classify uses the model a now, and not b" in caplog.text
+
+
+def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A request that names none is told to; with --default-by-name the first is."""
+    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
+    state = state_of(folder, default={"classify": "a"})
+    asyncio.run(state.reloader.unload("a"))
+    assert {} == used(state)
+    assert "/classify has no default model: b, c could be it; start with --default classify=NAME" in caplog.text
+    with pytest.raises(NotFoundError, match=r"several models could answer \(`b`, `c`\), and none of them .* name one as `model`"):
+        state.registry.for_task("text-classification")
+    assert "b" == state.registry.for_task("text-classification", "b").name
+    by_name = state_of(folder, default_by_name=True)
+    asyncio.run(by_name.reloader.unload("a"))
+    assert {"text-classification": "b"} == used(by_name)
+
+
+def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
+    """A default whose new version has other labels is none for what it cannot do any more."""
+    folder = made(tmp_path, a=NLI, b=NLI)
+    state = state_of(folder, default={"classify": "a"})
+    shutil.rmtree(folder / "a")
+    made(folder, a=tiny.LABELS)
+    asyncio.run(state.reloader.load("a"))
+    assert {"text-classification": "a", "zero-shot-classification": "b"} == used(state)
+
+
+def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
+    """Not those that the names of the models now served would give."""
+
+    def worker() -> AppState:
+        return build(Settings(models=tmp_path / "models", workers=2, lanes=2), WorkerContext(0, 2, tmp_path))
+
+    async def changed(state: AppState) -> None:
+        following = asyncio.ensure_future(state.reloader.follow())
+        made(tmp_path / "models", a=tiny.LABELS)
+        await state.reloader.refresh()
+        following.cancel()
+
+    made(tmp_path / "models", b=tiny.LABELS)
+    first = worker()
+    asyncio.run(changed(first))
+    first.reloader._publish()  # type: ignore[attr-defined]
+
+    assert {"text-classification": "b"} == used(first) == used(worker())
+
+
+@pytest.fixture(name="api")
+def service(tmp_path: Path) -> Any:
+    """Sends requests to a service with two classifiers, of which `mood` is the first by name."""
+    with started(made(tmp_path, nli=NLI, mood=tiny.LABELS)) as send:
+        yield send
+
+
+def test_requests_that_name_no_model_go_to_the_default(api: Send) -> None:
+    """And health and info of the endpoint are its."""
+    assert "mood" == post(api, {"inputs": "good"}, path="/classify").headers["x-model"]
+    assert "nli" == post(api, {"inputs": "good", "model": "nli"}, path="/classify").headers["x-model"]
+    assert "nli" == post(api, ZERO, path="/zero-shot").headers["x-model"]
+    assert "mood" == api("GET", "/classify/info").json()["name"]
+    assert "no model for token-classification" in rejected(api("GET", "/ner/info"), 404, "not_found")

@@ -1,0 +1,80 @@
+"""@huggingface/inference is told by its User-Agent, and gets answers in the form that it reads; tests/clients runs the client itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import tiny
+from application import Send, post, rejected, started
+
+AGENT = {"user-agent": "@huggingface/inference/4.13.30 Node.js/22"}
+QUESTION = {"question": "good ?", "context": "a film"}
+LABELS = {"parameters": {"candidate_labels": ["film", "book"]}}
+
+
+@pytest.fixture(name="api", scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """Sends requests to a service that answers what the client asks."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny.bundle(folder, "nli", labels=("contradiction", "entailment"))
+    for task in ("token-classification", "question-answering", "fill-mask", "feature-extraction"):
+        tiny.bundle(folder, task, task=task)
+    with started(folder) as send:
+        yield send
+
+
+@pytest.mark.parametrize(
+    ("path", "one", "more"),
+    [
+        ("/ner", "a film", {}),
+        ("/answer", QUESTION, {}),
+        ("/answer", QUESTION, {"parameters": {"top_k": 2}}),
+        ("/fill-mask", "a [MASK]", {}),
+        ("/zero-shot", "good", LABELS),
+        ("/models/nli", "good", LABELS),
+        ("/classify", "good", {}),
+        ("/embed", "good", {}),
+    ],
+)
+def test_a_list_of_one_is_answered_like_the_one(api: Send, path: str, one: Any, more: dict[str, Any]) -> None:
+    """To this client alone; it reads no list of lists."""
+    expected = post(api, {"inputs": one, **more}, path=path).json()
+    assert expected == post(api, {"inputs": [one], **more}, path=path, headers=AGENT).json()
+    if path not in ("/classify", "/embed"):
+        assert [expected] == post(api, {"inputs": [one], **more}, path=path).json()
+
+
+@pytest.mark.parametrize("inputs", ["a [MASK] [MASK]", ["a [MASK] [MASK]"]])
+def test_several_masks_make_one_list(api: Send, inputs: Any) -> None:
+    """The candidates of the first mask come first."""
+    first, second = post(api, {"inputs": "a [MASK] [MASK]"}, path="/fill-mask").json()
+    assert first + second == post(api, {"inputs": inputs}, path="/fill-mask", headers=AGENT).json()
+
+
+def test_tokens_have_a_group(api: Send) -> None:
+    """The tag itself, beside all that they have for others."""
+    body = {"inputs": "a film", "parameters": {"aggregation_strategy": "none", "ignore_labels": []}}
+    expected = post(api, body, path="/ner").json()
+    assert expected
+    assert [{"entity_group": item["entity"]} | item for item in expected] == post(api, body, path="/ner", headers=AGENT).json()
+
+
+@pytest.mark.parametrize(
+    ("path", "one", "more"), [("/classify", "good", {}), ("/ner", "good", {}), ("/answer", QUESTION, {}), ("/zero-shot", "good", LABELS)]
+)
+@pytest.mark.parametrize("count", [0, 2])
+def test_several_inputs_are_refused(api: Send, path: str, one: Any, more: dict[str, Any], count: int) -> None:
+    """Of several answers the client gives its user the first, or none."""
+    message = rejected(post(api, {"inputs": [one] * count, **more}, path=path, headers=AGENT), 422, "invalid_value")
+    assert f"@huggingface/inference reads the answer to one input, and `inputs` has {count} items; send one at a time" in message
+    assert count == len(post(api, {"inputs": [one] * count, **more}, path=path).json())
+
+
+def test_vectors_are_lists_of_numbers(api: Send) -> None:
+    """Of several texts too, but not as base64, which the client cannot read."""
+    assert 2 == len(post(api, {"inputs": ["good", "bad"]}, path="/embed", headers=AGENT).json())
+    message = rejected(post(api, {"inputs": "good", "encoding_format": "base64"}, path="/embed", headers=AGENT), 422, "invalid_value")
+    assert "`encoding_format` is `base64`, which @huggingface/inference cannot read" in message

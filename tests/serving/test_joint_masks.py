@@ -1,0 +1,343 @@
+"""Masks that are filled together: the search against all fillings of a text, its runs against what was counted, and the endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from application import Send, call, started
+from fakes import Head
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
+from service.errors import InvalidValueError
+from service.tasks import fill_mask, joint_masks
+from service.tasks.further import Further
+from service.tasks.joint_masks import JointText, prepare, search
+from service.text.tokenizer import Encoding, Tokenizer
+
+LONG = "good " * 40
+WORDS = ["good", "bad", "fine", "dull", "great"]
+
+
+class Runs:
+    """A tiny graph of masks that counts the tokens which it runs."""
+
+    def __init__(self, folder: Path) -> None:
+        made = load_bundle(tiny.bundle(folder, task="fill-mask"))
+        self.manifest = made.manifest
+        self.tokenizer = Tokenizer(made.tokenizer_path, made.manifest.tokenizer)
+        self.engine = OnnxEngine(made.path / made.manifest.graphs[0].file, made.manifest.graphs[0], pad_id=0, padding_side="right")
+        self.tokens = 0
+        self.stages: list[int] = []
+
+    def of(self, encoding: Encoding) -> Any:
+        """Returns the row of an encoding, run alone."""
+        return self.engine.run([encoding])[0]
+
+    def drive(self, text: Any) -> list[Any]:
+        """Returns the result of a search, stage by stage."""
+        self.tokens, self.stages = 0, []
+        result: Any = search(text)
+        while isinstance(result, Further):
+            self.tokens += result.tokens
+            self.stages.append(len(result.work))
+            assert self.tokens + result.reserve <= text.reserve
+            result = result.finish([reduce(self.of(encoding)) for encoding, reduce in result.work])
+        return list(result)
+
+    def ids(self, text: str) -> list[int]:
+        """Returns the token ids of a text, and those of special tokens around them not."""
+        return self.tokenizer.tokenize([text])[0].ids
+
+    def brute_force(self, ids: list[int], choices: Sequence[Sequence[int]]) -> dict[tuple[int, ...], float]:
+        """Returns the score of each filling of the masks: product of the softmax at each mask, those before it filled."""
+        places = [i for i, id_ in enumerate(ids) if id_ == 4]
+
+        @cache
+        def probabilities(before: tuple[int, ...]) -> Any:
+            filled = list(ids)
+            for place, token in zip(places, before, strict=False):
+                filled[place] = token
+            row = np.array([2, *filled, 3])
+            logits = self.of(Encoding(row, np.zeros_like(row), masks=(1 + places[len(before)],)))["logits"][0].astype(np.float64)
+            powers = np.exp(logits - logits.max())
+            return powers / powers.sum()
+
+        return {
+            tokens: float(np.prod([probabilities(tokens[:i])[token] for i, token in enumerate(tokens)])) for tokens in product(*choices)
+        }
+
+
+@pytest.fixture(name="runs", scope="module")
+def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """A tiny bundle of 32 tokens."""
+    return Runs(tmp_path_factory.mktemp("masks"))
+
+
+def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[str] | None = None) -> JointText:
+    """Returns a text to search, with a beam of any width."""
+    parameters = fill_mask.FillMaskParameters.model_construct(
+        joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
+    )
+    found = fill_mask.encode(fill_mask.Request(text, parameters), runs.tokenizer)
+    assert isinstance(found, JointText)
+    assert [] == found.encodings
+    return found
+
+
+def test_a_beam_wide_enough_finds_the_best_of_all_fillings(runs: Runs) -> None:
+    """Of two masks and the whole vocabulary, in the order and with the scores of brute force, which add up to 1."""
+    text = "a [MASK] film was [MASK] !"
+    vocabulary = range(runs.tokenizer.vocabulary_size)
+    every = runs.brute_force(runs.ids(text), [vocabulary, vocabulary])
+    assert pytest.approx(1, abs=1e-9) == sum(every.values())
+
+    found = runs.drive(text_of(runs, text, beam=len(vocabulary), top_k=50))
+    best = sorted(every.items(), key=lambda item: -item[1])[:50]
+    assert pytest.approx([score for _, score in best], rel=1e-6) == [item["score"] for item in found]
+    assert {tokens for tokens, _ in best[:40]} <= {tuple(item["tokens"]) for item in found}
+    assert [1, len(vocabulary)] == runs.stages
+    assert all(pytest.approx(item["score"], rel=1e-6) == every[tuple(item["tokens"])] for item in found)
+
+
+def test_a_narrow_beam_finds_fillings_of_their_true_scores(runs: Runs) -> None:
+    """What it keeps has the score that brute force gives it, and no better one is lost that begins with what it kept."""
+    text = "[MASK] [MASK] film"
+    vocabulary = range(runs.tokenizer.vocabulary_size)
+    every = runs.brute_force(runs.ids(text), [vocabulary, vocabulary])
+    found = runs.drive(text_of(runs, text, beam=2, top_k=6))
+    firsts = runs.brute_force(runs.ids(text), [vocabulary])
+    kept = {tokens[0] for tokens in sorted(firsts, key=lambda tokens: -firsts[tokens])[:2]}
+    expected = sorted((tokens for tokens in every if tokens[0] in kept), key=lambda tokens: -every[tokens])[:6]
+    assert expected == [tuple(item["tokens"]) for item in found]
+    assert [1, 2] == runs.stages
+
+
+def test_a_filling_is_given_as_tokens_and_as_text(runs: Runs) -> None:
+    """Tokens from left to right, each as the vocabulary spells it, and the whole text without special tokens."""
+    (best, *_) = runs.drive(text_of(runs, "a [MASK] and [MASK] film", beam=4, top_k=3, targets=["good", "bad"]))
+    names = [tiny.VOCABULARY[token] for token in best["tokens"]]
+    assert names == best["token_strs"] == best["targets"]
+    assert f"a {names[0]} and {names[1]} film" == best["sequence"]
+    assert {"score", "tokens", "token_strs", "targets", "sequence"} == best.keys()
+
+
+@pytest.mark.parametrize("masks", [1, 2, 3])
+def test_targets_of_several_pieces_have_their_joint_score(runs: Runs, masks: int) -> None:
+    """Each combination of targets, in a text with a mask for each piece: the product over all pieces, as brute force has it."""
+    targets = {"good": ["good"], "gob": ["g", "##o", "##b"], "xyz": ["x", "##y", "##z"], "bad": ["bad"]}
+    pieces = {target: [tiny.VOCABULARY.index(piece) for piece in each] for target, each in targets.items()}
+    expected = {}
+    for chosen in product(targets, repeat=masks):
+        tokens = [token for target in chosen for token in pieces[target]]
+        text = "a " + " and ".join(" ".join(["[MASK]"] * len(pieces[target])) for target in chosen)
+        expected[chosen] = runs.brute_force(runs.ids(text), [[token] for token in tokens])[tuple(tokens)]
+    text = "a " + " and ".join(["[MASK]"] * masks)
+    found = runs.drive(text_of(runs, text, beam=64, top_k=1000, targets=list(targets)))
+
+    assert len(expected) == len(found)
+    assert {chosen: pytest.approx(score, rel=1e-6) for chosen, score in expected.items()} == {
+        tuple(item["targets"]): item["score"] for item in found
+    }
+    assert sorted((item["score"] for item in found), reverse=True) == [item["score"] for item in found]
+    assert "a " + " and ".join(found[0]["targets"]) == found[0]["sequence"]
+
+
+def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
+    """All masks are read together, with as much of the text around them as there is room for; `sequence` is the whole text."""
+    text = text_of(runs, f"{LONG} [MASK] bad bad [MASK] {LONG}", beam=2, top_k=1)
+    (encoding, _), *_ = search(text).work
+    assert (32, 1, 2) == (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum()))
+    assert text.truncated
+    assert 84 == len(runs.drive(text)[0]["sequence"].split())
+    with pytest.raises(InvalidValueError, match="the masks of the text stand within 42 tokens and the model takes 30; shorten it, or fill"):
+        text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)
+
+
+@pytest.mark.parametrize("before", range(0, 60, 7))
+@pytest.mark.parametrize("between", [0, 11, 28])
+def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
+    """Wherever they stand, also as far apart as they may."""
+    text = text_of(runs, "good " * before + "[MASK] " + "bad " * between + "[MASK]" + " good" * (40 - before // 2), beam=2, top_k=1)
+    (encoding, _), *_ = search(text).work
+    assert (32, 2) == (len(encoding), int((encoding.ids == 4).sum()))
+    assert 4 == encoding.ids[encoding.masks[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "targets", "message"),
+    [
+        ("[MASK]" * 17, None, "the text has 17 masks and 16 are filled together; give fewer masks"),
+        (
+            "[MASK] [MASK] [MASK]",
+            ["good", "xyzxyz"],
+            "the text has 18 masks with a mask for each piece of their targets and 16 are filled together",
+        ),
+        ("[MASK]" * 7, ["good", "xy"], "7 masks with targets of 2 different numbers of pieces are 128 texts to search and 64 are allowed"),
+        ("[MASK]", ["", "\u200b"], "`targets` has no word that the vocabulary knows; give at least one."),
+        ("no mask", None, "the text has no mask; write `[MASK]` for each word to be filled in."),
+    ],
+)
+def test_what_cannot_be_searched_is_refused(runs: Runs, text: str, targets: list[str] | None, message: str) -> None:
+    """Masks and texts have limits, and the message has them."""
+    with pytest.raises(InvalidValueError) as refusal:
+        text_of(runs, text, beam=2, top_k=1, targets=targets)
+    assert message in refusal.value.message
+
+
+def test_equal_scores_come_by_token(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+    """Of fillings that are equally good the first by id are kept, whatever the beam."""
+    flat = {"logits": np.zeros((1, runs.tokenizer.vocabulary_size), dtype=np.float32)}
+    monkeypatch.setattr(runs, "of", lambda encoding: flat)
+    found = runs.drive(text_of(runs, "[MASK] [MASK]", beam=3, top_k=4))
+    assert [[0, 0], [0, 1], [0, 2], [0, 3]] == [item["tokens"] for item in found]
+
+
+def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.MonkeyPatch, runs: Runs) -> None:
+    """Fillings are ranked by logarithms, where their scores are too small for a number."""
+    logits = np.full((1, runs.tokenizer.vocabulary_size), 3e4, dtype=np.float32)
+    logits[0, :2] = [-1, 0]
+    monkeypatch.setattr(runs, "of", lambda encoding: {"logits": logits})
+    patterns, reserve, _ = prepare([4, 4, 4], [0, 1, 2], {(0,): "worse", (1,): "better"}, beam=8, top_k=8, tokenizer=runs.tokenizer)
+    found = runs.drive(JointText(encodings=[], patterns=patterns, beam=8, top_k=8, tokenizer=runs.tokenizer, reserve=reserve))
+    assert [0.0] * 8 == [item["score"] for item in found]
+    assert (["better"] * 3, ["worse"] * 3) == (found[0]["targets"], found[-1]["targets"])
+
+
+# ---- the endpoint
+
+
+@pytest.fixture(name="api", scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """A service with a tiny bundle."""
+    folder = tmp_path_factory.mktemp("served")
+    tiny.bundle(folder, task="fill-mask")
+    with started(folder) as send:
+        yield send
+
+
+def ask(api: Send, inputs: Any, **parameters: Any) -> Any:
+    """Returns the answer, or the message of an error."""
+    response = api("POST", "/fill-mask", json={"inputs": inputs, "parameters": {"joint": True, **parameters}})
+    body = response.json()
+    return body if response.status_code == 200 else (response.status_code, body["error"])
+
+
+def test_texts_are_filled_as_if_alone(api: Send, runs: Runs) -> None:
+    """One text, several of different numbers of masks, and long ones that are tokenized on a lane: as the search run by hand has it."""
+    texts = ["a [MASK] film was [MASK] !", "[MASK]", "the [MASK] [MASK] [MASK] book", "", f"{'good ' * 150} [MASK] [MASK]"]
+    expected = [runs.drive(text_of(runs, text, beam=3, top_k=4)) for text in texts if text]
+    found = ask(api, [text for text in texts if text], beam=3, top_k=4)
+    for one, other in zip(expected, found, strict=True):
+        assert [item["tokens"] for item in one] == [item["tokens"] for item in other]
+        assert pytest.approx([item["score"] for item in one], rel=1e-5) == [item["score"] for item in other]
+    alone = ask(api, texts[0], beam=3, top_k=4)
+    assert [item["sequence"] for item in found[0]] == [item["sequence"] for item in alone]
+    assert [] == ask(api, [])
+
+
+def test_one_mask_has_the_scores_of_the_ordinary_answer(api: Send) -> None:
+    """Whatever the beam; `top_k` may be more than it."""
+    ordinary = api("POST", "/fill-mask", json={"inputs": "a [MASK] film", "parameters": {"top_k": 9}}).json()
+    joint = ask(api, "a [MASK] film", top_k=9, beam=1)
+    assert [[item["token"]] for item in ordinary] == [item["tokens"] for item in joint]
+    assert [item["sequence"] for item in ordinary] == [item["sequence"] for item in joint]
+    assert pytest.approx([item["score"] for item in ordinary], rel=1e-5) == [item["score"] for item in joint]
+
+
+def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
+    """All combinations where the beam has room for them, a warning for pieces that nobody knows, and answers as by hand."""
+    expected = runs.drive(text_of(runs, "a [MASK] or [MASK] film", beam=64, top_k=100, targets=WORDS))
+    found = ask(api, "a [MASK] or [MASK] film", beam=64, top_k=100, targets=WORDS)
+    assert 25 == len(found)
+    assert [item["targets"] for item in expected] == [item["targets"] for item in found]
+    warned = api("POST", "/fill-mask", json={"inputs": "a [MASK]", "parameters": {"joint": True, "targets": ["good", "看"]}})
+    assert "targets; 1 of 2 have pieces that the vocabulary does not know" in warned.headers["x-hf-warning"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"beam": 0}, "`parameters.beam` is wrong"),
+        ({"beam": 65}, "`parameters.beam` is wrong"),
+        ({"joint": "yes"}, "`parameters.joint` is wrong"),
+        ({"joint": False, "beam": 3}, "`beam` is for masks that are filled together; set `joint` to true, or leave it out."),
+        ({"beams": 3}, "`parameters` has no `beams`; did you mean `beam`?"),
+    ],
+)
+def test_wrong_parameters_are_named(api: Send, parameters: dict[str, Any], message: str) -> None:
+    """None is ignored."""
+    status, error = ask(api, "a [MASK]", **parameters)
+    assert (422, True) == (status, message in error), error
+
+
+def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
+    """@huggingface/inference checks that each candidate has one."""
+    response = api(
+        "POST",
+        "/fill-mask",
+        json={"inputs": "a [MASK]", "parameters": {"joint": True}},
+        headers={"user-agent": "@huggingface/inference/4.13"},
+    )
+    assert (422, True) == (response.status_code, "@huggingface/inference cannot read" in response.json()["error"])
+
+
+def test_an_answer_of_all_fillings_is_refused(api: Send) -> None:
+    """Its length is counted before anything runs."""
+    assert len(tiny.VOCABULARY) * 8 == len(ask(api, "[MASK] [MASK]", top_k=10**6))
+    status, error = ask(api, ["[MASK] [MASK] [MASK]"] * 2, top_k=10**6, beam=64)
+    assert (413, True) == (status, "the answer would be as long as" in error)
+
+
+def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each variant keeps its best tokens until the others have run: of a wide beam and a great `top_k` more than the answer has."""
+    monkeypatch.setattr("service.serving.model.MAX_HELD", 5000)
+    assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
+    status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
+    assert (413, True) == (status, "the request would hold 12800 numbers or more" in error), error
+
+
+def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
+    """Admission counts all variants: each mask but the first is as many texts as the beam is wide."""
+    text = "the very good [MASK] film and the [MASK] [MASK] book"
+    body = fill_mask.FillMaskBody(inputs=text, parameters=fill_mask.FillMaskParameters(joint=True, beam=4))
+    (request,) = body.requests(Head(mask=runs.manifest.mask))
+    runs.drive(fill_mask.encode(request, runs.tokenizer))
+    estimated = fill_mask.estimate(request, 32)
+    assert [1, 4, 4] == runs.stages
+    assert estimated / 2 < runs.tokens < 2 * estimated
+    plain = fill_mask.Request(text)
+    assert 9 == estimated / fill_mask.estimate(plain, 32)
+
+
+def test_a_search_larger_than_the_queue_is_refused(tmp_path: Path) -> None:
+    """Also where its texts would fit: all variants count, before any of them runs."""
+    tiny.bundle(tmp_path, task="fill-mask")
+    settings = {"max_queue_tokens": 600, "max_batch_tokens": 64}
+    few, many = (ask(partial(call, tmp_path, settings=settings), "good " * 6 + "[MASK] [MASK] [MASK]", beam=beam) for beam in (4, 64))
+    assert 5 == len(few)
+    assert (413, True) == (many[0], "the queue holds 600" in many[1]), many
+
+
+def test_a_search_ends_with_its_request(tmp_path: Path) -> None:
+    """After searches, refused ones among them, nothing is left in the queue."""
+    tiny.bundle(tmp_path, task="fill-mask")
+    with started(tmp_path) as send:
+        ask(send, ["[MASK] [MASK]"] * 5)
+        ask(send, ["[MASK]" * 20])
+        page = send("GET", "/metrics").text
+    assert "bertserve_queue_tokens 0.0" in page or "queue_tokens 0.0" in page
+
+
+def test_limits_are_what_the_docs_say() -> None:
+    """The page names them."""
+    page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
+    for number in (joint_masks.MAX_JOINT_MASKS, joint_masks.MAX_PATTERNS, joint_masks.MAX_BEAM, joint_masks.DEFAULT_BEAM):
+        assert f" {number}" in page[page.index("#### Masks filled together") :]

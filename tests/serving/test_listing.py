@@ -1,0 +1,91 @@
+"""`bert-serve models`: what it says of each model, as a table and as JSON, and of what it cannot read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tiny
+from service.cli import main
+
+
+def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
+    """Returns what the command prints."""
+    assert code == main(["models", *argv])
+    return capsys.readouterr().out
+
+
+def test_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
+    """With task, labels, size, graphs with their evidence, and the card, in columns."""
+    header, *lines = listed(capsys, "--models", "models").splitlines()
+
+    assert ["embed", "fill-mask", "ner", "nli", "qa", "sentiment"] == [line.split()[0] for line in lines]
+    assert ["text-classification", "negative,", "positive", "23.4"] == lines[5].split()[1:5]
+    assert "cpu/int8* 100.0% of 269" in lines[5]
+    assert lines[5].endswith("models/sentiment/README.md")
+    assert {header.index("card")} == {line.index("models/") for line in lines}
+
+
+def test_many_labels_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of a line a model has no room for hundreds."""
+    tiny.bundle(tmp_path, labels=tuple("abcdef"))
+
+    assert "a, b, c, d and 2 more  " in listed(capsys, "--models", str(tmp_path))
+
+
+def test_json_has_everything(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A program gets all labels, sizes in bytes, and null for what was not measured."""
+    [model] = json.loads(listed(capsys, "--models", str(models), "--json"))
+    folder = models / "tiny"
+    [graph] = model.pop("graphs")
+
+    assert {
+        "name": "tiny",
+        "path": str(folder),
+        "task": "text-classification",
+        "labels": list(tiny.LABELS),
+        "size_bytes": sum(path.stat().st_size for path in folder.iterdir()),
+        "source": {"checkpoint": "tiny", "revision": None, "commit": None},
+        "card": None,
+    } == model
+    assert ("cpu", "fp32", True, 0, None) == tuple(graph[name] for name in ("provider", "precision", "default", "samples", "agreement"))
+
+
+def test_what_cannot_be_read_is_said(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Below the others, and by the exit code."""
+    (models / "broken").mkdir()
+    lines = listed(capsys, "--models", str(models), code=1).splitlines()
+
+    assert 3 == len(lines)
+    assert lines[2].startswith(f"broken: `{models}/broken` is not a bundle")
+    assert "error" in json.loads(listed(capsys, "--models", str(models), "--json", code=1))[0]
+
+
+def test_nothing_is_exported_for_a_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that is not in the cache is an error that names what exports it."""
+    assert 1 == main(["models", "--model", "org/model", "--cache-dir", str(tmp_path)])
+    assert "`bert-serve serve --model org/model` does that" in capsys.readouterr().err
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_bundle_without_its_files_is_said(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A graph that is gone has no size."""
+    (models / "tiny/model.cpu.fp32.onnx").unlink()
+    assert "model.cpu.fp32.onnx" in listed(capsys, "--models", str(models), code=1)
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    """As `bert-serve models | head -1`: the pipe is closed before a line comes."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "service.cli", "models", "--models", "models"], stdout=write, stderr=subprocess.PIPE, check=False
+    )
+    os.close(write)
+
+    assert (1, b"") == (done.returncode, done.stderr)

@@ -1,0 +1,115 @@
+"""What people send by mistake is told what it looks like, and what to send in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import tiny
+from application import Send, post, rejected, started
+
+
+@pytest.fixture(name="api", scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """Sends requests to a service with a classifier and a model for questions."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny.bundle(folder, "mood")
+    tiny.bundle(folder, "passages", task="question-answering", max_length=256)
+    with started(folder) as send:
+        yield send
+
+
+MULTIPART = b'--7d4b\r\nContent-Disposition: form-data; name="inputs"\r\n\r\ngood\r\n--7d4b--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("raw", "looks"),
+    [
+        (b"", "it is empty"),
+        (b" \r\n\t", "it is empty"),
+        (b"inputs=good", "it looks like form data (application/x-www-form-urlencoded)"),
+        (b"inputs=good&parameters%5Btop_k%5D=1", "it looks like form data (application/x-www-form-urlencoded)"),
+        (MULTIPART, "it looks like form data (multipart/form-data)"),
+        ('{"inputs": "good"}'.encode("utf-8-sig"), "it begins with a byte order mark, which must be left out"),
+        ('{"inputs": "good"}'.encode("utf-16"), "it looks like UTF-16, and must be UTF-8"),
+        ('{"inputs": "good"}'.encode("utf-16-le"), "it looks like UTF-16, and must be UTF-8"),
+        ('{"inputs": "good"}'.encode("utf-16-be"), "it looks like UTF-16, and must be UTF-8"),
+        (b'{"inputs": "a"}\n{"inputs": "b"}', "it looks like JSON Lines, which take the header `content-type: application/x-ndjson`"),
+        (b'{"inputs": "a"}{"inputs": "b"}', "it looks like JSON Lines, which take the header `content-type: application/x-ndjson`"),
+        (b'{"inputs": {"a": 1}, "b": {', "EOF while parsing an object at line 1 column 27"),
+        (b"{'inputs': 'good'}", 'it has single quotes, where JSON has double ones (")'),
+        (b"'{inputs: good}'", 'it has single quotes, where JSON has double ones (")'),
+        (b"\x1f\x8b\x08\0", "it is compressed (gzip)"),
+        (b"good", "expected value at line 1 column 1"),
+    ],
+)
+def test_a_body_that_is_no_json_is_told_what_it_looks_like(api: Send, raw: bytes, looks: str) -> None:
+    """The message ends with a body that the endpoint takes."""
+    classify = rejected(api("POST", "/classify", content=raw), 400, "malformed")
+    answer = rejected(api("POST", "/models/passages", content=raw), 400, "malformed")
+
+    example = '{"inputs": "A warm, funny and thoroughly engaging film.", "parameters": {"top_k": 1}}'
+    assert f"the body is not valid JSON: {looks}; send JSON, such as {example}." == classify
+    assert '"question": "Where was the bridge built?"' in answer
+
+
+def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
+    """It is what OpenAPI shows."""
+    message = rejected(api("POST", "/answer", content=b""), 400, "malformed")
+    assert 200 == api("POST", "/answer", content=message.partition("such as ")[2].removesuffix(".").encode()).status_code
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "said"),
+    [
+        ("good", "/classify", 'the body is a text, and must be an object with `inputs`, such as {"inputs": "A warm'),
+        (["good"], "/classify", "the body is a list, and must be an object with `inputs`, such as"),
+        (None, "/classify", "the body is null, and must be an object with `inputs`"),
+        (5, "/answer", 'the body is a number, and must be an object with `inputs`, such as {"inputs": {"question": '),
+        (["good"], "/models/passages", 'the body is a list, and must be an object with `inputs`, such as {"inputs": {"question": '),
+        (["good"], "/rerank", 'the body is a list, and must be an object with `query`, `texts`, such as {"query": '),
+        (["good"], "/zero-shot", "must be an object with `inputs`, such as"),
+    ],
+)
+def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object, path: str, said: str) -> None:
+    """A text or a list as the whole body is JSON, but not the object that `inputs` stands in."""
+    assert said in rejected(post(api, body, path=path), 422, "invalid_value")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("/clasify", "/classify"),
+        ("/classify/", "/classify"),
+        ("/Classify", "/classify"),
+        ("/zeroshot", "/zero-shot"),
+        ("/embedding", "/embed"),
+        ("/healthz", "/health"),
+        ("/metric", "/metrics"),
+        ("/model", "/models"),
+        ("/model/mood", "/models/mood"),
+        ("/models/mood/y", "/models/mood"),
+        ("/models/Mood/predict", "/models/Mood"),
+        ("/models/mood/realod", "/models/mood/reload"),
+        ("/models/some/y", "/models/some"),
+        ("/v2/models/mood/inferr", "/v2/models/mood/infer"),
+    ],
+)
+def test_a_wrong_path_is_told_the_nearest(api: Send, method: str, path: str, near: str) -> None:
+    """Whatever its method is; a model's name in it is taken to be right."""
+    assert f"there is no path `{path}`; did you mean `{near}`? See /docs." == rejected(api(method, path), 404, "not_found")
+
+
+def test_a_wrong_path_of_openai_is_told_the_nearest(api: Send) -> None:
+    """In the shape of errors that clients of that API read."""
+    error = api("POST", "/v1/embeding").json()["error"]
+    assert ("not_found", "there is no path `/v1/embeding`; did you mean `/v1/embeddings`? See /docs.") == (error["code"], error["message"])
+
+
+def test_a_path_like_no_other_is_told_which_there_are(api: Send) -> None:
+    """However long it is, its message is short."""
+    message = rejected(api("POST", f"/{'generate' * 500}"), 404, "not_found")
+    assert "; models answer a POST to /classify, /ner, /answer, " in message
+    assert len(message) < 300

@@ -1,0 +1,224 @@
+"""The paths below `/v1`, and the format of rerankers, as OpenAI's, Cohere's and Jina's clients ask them; tests/clients runs those themselves."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import tiny
+from application import Send, call, keys, play, post, started
+from service.http.access import Access
+from service.serving.build import build
+from service.settings import Settings
+
+EMBEDDINGS = "/v1/embeddings"
+RERANKS = ["/v1/rerank", "/v2/rerank"]
+
+
+@pytest.fixture(name="api", scope="module")
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """A service with a model for vectors, one that ranks and one that classifies."""
+    models = tmp_path_factory.mktemp("models")
+    tiny.bundle(models, "vectors", task="feature-extraction")
+    tiny.bundle(models, "tokens", task="feature-extraction", embedding=tiny.EMBEDDING | {"pooling": "none"})
+    tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
+    tiny.bundle(models, "classes")
+    with started(models) as send:
+        yield send
+
+
+def answered(api: Send, path: str, **body: Any) -> Any:
+    """Returns the result of a request that must succeed."""
+    response = post(api, body, path=path)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def failed(response: httpx.Response, status: int, kind: str, code: str) -> str:
+    """Returns the message of an error after checking its status and OpenAI's shape."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    message = body["error"].pop("message")
+    assert {
+        "error": {"type": kind, "param": None, "code": code},
+        "error_type": code,
+        "request_id": response.headers["x-request-id"],
+    } == body
+    return str(message)
+
+
+def wrong(api: Send, path: str = EMBEDDINGS, **body: Any) -> str:
+    """Returns the message of a request that must be 400."""
+    return failed(post(api, body, path=path), 400, "invalid_request_error", "invalid_value")
+
+
+def test_vectors_are_those_of_embed(api: Send) -> None:
+    """Each text's vector stands at its index, with the model's name and the tokens that were read, [CLS] and [SEP] included."""
+    expected = answered(api, "/embed", inputs=["good film", "bad"], model="vectors")
+    found = answered(api, EMBEDDINGS, input=["good film", "bad"], model="vectors")
+
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(expected)]
+    assert {"object": "list", "data": data, "model": "vectors", "usage": {"prompt_tokens": 7, "total_tokens": 7}} == found
+
+
+def test_one_text_makes_a_list_of_one(api: Send) -> None:
+    """The answer has the same form for a text and a list of one."""
+    assert answered(api, EMBEDDINGS, input=["good"], model="vectors") == answered(api, EMBEDDINGS, input="good", model="vectors")
+
+
+def test_vectors_come_as_base64_and_shorter(api: Send) -> None:
+    """`encoding_format` gives the values as float32, `dimensions` the first of them; `user`, and keys that are null, change nothing."""
+    whole = answered(api, EMBEDDINGS, input="good", model="vectors")["data"][0]["embedding"]
+    more = {"user": "me", "encoding_format": "base64", "dimensions": 3, "unknown": None}
+    packed = answered(api, EMBEDDINGS, input="good", model="vectors", **more)["data"][0]["embedding"]
+
+    assert whole[:3] == pytest.approx(np.frombuffer(base64.b64decode(packed), "<f4"))
+
+
+@pytest.mark.parametrize("ids", [[1, 2], [[1, 2], [3]], [[]]])
+def test_token_ids_are_refused(api: Send, ids: Any) -> None:
+    """Ids that a client made with a vocabulary of OpenAI's would be other words here; the message says what to send, and how LangChain does."""
+    message = wrong(api, input=ids, model="vectors")
+
+    assert "send texts" in message and "check_embedding_ctx_length" in message
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"input": "good", "encodingformat": "float"}, "did you mean `encoding_format`?"),
+        ({"input": "good", "inputs": "bad"}, "did you mean `input`?"),
+        ({"input": "good", "parameters": {}}, "the body takes no `parameters`"),
+        ({"inputs": "good"}, "did you mean `input`?"),
+        ({"input": "good", "dimensions": 999, "model": "vectors"}, "`dimensions` is 999"),
+        ({"input": "good", "dimensions": 0}, "`dimensions` is wrong"),
+        ({"input": "good", "encoding_format": "int8"}, "`encoding_format` is wrong"),
+        ({"input": 7}, "`input` is wrong"),
+        ({"input": ["good", None]}, "`input[1]` is wrong"),
+        ({}, "`input` is missing"),
+        ({"input": "good", "model": "tokens"}, "a vector for each token"),
+        ({"input": "good", "model": "classes"}, "for text-classification"),
+    ],
+)
+def test_wrong_bodies_are_bad_requests(api: Send, body: dict[str, Any], message: str) -> None:
+    """What is 422 elsewhere is 400 in OpenAI's API, which its clients raise as BadRequestError; the message stands at `error.message`."""
+    assert message in wrong(api, **body)
+
+
+def test_a_model_of_openai_is_not_found(api: Send) -> None:
+    """Only loaded models have a name; the message lists them."""
+    message = failed(post(api, {"input": "a", "model": "text-embedding-3-small"}, path=EMBEDDINGS), 404, "not_found_error", "not_found")
+
+    assert "no model `text-embedding-3-small` is loaded; there is classes, ranker, tokens, vectors." == message
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind", "code"),
+    [
+        ("GET", "/v1/nowhere", b"", 404, "not_found_error", "not_found"),
+        ("POST", "/v1/chat/completions", b"{}", 404, "not_found_error", "not_found"),
+        ("GET", "/v1/models/nowhere", b"", 404, "not_found_error", "not_found"),
+        ("GET", EMBEDDINGS, b"", 405, "invalid_request_error", "method_not_allowed"),
+        ("POST", EMBEDDINGS, b"{", 400, "invalid_request_error", "malformed"),
+        ("POST", EMBEDDINGS, b" " * 9_000_000, 413, "invalid_request_error", "too_large"),
+        ("POST", EMBEDDINGS, b'{"input": [' + b'"a",' * 600 + b'"a"]}', 413, "invalid_request_error", "too_large"),
+    ],
+)
+def test_all_errors_below_v1_have_that_shape(api: Send, method: str, path: str, body: bytes, status: int, kind: str, code: str) -> None:
+    """Whoever found the error: the router, the reading of the body, or the limits."""
+    failed(api(method, path, content=body), status, kind, code)
+
+
+def test_other_paths_keep_the_one_shape(api: Send) -> None:
+    """`error` is a text where clients of others read it: KServe's and Cohere's second version."""
+    for path in ("/v1/models/nowhere:predict", "/v2/rerank", "/v1beta", "/v1"):
+        assert isinstance(post(api, {}, path=path).json()["error"], str), path
+
+
+def test_a_refused_key_has_that_shape(models: Path) -> None:
+    """A request without a key, which no route has seen, too."""
+    access = Access(keys(models.parent, "swordfish"))
+    answer = play(build(Settings(models=models)), lambda client: client.get("/v1/models"), access=access)
+
+    assert "Authorization" in failed(answer, 401, "authentication_error", "unauthorized")
+
+
+def test_models_are_listed(api: Send) -> None:
+    """As OpenAI's API lists them, with the keys of KServe's beside."""
+    listed = api("GET", "/v1/models").json()
+    one = api("GET", "/v1/models/vectors").json()
+
+    assert ["classes", "ranker", "tokens", "vectors"] == [model["id"] for model in listed["data"]] == listed["models"]
+    assert "list" == listed["object"]
+    assert isinstance(one.pop("created"), int)
+    expected = {"id": "vectors", "object": "model", "owned_by": "bertserve", "task": "feature-extraction", "name": "vectors", "ready": True}
+    assert expected == one
+
+
+@pytest.mark.parametrize("path", RERANKS)
+def test_documents_are_ranked_as_texts_are(api: Send, path: str) -> None:
+    """Scores and places are those of `/rerank`, the best `top_n` of them; what an object has beside its text comes back."""
+    texts = ["bad", "good film", "film"]
+    expected = answered(api, "/rerank", query="good", texts=texts)[:2]
+    documents = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, "film"]
+    found = answered(api, path, query="good", documents=documents, top_n=2, return_documents=True, model="ranker")
+
+    shown = [{"text": "bad", "id": 7}, {"text": "good film", "id": 8}, {"text": "film"}]
+    results = [{"index": each["index"], "relevance_score": each["score"], "document": shown[each["index"]]} for each in expected]
+    assert results == found.pop("results")
+    tokens = 3 * 4 + 4  # [CLS] good [SEP] and [SEP] around the texts
+    assert {
+        "model": "ranker",
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"tokens": {"input_tokens": tokens}},
+    } == {key: found[key] for key in ("model", "usage", "meta")}
+
+
+def test_an_answer_has_the_id_of_its_request(api: Send) -> None:
+    """The `id` of a ranking is the one in the header."""
+    answer = post(api, {"query": "good", "documents": ["bad"]}, path="/v2/rerank")
+
+    assert answer.json()["id"] == answer.headers["x-request-id"]
+    assert [{"index": 0}] == [{"index": each["index"]} for each in answer.json()["results"]]
+    assert [] == answered(api, "/v2/rerank", query="good", documents=[])["results"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"query": "good", "documents": ["a"], "top_k": 1}, "did you mean `top_n`?"),
+        ({"query": "good", "documents": ["a"], "top_n": 0}, "`top_n` is wrong"),
+        ({"query": "good", "documents": [{"title": "a"}]}, "`documents[0].text` is missing"),
+        ({"query": "good", "documents": "a"}, "`documents` is wrong"),
+        ({"query": "good", "documents": ["a", 1]}, "`documents[1]` is wrong: must be a text or an object with a `text`"),
+        ({"query": "good", "documents": ["a"], "max_tokens_per_doc": 100}, "the body takes no `max_tokens_per_doc`"),
+        ({"query": "good", "documents": ["a"], "model": "vectors"}, "for feature-extraction"),
+    ],
+)
+def test_wrong_rankings_are_refused(api: Send, body: dict[str, Any], message: str) -> None:
+    """What would be ignored, and what is no document, is an error that names it."""
+    assert message in wrong(api, "/v1/rerank", **body)
+
+
+@pytest.mark.parametrize("path", [EMBEDDINGS, *RERANKS])
+def test_limits_hold(tmp_path: Path, path: str) -> None:
+    """Inputs and characters are limited as everywhere, and the message names the field."""
+    tiny.bundle(tmp_path, "vectors", task="feature-extraction")
+    tiny.bundle(tmp_path, "ranker", labels=("LABEL_0",), activation="none")
+    field = "input" if path == EMBEDDINGS else "documents"
+    query = {} if path == EMBEDDINGS else {"query": "good"}
+
+    def message(texts: list[str]) -> str:
+        answer = call(tmp_path, "POST", path, settings={"max_inputs": 2, "max_chars": 9}, json=query | {field: texts})
+        assert 413 == answer.status_code
+        error = answer.json()["error"]
+        return str(error if isinstance(error, str) else error["message"])
+
+    assert f"`{field}` has 3 items and 2 are allowed" in message(["a"] * 3)
+    assert "the text has 10 characters and 9 are allowed" in message(["a", "b" * 10])

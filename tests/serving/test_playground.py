@@ -1,0 +1,72 @@
+"""The playground: its files, and what keeps them to this service. What the page does in a browser is tested in tests/clients."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+
+from application import call, play
+from service.http import playground
+from service.serving.build import build
+from service.settings import Settings
+from service.tasks.catalog import TASKS
+
+FOLDER = Path(playground.__file__).parent
+
+
+def test_the_page_and_all_that_it_refers_to_come_from_here(models: Path) -> None:
+    """By addresses relative to the page, each of the type that a browser asks for."""
+
+    async def check(client: httpx.AsyncClient) -> dict[str, tuple[int, str]]:
+        page = (await client.get("/")).text
+        scripts = [name for name in playground.FILES if name.endswith(".js")]
+        asked = re.findall(r"""(?:src|href)="([^"#][^"]*)\"""", page) + [f"playground/{name}" for name in scripts]
+        found = {}
+        for file in asked:
+            if not file.startswith("data:"):
+                response = await client.get(httpx.URL("http://test/").join(file))
+                found[file] = response.status_code, response.headers["content-type"].partition(";")[0]
+        return found
+
+    found = play(build(Settings(models=models)), check)
+
+    assert {200} == {status for status, _ in found.values()}
+    assert ("text/css", "text/javascript") == (found["playground/playground.css"][1], found["playground/playground.js"][1])
+    assert [] == [file for file in found if file.startswith(("http:", "https:", "//", "/"))]
+
+
+def test_nothing_is_loaded_from_outside(models: Path) -> None:
+    """No file names another host, and the page's policy would not let it."""
+    policy = call(models, "GET", "/").headers["content-security-policy"]
+    addresses = {
+        address for file in FOLDER.iterdir() if file.is_file() for address in re.findall(r"https?://[^\s\"']+", file.read_text("utf-8"))
+    }
+
+    assert {"http://www.w3.org/2000/svg"} == addresses  # the name of a namespace
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+def test_modules_import_what_is_there() -> None:
+    """Each script imports files that are served, and names that these export."""
+    for name in playground.FILES:
+        text = (FOLDER / name).read_text("utf-8")
+        for names, file in re.findall(r'import \{ ([^}]+) \} from "./([^"]+)"', text):
+            assert file in playground.FILES
+            exported = re.findall(r"export function (\w+)", (FOLDER / file).read_text("utf-8"))
+            assert [] == [each for each in names.split(", ") if each not in exported]
+
+
+def test_every_task_has_a_form() -> None:
+    """A new task gets one."""
+    forms = re.findall(r'^  "(/[\w-]+)": \{', (FOLDER / "playground.js").read_text("utf-8"), re.MULTILINE)
+
+    assert {f"/{spec.path}" for spec in TASKS.values()} <= set(forms)
+
+
+def test_texts_are_only_put_into_text_nodes() -> None:
+    """A label or a text with markup is shown and does nothing."""
+    for name in playground.FILES:
+        assert re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", (FOLDER / name).read_text("utf-8")) is None

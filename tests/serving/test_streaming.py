@@ -1,0 +1,400 @@
+"""JSON Lines: answers in order, line by line, with back pressure; what fails is a line, and hanging up gives up what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import slow
+from application import assert_same, call, faked, play, rejected
+from fakes import FakeEngine
+from service.http.app import create_app
+from service.http.streaming import LineCutter, LineStream
+from service.serving.build import AppState, build
+from service.settings import Settings
+
+LINES = {"content-type": "application/x-ndjson"}
+Serve = Callable[..., Any]
+HEAD = b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def written(*bodies: Any) -> bytes:
+    """Returns bodies as JSON Lines."""
+    return b"".join(json.dumps(body).encode() + b"\n" for body in bodies)
+
+
+def read(response: httpx.Response) -> list[Any]:
+    """Returns the answers of a stream."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    assert response.text.endswith("\n") or not response.text
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def streamed(models: Path, content: bytes, *, path: str = "/classify", settings: Any = None, headers: Any = LINES) -> list[Any]:
+    """Returns the answers to a stream."""
+    return read(call(models, "POST", path, content=content, headers=headers, settings=settings))
+
+
+@pytest.mark.parametrize("path", ["/classify", "/models/tiny", "/invocations", "/"])
+def test_each_line_is_answered_in_order(models: Path, path: str) -> None:
+    """With what its body alone is answered with, lists and parameters included."""
+    bodies = [{"inputs": "good " * (i % 7)} for i in range(50)] + [{"inputs": ["a", "b"], "parameters": {"top_k": 1}}]
+    expected = [call(models, "POST", path, json=body).json() for body in bodies]
+
+    assert_same(expected, streamed(models, written(*bodies), path=path))
+
+
+@pytest.mark.parametrize("kind", ["application/jsonl", "application/x-ndjson; charset=utf-8", "Application/JSONLines"])
+def test_a_stream_is_known_by_its_content_type(models: Path, kind: str) -> None:
+    """By each of the names that it has; any other body is one body."""
+    assert 2 == len(streamed(models, written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": kind}))
+    answer = call(models, "POST", "/classify", content=written({"inputs": "a"}, {"inputs": "b"}), headers={"content-type": "text/plain"})
+    rejected(answer, 400, "malformed")
+
+
+@pytest.mark.parametrize(
+    ("content", "answers"), [(b"", 0), (b"\n\r\n  \n", 0), (b'{"inputs": "a"}', 1), (b'\n{"inputs": "a"}\r\n\n{"inputs": "b"}', 2)]
+)
+def test_blank_lines_are_none_and_the_last_needs_no_end(models: Path, content: bytes, answers: int) -> None:
+    """A last line without a newline is one, and a stream without lines has no answers."""
+    assert answers == len(streamed(models, content))
+
+
+def test_a_line_that_fails_is_an_error_in_its_place(models: Path) -> None:
+    """The stream goes on behind it; each error has the one shape, and its status is counted."""
+    lines = [
+        b'{"inputs": "a"}',
+        b"{",
+        b'{"inputs": 1}',
+        b'{"inputs": "a", "model": "none"}',
+        b'{"inputs": "%s"}' % (b"b" * 2000),
+        b'{"inputs": "b"}',
+    ]
+    settings = {"max_body_bytes": 1024, "max_chars": 1024, "timeout_ms": 9000}
+    found = streamed(models, b"\n".join(lines), settings=settings)
+
+    assert [None, "malformed", "invalid_value", "not_found", "too_large", None] == [
+        each["error_type"] if isinstance(each, dict) else None for each in found
+    ]
+    assert [["error", "error_type", "request_id"]] * 4 == [sorted(each) for each in found[1:5]]
+    assert "the line has more than 1024 bytes" in found[4]["error"]
+    page = call(models, "GET", "/metrics", settings=settings).text
+    counted = {
+        status: f'bertserve_requests_total{{model="{model}",status="{status}",task="text-classification"}}'
+        for status, model in ((200, "tiny"), (404, "unknown"), (413, "unknown"))
+    }
+    assert ["2.0", "1.0", "1.0"] == [
+        line.rsplit(" ", 1)[1] for metric in counted.values() for line in page.splitlines() if line.startswith(metric)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "kind"),
+    [
+        ("/models/none", {}, 404, "not_found"),
+        ("/classify?model=tiny", {}, 422, "invalid_value"),
+        ("/classify", {"content-encoding": "gzip"}, 415, "content_encoding"),
+        ("/classify", {"x-request-timeout-ms": "soon"}, 422, "invalid_value"),
+    ],
+)
+def test_what_is_wrong_with_all_lines_has_a_status(models: Path, path: str, headers: dict[str, str], status: int, kind: str) -> None:
+    """It is said once, before the first line."""
+    rejected(call(models, "POST", path, content=written({"inputs": "a"}), headers=LINES | headers), status, kind)
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_chunks_may_end_anywhere(size: int) -> None:
+    """Lines are the same however they come; of one that is too long a byte over the limit is kept."""
+    content = b"one\n\n two \r\n" + b"x" * 100 + b"\n  \nthree\nlast"
+    cutter = LineCutter(10)
+    lines = [line for i in range(0, len(content), size) for line in cutter.feed(content[i : i + size])]
+
+    assert [b"one", b" two \r", b"x" * 11, b"three", b"last"] == [*lines, cutter.end()]
+
+
+class Client:
+    """One side of a stream without a server between: what was taken of its body, what it got, and whether it reads."""
+
+    def __init__(self, chunks: list[bytes]) -> None:
+        self.chunks = chunks
+        self.taken = 0
+        self.answers: list[bytes] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.gone = asyncio.Event()
+
+    async def receive(self) -> Any:
+        """Gives the next chunk, or when there is none waits until the client hangs up."""
+        if self.taken == len(self.chunks):
+            await self.gone.wait()
+            return {"type": "http.disconnect"}
+        self.taken += 1
+        return {"type": "http.request", "body": self.chunks[self.taken - 1], "more_body": self.taken < len(self.chunks)}
+
+    async def send(self, message: Any) -> None:
+        """Takes an answer, once the client reads."""
+        await self.reads.wait()
+        if message.get("body"):
+            self.answers.append(message["body"])
+
+
+async def settle() -> None:
+    """Lets everything run that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+def stream_of(client: Client, answer: Any, *, max_jobs: int = 4, max_bytes: int = 100) -> LineStream:
+    """Returns the stream of a client."""
+    return LineStream({}, client.receive, answer, max_jobs=max_jobs, max_bytes=max_bytes)
+
+
+def test_no_more_is_read_than_is_under_way() -> None:
+    """Of a thousand chunks of a line those under way are taken, one that waits for room and two ahead; each answer lets one more in."""
+
+    async def check() -> None:
+        client, gates = Client([b"%d\n" % i for i in range(1000)]), [asyncio.Event() for _ in range(1000)]
+        started: list[int] = []
+
+        async def answer(line: bytes) -> bytes:
+            started.append(int(line))
+            await gates[int(line)].wait()
+            return line
+
+        running = asyncio.create_task(stream_of(client, answer)(client.send))
+        await settle()
+        assert (4, 7) == (len(started), client.taken)
+        gates[1].set()
+        await settle()
+        assert ([], 7) == (client.answers, client.taken)  # the answer before it is missing
+        gates[0].set()
+        await settle()
+        assert ([b"0\n", b"1\n"], 9, 6) == (client.answers, client.taken, len(started))
+        for gate in gates:
+            gate.set()
+        await running
+        assert [b"%d\n" % i for i in range(1000)] == client.answers
+
+    asyncio.run(check())
+
+
+def test_a_client_that_does_not_read_holds_its_stream() -> None:
+    """Answers that it does not take count as under way."""
+
+    async def check() -> None:
+        client = Client([b"%d\n" % i for i in range(1000)])
+        client.reads.clear()
+        started = 0
+
+        async def answer(line: bytes) -> bytes:
+            nonlocal started
+            started += 1
+            return line
+
+        running = asyncio.create_task(stream_of(client, answer)(client.send))
+        await settle()
+        assert 4 == started
+        assert client.taken <= 7
+        client.reads.set()
+        await running
+        assert 1000 == started == len(client.answers)
+
+    asyncio.run(check())
+
+
+def test_long_lines_are_fewer_at_once() -> None:
+    """All that is under way has no more bytes than one line may have."""
+
+    async def check() -> None:
+        client, most, now = Client([b"x" * 40 + b"\n"] * 20 + [b"y" * 100 + b"\n"] * 3), 0, 0
+
+        async def answer(line: bytes) -> bytes:
+            nonlocal most, now
+            now += len(line)
+            most = max(most, now)
+            await asyncio.sleep(0)
+            now -= len(line)
+            return b""
+
+        await stream_of(client, answer)(client.send)
+        assert (100, 23) == (most, len(client.answers))
+
+    asyncio.run(check())
+
+
+def test_hanging_up_gives_up_what_waits(models: Path) -> None:
+    """The jobs that are under way leave the queue and count as cancelled; no other is started."""
+    engine = FakeEngine()
+    service = faked(models, engine)
+    client_lines = written(*({"inputs": "good"} for _ in range(200)))
+
+    async def check() -> None:
+        service.scheduler.start()
+        app, client = create_app(service), Client([client_lines])
+        engine.gate.clear()
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/classify",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/x-ndjson")],
+        }
+        running = asyncio.create_task(app(scope, client.receive, client.send))
+        await asyncio.to_thread(engine.entered.acquire)
+        client.gone.set()
+        await asyncio.wait_for(running, 5)
+        engine.gate.set()
+        await service.scheduler.stop(5)
+
+    asyncio.run(check())
+    page = service.metrics.page().decode()
+    assert 'bertserve_cancelled_total{model="tiny",task="text-classification"} 32.0' in page
+    assert 'bertserve_requests_total{model="tiny",status="499",task="text-classification"} 32.0' in page
+
+
+def test_a_full_queue_is_waited_for(models: Path) -> None:
+    """Lines that find no room are asked again, and are no refusals in the metrics."""
+    content = written(*({"inputs": "good " * 12} for _ in range(64)))
+    settings = {"max_queue_tokens": 64, "max_batch_tokens": 64}
+
+    assert [list] * 64 == [type(answer) for answer in streamed(models, content, settings=settings)]
+    page = call(models, "GET", "/metrics", settings=settings).text
+    assert [] == [line for line in page.splitlines() if line.startswith("bertserve_refused_total") and not line.endswith(" 0.0")]
+
+
+def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:
+    """A line that finds no room in time is refused, and the stream goes on."""
+    engine = FakeEngine()
+    service = faked(models, engine, max_queue_tokens=64)
+
+    async def check(client: httpx.AsyncClient) -> list[Any]:
+        engine.gate.clear()
+        running = asyncio.ensure_future(client.post("/classify", json={"inputs": "good"}))
+        await asyncio.to_thread(engine.entered.acquire)
+        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["good " * 26] * 2}))
+        await settle()
+        found = await client.post(
+            "/classify", content=written({"inputs": "good " * 26}, {"inputs": 1}), headers=LINES | {"x-request-timeout-ms": "200"}
+        )
+        engine.gate.set()
+        await asyncio.gather(running, waiting)
+        return read(found)
+
+    assert ["overloaded", "invalid_value"] == [answer["error_type"] for answer in play(service, check)]
+
+
+def test_a_failure_of_the_service_is_logged(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With its place; errors of callers are in their answers alone."""
+    service: AppState = build(Settings(models=models))
+    model = service.registry.get("tiny")
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("swordfish")
+
+    model.predict = broken  # type: ignore[method-assign]
+    answer = play(service, lambda client: client.post("/classify", content=written({"inputs": "a"}, {"inputs": 1}), headers=LINES))
+
+    assert ["internal", "invalid_value"] == [each["error_type"] for each in read(answer)]
+    assert 1 == len(caplog.records)
+    assert "RuntimeError" in caplog.text and "swordfish" not in caplog.text
+
+
+def test_answers_come_while_the_body_is_sent(models: Path, serve: Serve) -> None:
+    """Over a true connection: a client that waits for an answer before it sends the next line gets it, and the connection is kept."""
+    with serve(models) as served:
+        host, _, port = served.url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client, client.makefile("rb") as answers:
+            client.sendall(HEAD)
+            line = b'{"inputs": "good"}\n'
+            client.sendall(b"%x\r\n%s\r\n" % (len(line), line))
+            head = b"".join(iter(answers.readline, b"\r\n"))
+            assert b"200 OK" in head and b"transfer-encoding: chunked" in head
+            for _ in range(3):
+                size = int(answers.readline(), 16)
+                assert b"label" in answers.read(size + 2)
+                client.sendall(b"%x\r\n%s\r\n" % (len(line), line))
+            client.sendall(b"0\r\n\r\n")
+            rest = answers.readline(), answers.read(size + 2), answers.readline(), answers.readline()
+            assert b"0\r\n" == rest[2]
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert b"200 OK" in answers.readline()
+
+
+def test_a_large_stream_over_httpx(models: Path, serve: Serve) -> None:
+    """Thousands of lines from a generator, which httpx sends in chunks; the limit of a body is that of a line."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        for i in range(5000):
+            yield written({"inputs": f"good film {i}"})
+
+    async def check(url: str) -> int:
+        async with (
+            httpx.AsyncClient(trust_env=False, timeout=60) as client,
+            client.stream("POST", f"{url}/classify", content=lines(), headers=LINES) as response,
+        ):
+            return len([json.loads(line) async for line in response.aiter_lines()])
+
+    with serve(models, "--max-body-bytes", "4096", "--max-chars", "4096") as served:
+        assert 5000 == asyncio.run(check(served.url))
+
+
+def test_a_slow_sender_is_cut_off(models: Path, serve: Serve) -> None:
+    """Time counts against the sender while nothing of his is unanswered: then less than --min-body-rate ends the stream."""
+    with serve(models, "--body-timeout-s", "1") as served:
+        host, _, port = served.url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            client.sendall(HEAD)
+            client.sendall(b'13\r\n{"inputs": "good"}\n\r\n')
+            received, end = b"", time.monotonic() + 20
+            while (more := client.recv(65536)) and time.monotonic() < end:
+                received += more
+        assert b"label" in received
+        assert not received.endswith(b"0\r\n\r\n")  # it was cut off, and says so
+        page = httpx.get(f"{served.url}/metrics", trust_env=False).text
+    assert 'bertserve_connections_closed_total{reason="body_timeout"} 1.0' in page
+
+
+@pytest.mark.full_grid
+def test_a_slow_model_cuts_nobody_off(tmp_path: Path, serve: Serve) -> None:
+    """While lines of his are unanswered a client need not send: what takes so long is the service's."""
+    slow.hanging_bundle(tmp_path, turns=2 * slow.SECOND)
+    with serve(tmp_path, "--body-timeout-s", "1", "--lanes", "1") as served:
+        host, _, port = served.url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client, client.makefile("rb") as answers:
+            client.sendall(HEAD)
+            lines, end = written(*({"inputs": "dull"} for _ in range(20))), time.monotonic() + 4
+            while time.monotonic() < end:
+                client.sendall(b"%x\r\n%s\r\n" % (len(lines), lines))
+                received = b""
+                while received.count(b"label") < 20 * 3:
+                    line = answers.readline()
+                    assert line, "the stream was cut off"
+                    received += line
+
+
+@pytest.mark.full_grid
+def test_a_client_that_hangs_up_leaves_the_queue(tmp_path: Path, serve: Serve) -> None:
+    """Over a true connection, in the middle of its body: of its lines only the one that runs is left."""
+    slow.hanging_bundle(tmp_path, turns=4 * slow.SECOND)
+    with serve(tmp_path, "--lanes", "1") as served:
+        host, _, port = served.url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as client:
+            lines = written(*({"inputs": "dull"} for _ in range(100)))
+            client.sendall(HEAD + b"%x\r\n%s\r\n" % (len(lines), lines))
+            time.sleep(0.5)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wanted, end = 'bertserve_cancelled_total{model="hanging",task="text-classification"} 32.0', time.monotonic() + 20
+        while wanted not in (page := httpx.get(f"{served.url}/metrics", trust_env=False).text):
+            assert time.monotonic() < end, page
+            time.sleep(0.05)
+        assert "bertserve_queue_entries 0.0" in page

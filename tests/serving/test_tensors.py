@@ -1,0 +1,106 @@
+"""Bodies of the Open Inference Protocol: whatever bytes come, they are read, or refused with an error of the caller's."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.errors import CallerError, InvalidValueError
+from service.wire.call import Content
+from service.wire.infer_body import read_infer_body, write_infer_answer
+from service.wire.tensors import Output, Tensor
+
+TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=9)
+
+
+def packed(texts: list[str]) -> bytes:
+    """Returns texts in their binary form."""
+    return b"".join(struct.pack("<I", len(text.encode())) + text.encode() for text in texts)
+
+
+@given(TEXTS)
+def test_binary_texts_come_back(texts: list[str]) -> None:
+    """What an answer packs, a request reads, whatever the texts are."""
+    data = Output(np.array(texts, object), binary=True).packed()
+
+    assert packed(texts) == data
+    assert texts == Tensor("a", "BYTES", (len(texts), 1), memoryview(data)).texts()
+
+
+@given(
+    st.binary(max_size=64),
+    st.lists(st.integers(0, 2**40), min_size=1, max_size=3),
+    st.sampled_from(["BYTES", "INT64", "INT32", "BOOL", "FP32"]),
+)
+def test_any_bytes_are_read_or_refused(data: bytes, shape: list[int], datatype: str) -> None:
+    """They make exactly the values that the shape says, or InvalidValueError; in no time, whatever the shape is."""
+    tensor = Tensor("a", datatype, tuple(shape), memoryview(data))
+    for read in (tensor.texts, lambda: tensor.integers("INT64", "INT32", "BOOL")):
+        try:
+            found = read()
+        except InvalidValueError:
+            continue
+        assert math.prod(shape) == np.size(found)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "shape", "datatype", "data", "parameters"]), inner)
+    ),
+    max_leaves=9,
+)
+TENSOR = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["inputs", "a"]) | JSON,
+        "shape": st.lists(st.integers(-1, 3), max_size=3) | JSON,
+        "datatype": st.sampled_from(["BYTES", "INT64"]) | JSON,
+    },
+    optional={"data": JSON, "parameters": st.fixed_dictionaries({"binary_data_size": st.integers(-1, 9) | JSON}) | JSON},
+)
+
+
+@given(st.fixed_dictionaries({"inputs": st.lists(TENSOR, max_size=3) | JSON}), st.binary(max_size=16), st.integers(-20, 3) | st.none())
+def test_any_body_is_read_or_refused(value: Any, rest: bytes, off: int | None) -> None:
+    """Wrong types, wrong lengths and wrong headers are all the caller's errors."""
+    head = json.dumps(value).encode()
+    try:
+        _, tensors = read_infer_body(head + rest, None if off is None else str(len(head) + off))
+        for tensor in tensors.values():
+            tensor.texts() if tensor.datatype == "BYTES" else tensor.integers("INT64")
+    except CallerError as error:
+        assert error.message
+
+
+@given(st.binary(max_size=40), st.text(max_size=6))
+def test_any_bytes_at_all_are_refused(raw: bytes, header: str) -> None:
+    """They are no JSON of the protocol."""
+    for length in (None, header):
+        with pytest.raises(CallerError):
+            read_infer_body(raw, length)
+
+
+def test_an_answer_may_have_both_forms() -> None:
+    """Binary outputs follow the JSON, whose length is in the header; the others are in it."""
+    outputs = {
+        "a": Output(np.array([[1, 2], [3, 4]], np.float32), binary=True),
+        "b": Output(np.array([5], np.int64), binary=False),
+        "c": Output(np.array(["x", "é"], object), binary=True),
+    }
+    answer = write_infer_answer({"model_name": "m"}, outputs)
+
+    assert isinstance(answer, Content)
+    size = int(answer.headers["inference-header-content-length"])
+    assert [
+        {"name": "a", "datatype": "FP32", "shape": [2, 2], "parameters": {"binary_data_size": 16}},
+        {"name": "b", "datatype": "INT64", "shape": [1], "data": [5]},
+        {"name": "c", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 11}},
+    ] == json.loads(answer.data[:size])["outputs"]
+    assert struct.pack("<4f", 1, 2, 3, 4) + packed(["x", "é"]) == answer.data[size:]
