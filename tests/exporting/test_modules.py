@@ -212,7 +212,7 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
         (('"labels": LABELS', '"labels": []'), "`labels` of the module of .* needs them"),
         (('"labels": LABELS', '"labels": ["A", "A", "B", "C", "D"]'), "are not distinct names"),
         (('"labels": LABELS', '"labels": ["A", "B"]'), r"gives `logits` of torch.float32 \[2, 5, 5\].*wants torch.float32 \[2, 5, 2\]"),
-        (('"pad_token": "[PAD]"', '"pad_token": "<pad>"'), "`pad_token` of the module is `<pad>`, which the tokenizer .* does not have"),
+        (('"pad_token": "[PAD]"', '"pad_token": "<none>"'), "`pad_token` of the module is `<none>`, which the tokenizer .* does not have"),
         (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "the tokenizer `.*none.json` of the module cannot be read"),
         (('"max_length": 128', '"max_length": 2'), "`max_length` of the module of .* is 2"),
         (('"max_length": 128', '"maximum": 128'), "returned a dictionary that is no ModuleSpec: .*maximum"),
@@ -230,6 +230,7 @@ def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], mess
     path = Path(reference.removesuffix(":make"))
     code = path.read_text(encoding="utf-8")
     assert change[0] in code
+    assert len(change[0]) != len(change[1])  # Python goes by seconds and size, and would run what it compiled for `example`
     path.write_text(code.replace(*change), encoding="utf-8")
 
     with pytest.raises(CheckpointError, match=message):
