@@ -60,12 +60,14 @@ class Family:
         tokenizer: Makes its tokenizer.
         fields: Fields of the configuration that are not the usual sizes, or not under their usual names; None for one that it has not.
         offset: Rows of the position table that texts do not use.
+        word_scale: How much larger its words are, where a text's random vector would hardly differ from another's.
     """
 
     config: type
     tokenizer: Callable[[], Any]
     fields: dict[str, Any] = field(default_factory=dict)
     offset: int = 0
+    word_scale: float = 1
 
     def architecture(self, task: str) -> str | None:
         """Returns the class that transformers has for a head, or None."""
@@ -78,7 +80,9 @@ class Family:
         sizes = {"max_position_embeddings": LENGTH + self.offset, **SIZES, **naming(LABELS[task]), **ids}
         given = {**sizes, "vocab_size": len(tokenizer), **self.fields, **fields}
         config = self.config(**{name: value for name, value in given.items() if value is not None or name in ids})
-        save_random(path, getattr(transformers, str(self.architecture(task))), config, word_scale=WORD_SCALES.get(task, 1))
+        save_random(
+            path, getattr(transformers, str(self.architecture(task))), config, word_scale=max(self.word_scale, WORD_SCALES.get(task, 1))
+        )
         tokenizer.save_pretrained(path)
         return path
 
@@ -350,7 +354,9 @@ FAMILIES: dict[str, Family] = {
         ),
         {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64, "max_position_embeddings": None},
     ),
-    "XLM": Family(transformers.XLMConfig, xlm_tokenizer, {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "pad_index": 2, "mask_index": 5}),
+    "XLM": Family(
+        transformers.XLMConfig, xlm_tokenizer, {"emb_dim": 32, "n_layers": 2, "n_heads": 4, "pad_index": 2, "mask_index": 5}, word_scale=2
+    ),
     "GPT": Family(transformers.OpenAIGPTConfig, gpt_tokenizer, {"n_embd": 32, "n_layer": 2, "n_head": 4}),
     "GPT-2": Family(transformers.GPT2Config, gpt2_tokenizer, {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 64}),
     "LLaMA": Family(transformers.LlamaConfig, llama_tokenizer, {"num_key_value_heads": 2}),

@@ -13,13 +13,9 @@ import service.cli
 from export.evidence.parity import MAX_ABS_ERROR
 from families import CASES, FAMILIES, HEADS, LENGTH, SAMPLE, SAMPLED
 from family_table import DOCUMENT, ROUNDING, read, rounded_up, write
-from grid import Measured, measure
+from grid import Measured, measure, most_of_int8
 
 pytestmark = pytest.mark.torch
-
-# of random weights, whose logits have no margins; the embedded models are at 0.006 to 0.033
-MAX_INT8 = 0.5
-MAX_INT8_OF_ONE = 1.5  # of one logit, which differs from text to text alone, and not from label to label
 
 
 def silent(line: str) -> None:
@@ -61,11 +57,10 @@ def test_neighbors_move_nothing(measured: tuple[str, str, Measured]) -> None:
 
 def test_int8_stays_near(measured: tuple[str, str, Measured]) -> None:
     """Products are in int8, and what that does to the outputs is a part of what they vary by, on other texts too."""
-    found, of_one = measured[2], measured[1] == "multiple-choice"
-    most = MAX_INT8_OF_ONE if of_one else MAX_INT8
+    found, most = measured[2], most_of_int8(measured[1])
     evidence = found.manifest.graphs[1].evidence
 
-    assert evidence.quantized["MatMulIntegerToFloat"] >= 1 + (not of_one)
+    assert evidence.quantized["MatMulIntegerToFloat"] >= 1 + (measured[1] != "multiple-choice")
     assert 0 < found.on_validation < most
     assert 0 < found.int8 < most
 
