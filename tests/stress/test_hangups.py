@@ -43,7 +43,7 @@ def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., 
         for _ in range(WAVES):
             waited.append(wave(served))
             memory.append(memory_mib(served))
-        wait_until(lambda: descriptors(served) == held)
+        wait_until(lambda: descriptors(served) <= held)  # the connection of the page may still have been closing
         assert threads(served) < working + PAGE_THREADS
         assert_lanes_live(served)
         show(f"rows run for {WAVES} times {CLIENTS} clients that left while they waited, bar 0", "0")
