@@ -385,12 +385,12 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 CASES = [(name, task) for name, family in FAMILIES.items() for task in ALL_HEADS if family.architecture(task)]
-# Behind these an export is slow, or test_decoders.py has its graphs: `make test` leaves them out.
-SAMPLED = [name for name in FAMILIES if name not in ("XLM", "GPT", "LLaMA", "BART", "T5")]
+# Behind these an export is slow, or test_decoders.py has its graphs, or another has the same class: `make test` leaves them out.
+SAMPLED = [name for name in FAMILIES if name not in ("DeBERTa v2", "XLM", "GPT", "LLaMA", "BART", "T5")]
 # What `make test` exports of these, where `make test-all` exports them all: BERT with every head, each other family with one, in turn (by
-# threes, so that each head has three families).
+# twos, so that each head has three families).
 SAMPLE = {(name, task) for name, task in CASES if name == "BERT" and task in HEADS} | {
-    (name, heads[3 * i % len(heads)])
+    (name, heads[(2 * i + 3) % len(heads)])
     for i, name in enumerate(SAMPLED)
     if (heads := [task for family, task in CASES if family == name and task in HEADS]) and name != "BERT"
 }

@@ -319,7 +319,9 @@ def moved(source: Path, folder: str = "0_Transformer", length_file: str = "sente
     return source
 
 
-@pytest.mark.parametrize("length_file", ["sentence_bert_config.json", "sentence_distilbert_config.json"])
+@pytest.mark.parametrize(
+    "length_file", ["sentence_bert_config.json", pytest.param("sentence_distilbert_config.json", marks=pytest.mark.full_grid)]
+)
 def test_a_model_in_its_own_folder_is_found(tmp_path: Path, length_file: str) -> None:
     """Weights, tokenizer, length, pooling, prompts, digest and card are those of the same checkpoint in one folder, and so are its vectors."""
     flat = sentence_transformers(encoder(tmp_path), "Transformer", "Pooling", "Normalize", max_length=48)

@@ -335,7 +335,7 @@ def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None
     ("stage", "number"),
     [
         ("cpu.ort_fusion.fuse", signal.SIGINT),
-        ("cpu.ort_fusion.fuse", signal.SIGTERM),
+        pytest.param("cpu.ort_fusion.fuse", signal.SIGTERM, marks=pytest.mark.full_grid),
         ("bundle.package.model_card", signal.SIGTERM),
     ],
 )

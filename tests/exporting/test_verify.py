@@ -781,6 +781,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_with_1(
 
 
 @pytest.mark.torch
+@pytest.mark.full_grid
 def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As ./verify, or where the word is not the first."""
     from checkpoints import bert

@@ -14,7 +14,7 @@ import httpx
 from application import assert_same
 from conftest import ROOT
 
-CLIENTS = 32
+CLIENTS = 16
 TURNS = 1
 FILLER = "The river is long and the valley is wide. "
 TEXT = "Ada Lovelace wrote to Charles Babbage from London."

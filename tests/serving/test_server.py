@@ -6,14 +6,11 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,48 +77,6 @@ def hang_up_on(served: Any, body: Any) -> socket.socket:
     connection = socket.create_connection((host, int(port)))
     connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(raw), raw))
     return connection
-
-
-def start_lines(models: Path, *flags: str) -> list[str]:
-    """Starts a service of two models, ends it, and returns what it printed, after a look that it had nothing to complain of."""
-    command = [
-        str(Path(sys.executable).with_name("bert-serve")),
-        "serve",
-        "--models",
-        str(models),
-        "--port",
-        "0",
-        "--default",
-        "classify=tiny",
-        *flags,
-    ]
-    tiny.bundle(models, "other")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        lines = [process.stdout.readline() for _ in range(3)]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert process.stderr.read() == ""
-    return lines
-
-
-def test_the_start_says_models_address_and_time(models: Path) -> None:
-    """The service prints each model with the endpoints that use it, where it listens and how long it took, then runs until it is told to stop."""
-    lines = start_lines(models)
-    assert lines[:2] == ["  other: text-classification, cpu/fp32\n", "  tiny: text-classification, cpu/fp32, answers /classify\n"]
-    assert re.fullmatch(
-        r"bertserve \S+ listens on (http://127\.0\.0\.1:\d+), ready after \d+\.\d\d s; docs at \1/docs\n",
-        lines[2],
-    )
-
-
-def test_the_start_is_json_where_the_log_is(models: Path) -> None:
-    """Whoever collects stdout and stderr as one gets JSON alone, and the address as a field."""
-    lines = [json.loads(line) for line in start_lines(models, "--log-format", "json")]
-    assert [line["message"].split()[0] for line in lines] == ["other:", "tiny:", "bertserve"]
-    assert lines[2]["address"] in lines[2]["message"]
-    assert all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
 
 
 def test_clients_side_by_side_get_their_own_answers(service: Served) -> None:
@@ -241,59 +196,3 @@ def test_what_outlasts_the_grace_is_refused(slow_models: Path, serve: Serve) -> 
         for future in waiting:
             rejected(future.result(), 503, "unavailable")
         assert served.process.wait(10) == 0
-
-
-def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None:
-    """Ctrl-C ends the service cleanly, without a traceback."""
-    with serve(models) as served:
-        served.process.send_signal(signal.SIGINT)
-        served.process.wait(10)
-        assert "Traceback" not in served.log.read_text()
-
-
-def test_a_port_in_use_is_an_error(models: Path) -> None:
-    """A port that is taken ends the start with a code and a message that names it."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 1
-    assert str(port) in done.stderr
-    assert "in use" in done.stderr
-    assert "listens on" not in done.stdout
-    assert "Traceback" not in done.stderr
-
-
-def test_the_access_log_is_off_by_default(models: Path, serve: Serve) -> None:
-    """Without the flag a request that is answered leaves nothing in the log."""
-    with serve(models) as served, client_of(served) as client:
-        client.post("/classify", json={"inputs": "good"})
-    assert served.log.read_text() == ""
-
-
-def test_the_log_can_be_json(models: Path, serve: Serve) -> None:
-    """With both flags each request is a JSON object a line, without its text."""
-    with serve(models, "--access-log", "--log-format", "json") as served, client_of(served, **{"x-request-id": "r-7"}) as client:
-        client.post("/classify", json={"inputs": "swordfish"})
-        client.post("/classify", json={"inputs": ["swordfish", 1]})
-    log = served.log.read_text()
-    assert "swordfish" not in log
-    lines = [json.loads(line) for line in log.splitlines()]
-    asked = [(line["status"], line["request_id"], line["model"]) for line in lines if line["logger"] == "bertserve.access"]
-    assert asked == [(200, "r-7", "tiny"), (422, "r-7", "unknown")]
-    assert all(line["level"] in {"INFO", "WARNING"} and datetime.fromisoformat(line["time"]).tzinfo for line in lines)
-    access = [line for line in lines if line["logger"] == "bertserve.access"]
-    assert [(line["method"], line["path"]) for line in access] == [("POST", "/classify"), ("POST", "/classify")]
-    assert {"tokenize_ms", "queue_ms", "inference_ms", "decode_ms"} <= set(access[0])
-    assert [line["client"] for line in access] == ["127.0.0.1", "127.0.0.1"]
-
-
-def test_a_key_from_a_file_is_asked_for(models: Path, serve: Serve, tmp_path: Path) -> None:
-    """The key of `--api-key-file`, its line end not counted, opens the service, and is in no log."""
-    (tmp_path / "key").write_text("swordfish\n")
-    with serve(models, "--api-key-file", str(tmp_path / "key"), "--access-log") as served:
-        with client_of(served) as client:
-            rejected(client.post("/classify", json={"inputs": "good"}), 401, "unauthorized")
-        with client_of(served, authorization="Bearer swordfish") as client:
-            assert client.post("/classify", json={"inputs": "good"}).status_code == 200
-    assert "swordfish" not in served.log.read_text()

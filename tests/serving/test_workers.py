@@ -9,8 +9,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -83,18 +81,6 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < end, "it never came true"
         time.sleep(0.02)
-
-
-def failed(*flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs a start that must fail."""
-    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-
-def failed_with_one_and_two(*flags: str) -> list[subprocess.CompletedProcess[str]]:
-    """Runs a start that must fail with one worker, and with two."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(lambda workers: failed(*flags, *workers), ((), TWO)))
 
 
 @pytest.mark.parametrize(("total", "workers", "shares"), [(8, 2, [4, 4]), (3, 2, [2, 1]), (7, 4, [2, 2, 2, 1]), (5, 1, [5])])
@@ -328,7 +314,8 @@ def test_workers_that_cannot_be_replaced_end_the_service(models: Path, serve: Se
     assert "tokenizer.json" in log.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full_grid)])
+@pytest.mark.full_grid
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) -> None:
     """What was accepted by either worker is answered after the signal, even if the workers get it too, and the exit code is 0."""
     slow.bundle(tmp_path / "slow")
@@ -376,32 +363,6 @@ def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
         assert not reader.is_alive()
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url, trust_env=False)
-
-
-def test_a_broken_bundle_is_the_same_one_error_as_with_one_worker(models: Path) -> None:
-    """The start fails with the same line and code, said once."""
-    (models / "tiny/tokenizer.json").unlink()
-    one, two = failed_with_one_and_two("--models", str(models), "--port", "0")
-
-    assert (one.returncode, one.stdout, one.stderr) == (two.returncode, two.stdout, two.stderr)
-    assert 1 == len(two.stderr.splitlines())
-
-
-def test_a_wrong_setting_that_workers_find_is_wrong_usage(models: Path) -> None:
-    """An error of settings that only shows once models are loaded keeps its code."""
-    done = failed("--models", str(models), "--port", "0", *TWO, "--default", "classify=other")
-
-    assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
-
-
-def test_a_port_in_use_is_said_before_any_worker_starts(models: Path) -> None:
-    """A port that is taken ends the start with the message of one worker."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        one, two = failed_with_one_and_two("--models", str(models), "--port", port)
-
-    assert (1, one.stderr) == (two.returncode, two.stderr)
-    assert "in use" in two.stderr
 
 
 def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
