@@ -1,4 +1,4 @@
-"""The four plots of a report as SVG elements of the HTML page. Only this module imports matplotlib."""
+"""The five plots of a report as SVG elements of the HTML page. Only this module imports matplotlib."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def draw_plots(runs: Runs) -> dict[str, str]:
     """
     require_matplotlib()
     return {
-        "Throughput against latency": _figure(_throughput, runs),
+        "Latency against offered rate": _figure(_latency, runs),
+        "Answered against offered rate": _figure(_answered, runs),
         "Latency distribution": _figure(_distribution, runs),
         "Batch size": _figure(_batch_size, runs),
         "Padding share": _figure(_padding, runs),
@@ -73,21 +74,51 @@ def _targets(runs: Runs) -> list[tuple[str, Mapping[str, Any]]]:
     ]
 
 
-def _throughput(axes: Axes, runs: Runs) -> bool:
-    """Draws open loops as a curve over their rates, and closed loops as points. Returns whether there was anything to draw."""
+def is_open(run: Mapping[str, Any]) -> bool:
+    """Returns whether a run, in its JSON form, was an open loop, whose requests were due whatever the service did."""
+    return run["generator"]["late_p99_ms"] is not None
+
+
+def offered_rate(target: Mapping[str, Any]) -> float:
+    """Returns the requests a second that were due in the measured time; in a closed loop the service's own pace decides them."""
+    return float(target["requests"] / target["seconds"])
+
+
+def _latency(axes: Axes, runs: Runs) -> bool:
+    """Draws open loops as a curve over their rates, and closed loops as points. Returns whether there was anything to draw.
+
+    Over the rate that was answered the curve of an overload would turn back upon itself.
+    """
     drawn = False
     for open_loop, style in ((True, "o-"), (False, "s")):
-        chosen = [run for run in runs if (run["generator"]["late_p99_ms"] is not None) == open_loop]
-        points = [(target["rps"], target["latency"]) for _, target in _targets(chosen) if target["latency"]]
-        points.sort(key=lambda point: float(point[0]))
+        chosen = [run for run in runs if is_open(run) == open_loop]
+        points = [(offered_rate(target), target["latency"]) for _, target in _targets(chosen) if target["latency"]]
+        points.sort(key=lambda point: point[0])
         for color, name in enumerate(("p50_ms", "p90_ms", "p99_ms") if points else ()):
             label = f"{name.removesuffix('_ms')}, {'open' if open_loop else 'closed'} loop"
-            axes.plot([rps for rps, _ in points], [latency[name] for _, latency in points], style, color=f"C{color}", label=label)
+            axes.plot([rate for rate, _ in points], [latency[name] for _, latency in points], style, color=f"C{color}", label=label)
         drawn = drawn or bool(points)
     if drawn:
-        axes.set(xlabel="requests/s", ylabel="latency, ms", xlim=(0, None), ylim=(0, None))
+        # an overload takes seconds where the rates below it take milliseconds
+        axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))
+        axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7)
     return drawn
+
+
+def _answered(axes: Axes, runs: Runs) -> bool:
+    """Draws what was answered over what was offered; what lies below the diagonal was refused, failed or was not done in time."""
+    drawn = [(run, target) for run in runs for target in run["targets"] if target["requests"]]
+    for open_loop, style in ((True, "o"), (False, "s")):
+        points = [(offered_rate(target), target["rps"]) for run, target in drawn if is_open(run) == open_loop]
+        if points:
+            axes.plot(*zip(*points, strict=True), style, label=f"{'open' if open_loop else 'closed'} loop")
+    if drawn:
+        most = max(offered_rate(target) for _, target in drawn)
+        axes.plot([0, most], [0, most], "--", color="gray", linewidth=1, label="all answered")
+        axes.set(xlabel="requests/s offered", ylabel="requests/s answered with 200", xlim=(0, None), ylim=(0, None))
+        axes.legend(fontsize=7)
+    return bool(drawn)
 
 
 def _distribution(axes: Axes, runs: Runs) -> bool:

@@ -73,10 +73,10 @@ def test_a_load_reports_and_exits_with_0(written: Written) -> None:
 
 
 def test_a_page_stands_alone(written: Written) -> None:
-    """The HTML report has four plots without clashing ids, and refers to nothing outside itself."""
+    """The HTML report has five plots without clashing ids, and refers to nothing outside itself."""
     ids = re.findall(r' id="([^"]+)"', written.html)
 
-    assert 4 == written.html.count("<svg")
+    assert 5 == written.html.count("<svg")
     assert sorted(set(ids)) == sorted(ids)
     assert [] == re.findall(r"<(?:script|link|img)|@import|url\((?!#)", written.html)
 
@@ -97,7 +97,7 @@ def test_a_report_survives_json() -> None:
 
 def test_an_empty_report_has_a_page() -> None:
     """Plots without data say so."""
-    assert 4 == html_report.render_page([report.Report("closed", {}).document()]).count("nothing was measured")
+    assert 5 == html_report.render_page([report.Report("closed", {}).document()]).count("nothing was measured")
 
 
 def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:
@@ -109,8 +109,24 @@ def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:
     runs = ["closed, 16 connections", "round 1 maximum, 2 connections", "round 1 open, 732/s"]
     assert [1, 1, 1] == [page.count(f"<td>{name}</td>") for name in runs]
     assert "passed: queue_ratio &lt;= 1000, measured 1.89" in page
-    assert 4 == page.count("<svg")
+    assert 5 == page.count("<svg")
     assert "nothing was measured" not in page
+
+
+def test_open_loops_stand_by_their_rates(written: Written) -> None:
+    """After the closed ones, whatever the order in which a sweep tried them; with what was offered beside what was answered."""
+    document = json.loads(written.json)
+    (closed,) = document["runs"]
+    (target,) = closed["targets"]
+    late = closed["generator"] | {"late_p99_ms": 0.1, "warnings": ["late"]}
+    rates = {rate: target | {"requests": rate, "seconds": 1.0, "rps": rate / 2} for rate in (300, 100, 200)}
+    opened = [closed | {"name": f"open {rate}", "generator": late, "targets": [made]} for rate, made in rates.items()]
+    page = html_report.render_page([document | {"runs": [*opened, closed]}])
+
+    assert [closed["name"], "open 100", "open 200", "open 300"] == re.findall(r"<tr><td>([^<]*)</td>", page)
+    assert "<td>300</td><td>150</td>" in page
+    assert ["The generator warns of 3 of 4 runs, whose figures may be its own"] == re.findall(r'"warnings"><summary>([^<]*)<', page)
+    assert "<li>open 100: late</li><li>open 200: late</li><li>open 300: late</li>" in page
 
 
 def test_the_report_can_take_the_place_of_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
