@@ -16,13 +16,18 @@ from service.settings import setting_names
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / name
-    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *("models/README.md", *map(str, ROOT.glob("models/*/README.md"))))
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        *("examples/README.md", "models/README.md", *map(str, ROOT.glob("models/*/README.md"))),
+    )
 ]
 PAGES += sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 # what was measured on a day names what was there on that day
 CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 # flags of other programs that pages show
-OTHERS = {"--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--string-data", "--tmpfs"}
+OTHERS = {"--base", "--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--string-data", "--tmpfs"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
