@@ -141,7 +141,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
     """Writes graphs and tokenizer into the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
     raw = work / "raw.onnx"
-    with stage(progress, "trace", spec.tracer or " or ".join(trace.TRACERS)):
+    with stage(progress, "trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
         traced = trace.trace(checkpoint, raw, spec.tracer)
     checkpoint = replace(checkpoint, inputs=traced.inputs)
     with stage(progress, "optimize", f"cpu, from {traced.form}"):

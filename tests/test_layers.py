@@ -64,7 +64,7 @@ HOMES = {
     "huggingface_hub": {"export"},
     "onnx": {"export"},
     "onnx_ir": {"export"},
-    "threadpoolctl": {"export.int8.quantize"},
+    "threadpoolctl": {"export.product_threads"},
     "tqdm": {"export.progress"},
     "peft": {"export.checkpoint.lora"},
 }

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from export import parallel
 from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.signature import read_output
 from export.evidence.samples import sample_requests, text_requests
+from export.product_threads import one_thread_a_product
 from export.progress import track
 from service.bundle.graph_spec import Precision
 from service.bundle.manifest import SpecialPiece
@@ -36,7 +39,7 @@ class Reference:
     """
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
-        """Runs the requests through PyTorch, a window at a time.
+        """Runs the requests through PyTorch, a window alone and with one thread, so that its outputs are the same on any number of cores.
 
         Args:
             checkpoint: The checkpoint.
@@ -44,11 +47,12 @@ class Reference:
             texts: More of them, for int8.
         """
         self.requests = [*requests, *texts]
-        self.rows = [
-            [_run_window(checkpoint, window) for window in _windows(checkpoint, request)]
+        windows = [_windows(checkpoint, request) for request in self.requests]  # a tokenizer is for one thread
+        with one_thread_a_product():
+            rows = parallel.each(lambda window: _run_window(checkpoint, window), (window for request in windows for window in request))
             # a bar for a single request would be one for each line of a user's data
-            for request in (track(self.requests, "run PyTorch", unit="samples") if len(self.requests) > 1 else self.requests)
-        ]
+            numbers = track(windows, "run PyTorch", unit="samples") if len(windows) > 1 else windows
+            self.rows = [list(islice(rows, len(request))) for request in numbers]
         self.fixed = len(requests)
 
     def of(self, precision: Precision) -> Reference:
