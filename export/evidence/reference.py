@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.signature import read_output
+from export.evidence.attention_parity import AttentionSample, sample_attention
 from export.evidence.samples import sample_requests, text_requests
 from export.progress import track
 from service.bundle.graph_spec import Precision
@@ -33,6 +34,7 @@ class Reference:
         requests: The requests.
         rows: For each request the outputs of its windows, float32 by name.
         fixed: How many of them, the first ones, are for graphs of each precision; the others are ordinary texts.
+        attention: Its attention on a few texts, where graphs give it out.
     """
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
@@ -50,6 +52,7 @@ class Reference:
             for request in (track(self.requests, "run PyTorch", unit="samples") if len(self.requests) > 1 else self.requests)
         ]
         self.fixed = len(requests)
+        self.attention: Sequence[AttentionSample] = ()
 
     def of(self, precision: Precision) -> Reference:
         """Returns what a graph of a precision is compared with: of int8, whose answers may differ, all; of others the first requests."""
@@ -70,7 +73,9 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
     mask = checkpoint.mask.token if checkpoint.mask else None
     task, length, pairs_only = checkpoint.task, checkpoint.max_length, checkpoint.pairs_only
     fixed = sample_requests(task, length, mask, checkpoint.single, pairs_only=pairs_only)
-    return Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
+    reference = Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
+    reference.attention = sample_attention(checkpoint)
+    return reference
 
 
 def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]:
@@ -118,7 +123,7 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[st
     """Returns a window's outputs from PyTorch in the form of the engine's, float32 by name."""
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})
-    row = {spec.name: read_output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs}
+    row = {spec.name: read_output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs if spec.kind != "per_map"}
     if checkpoint.mask is not None:
         masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.mask.id]
         row = {name: values[masks] for name, values in row.items()}
