@@ -207,6 +207,7 @@ def _feed(encoding: Encoding, inputs: Sequence[InputSpec]) -> Feed:
         "type_ids": [encoding.type_ids],
         "mask_index": encoding.masks,
         "lengths": [len(encoding)],
+        "attention_index": np.zeros((0, 3)),
     }
     return {spec.name: np.array(values[spec.fill], dtype=spec.dtype) for spec in inputs}
 

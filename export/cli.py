@@ -53,7 +53,7 @@ def _export(argv: Sequence[str]) -> int:
     """Checks flags and packages before the export; returns the exit code."""
     parser = _parser()
     args = parser.parse_args(flags.join_negative_layers(argv))
-    if problem := _misused_module(args):
+    if problem := _misused_module(args) or _misused_attentions(args):
         parser.error(problem)
     try:
         choose_precisions(args.provider, args.precision)
@@ -91,6 +91,7 @@ def _run(args: argparse.Namespace) -> int:
         revision=args.revision,
         overwrite=args.overwrite,
         figures=args.figures,
+        attentions=args.attentions,
         **{
             name: value
             for name in ("calibration", "validation", "max_int8_error", "layers", "combine", "quick", "tracer")
@@ -135,6 +136,17 @@ def _misused_module(args: argparse.Namespace) -> str | None:
     return None
 
 
+def _misused_attentions(args: argparse.Namespace) -> str | None:
+    """Returns what is wrong with --attentions, or None."""
+    if args.attentions and args.module is not None:
+        return "argument --attentions: which outputs of a module are attention nothing says; leave it out with --module"
+    if args.attentions and args.provider != ("cpu",):
+        return (
+            f"argument --attentions: only graphs for the CPU give attention out, and --provider is {','.join(args.provider)}; leave one out"
+        )
+    return None
+
+
 def low_agreement(graph: GraphSpec) -> str:
     """Returns what a user should know of a graph that answers too seldom as the checkpoint does."""
     chosen = "it is the default graph, as asked for" if graph.default else "it is not the default graph"
@@ -156,6 +168,8 @@ def _print_evidence(target: Path, manifest: Manifest) -> None:
             f"    {evidence.nodes} nodes; fused {describe_counts(evidence.fusions)}; quantized {describe_quantization(evidence)}"
             + ("" if evidence.provider == graph.provider else f"; measured on {evidence.provider}, for {graph.provider} was not there")
         )
+        if evidence.attention_error is not None:
+            print(f"    worst error of an attention weight to PyTorch {evidence.attention_error:.1e}")
         if evidence.lengths:
             print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in evidence.lengths))
         if evidence.speed:
@@ -245,6 +259,11 @@ def _parser() -> argparse.ArgumentParser:
         "--combine",
         choices=get_args(Combine),
         help="with --layers: requests that name no layers get all of these, side by side, or their sum or mean (default: they get the last)",
+    )
+    parser.add_argument(
+        "--attentions",
+        action="store_true",
+        help="give out attention too, for POST /attention; the graph, for the CPU alone, then does not fuse it and is slower",
     )
     parser.add_argument(
         "--max-int8-error",

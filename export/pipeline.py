@@ -64,6 +64,7 @@ class ExportSpec:
         combine: How these become one where a request names no layers; None where such a request gets the last layer.
         tracer: PyTorch's exporter to trace with; None for the first that can.
         module: Whether `source` is `FILE:FACTORY`, whose code is trusted and run.
+        attentions: Whether the graphs give attention maps out; then they are for the CPU alone.
     """
 
     source: str
@@ -83,6 +84,7 @@ class ExportSpec:
     combine: Combine | None = None
     tracer: Tracer | None = None
     module: bool = False
+    attentions: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,9 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         if spec.module:
             checkpoint = load_module(spec.source)
         else:
-            checkpoint = load_checkpoint(spec.source, task=spec.task, revision=spec.revision, layers=spec.layers, combine=spec.combine)
+            checkpoint = load_checkpoint(
+                spec.source, task=spec.task, revision=spec.revision, layers=spec.layers, combine=spec.combine, attentions=spec.attentions
+            )
     spec.output.mkdir(parents=True, exist_ok=True)
     with workspace(name, spec.output) as scratch:
         bundle, work = scratch / "bundle", scratch / "work"
@@ -285,6 +289,7 @@ def _manifest(
         example=example,
         figures=tuple(spec.figures),
         omitted=tuple(omitted),
+        attention_heads=checkpoint.attention_heads,
         source=Source(
             checkpoint=checkpoint.source,
             revision=checkpoint.revision,

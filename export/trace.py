@@ -10,21 +10,22 @@ import logging
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
+from export.checkpoint.attention_heads import returning_attention
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.model_patches import patch_for_tracing
-from export.checkpoint.signature import read_output
+from export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, read_output
 from export.errors import GraphError
-from export.graph import normalize, onnx_files
+from export.graph import attention_maps, normalize, onnx_files
 from export.tracers import Tracer
-from service.bundle.graph_spec import InputSpec
+from service.bundle.graph_spec import InputSpec, OutputSpec
 
 # each exporter's own: dynamo's operators are written for 18, and an older opset is made of that by conversion
 OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}
@@ -40,6 +41,7 @@ _AXES = {
     "per_text": ("rows",),
     "per_token": _ROWS_AND_LENGTH,
     "per_mask": ("masks",),
+    "per_map": ("rows", "heads", "length", "length"),  # of one layer, as it is traced
 }
 
 
@@ -86,12 +88,13 @@ class _MaskedLanguageModel(torch.nn.Module):
         super().__init__()
         self.model = checkpoint.model
         self.names = [spec.name for spec in checkpoint.inputs if spec.fill != "mask_index"]
+        self.others = [spec.name for spec in checkpoint.outputs if spec.name != "logits"]
         if self.model.base_model is self.model:
             raise GraphError(
                 f"{type(self.model).__name__} has no module `{self.model.base_model_prefix}`; which is its encoder is not understood."
             )
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         *inputs, mask_index = tensors
 
         def gather(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
@@ -101,10 +104,10 @@ class _MaskedLanguageModel(torch.nn.Module):
 
         handle = self.model.base_model.register_forward_hook(gather)
         try:
-            logits: torch.Tensor = self.model(**dict(zip(self.names, inputs, strict=True)))["logits"]
+            outputs = self.model(**dict(zip(self.names, inputs, strict=True)))
         finally:
             handle.remove()
-        return logits[0]
+        return outputs["logits"][0], *(read_output(outputs, name) for name in self.others)
 
 
 def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> Traced:
@@ -121,7 +124,7 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> T
     errors: list[GraphError] = []
     for chosen in TRACERS if tracer is None else (tracer,):
         try:
-            return Traced(_trace(checkpoint, path, chosen), chosen)
+            return Traced((_trace_attention if checkpoint.attention_heads else _trace)(checkpoint, path, chosen), chosen)
         except GraphError as error:
             errors.append(error)
     if len(errors) == 1:
@@ -129,11 +132,25 @@ def trace(checkpoint: Checkpoint, path: Path, tracer: Tracer | None = None) -> T
     raise GraphError(" ".join(dict.fromkeys(map(str, errors)))) from errors[0]
 
 
+def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
+    """Exports the graph with all attention of each layer, and puts in its place the maps that a run names; returns the inputs."""
+    layers = [OutputSpec(name=f"{LAYER_ATTENTION}{number}", kind="per_map") for number in range(len(checkpoint.attention_heads))]
+    inputs = tuple(spec for spec in checkpoint.inputs if spec != ATTENTION_INDEX)
+    outputs = (*(spec for spec in checkpoint.outputs if spec != ATTENTIONS), *layers)
+    whole = path.with_name(f"whole_{path.name}")
+    used = _trace(replace(checkpoint, inputs=inputs, outputs=outputs), whole, tracer)
+    names = [spec.name for spec in layers]
+    attention_maps.select_maps(whole, path, names, index_name=ATTENTION_INDEX.name, output_name=ATTENTIONS.name)
+    onnx_files.remove(whole)
+    return (*used, ATTENTION_INDEX)
+
+
 def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
     """Exports the graph with one exporter; returns the inputs that it has."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
     module = _MaskedLanguageModel(checkpoint) if checkpoint.task == "fill-mask" else _PositionalModel(checkpoint)
-    with torch.no_grad(), _silence(), patch_for_tracing(checkpoint.model, checkpoint.max_length):
+    attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
+    with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.max_length):
         try:
             # the exporter restores the wrapper's mode afterwards, and with it the model's
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches

@@ -61,6 +61,7 @@ class Head:
     activation: Activation = "softmax"
     embedding: Embedding | None = None
     mask: MaskToken | None = None
+    attention_heads: tuple[int, ...] = ()
 
 
 class FaultySession:

@@ -95,6 +95,38 @@ def graph(task: str = "text-classification", *, labels: int = len(LABELS), seed:
     return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+def give_attention(model: onnx.ModelProto, heads: tuple[int, ...], *, seed: int = 0) -> None:
+    """Adds an attention of so many heads a layer to a graph: a token's query is its vector times the head's matrix, keys are the vectors."""
+    rng, graph = np.random.default_rng(seed), model.graph
+    constants = {"att/zero": np.array(0), "att/one": np.array([1]), "att/three": np.array([3]), "att/axes": np.array([1, 2])}
+    constants |= {"att/full": np.array(1, np.float32), "att/low": np.array(-1e4, np.float32)}
+    nodes = [
+        helper.make_node("Gather", ["attention_index", "att/zero"], ["att/layers"], axis=1),
+        helper.make_node("Slice", ["attention_index", "att/one", "att/three", "att/one"], ["att/places"]),
+        helper.make_node("Unsqueeze", ["token", "att/one"], ["att/tokens"]),
+        helper.make_node("Transpose", ["att/tokens"], ["att/keys"], perm=[0, 1, 3, 2]),
+        helper.make_node("Sub", ["att/full", "mask"], ["att/padding"]),
+        helper.make_node("Mul", ["att/padding", "att/low"], ["att/bias2"]),
+        helper.make_node("Unsqueeze", ["att/bias2", "att/axes"], ["att/bias"]),
+    ]
+    for i, count in enumerate(heads):
+        constants |= {f"att/{i}": rng.normal(size=(count, HIDDEN, HIDDEN)).astype(np.float32), f"att/number{i}": np.array(i)}
+        nodes += [
+            helper.make_node("MatMul", ["att/tokens", f"att/{i}"], [f"att/q{i}"]),
+            helper.make_node("MatMul", [f"att/q{i}", "att/keys"], [f"att/s{i}"]),
+            helper.make_node("Add", [f"att/s{i}", "att/bias"], [f"att/b{i}"]),
+            helper.make_node("Softmax", [f"att/b{i}"], [f"att/w{i}"], axis=-1),
+            helper.make_node("Equal", ["att/layers", f"att/number{i}"], [f"att/is{i}"]),
+            helper.make_node("Compress", ["att/places", f"att/is{i}"], [f"att/of{i}"], axis=0),
+            helper.make_node("GatherND", [f"att/w{i}", f"att/of{i}"], [f"att/m{i}"]),
+        ]
+    nodes.append(helper.make_node("Concat", [f"att/m{i}" for i in range(len(heads))], ["attentions"], axis=0))
+    graph.node.extend(nodes)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    graph.input.append(helper.make_tensor_value_info("attention_index", TensorProto.INT64, ["maps", 3]))
+    graph.output.append(helper.make_tensor_value_info("attentions", TensorProto.FLOAT, ["maps", "length", "length"]))
+
+
 OUTPUTS = {
     "text-classification": [{"name": "logits", "kind": "per_text"}],
     "token-classification": [{"name": "logits", "kind": "per_token"}],
@@ -133,7 +165,11 @@ def bundle(
     made.save(str(path / TOKENIZER_FILE))
     labels = changes.setdefault("labels", LABELS_OF.get(task, ()))
     file = path / "model.cpu.fp32.onnx"
-    onnx.save(graph(task, labels=len(labels), seed=seed), str(file))
+    model = graph(task, labels=len(labels), seed=seed)
+    attention = changes.get("attention_heads", ())
+    if attention:
+        give_attention(model, attention, seed=seed)
+    onnx.save(model, str(file))
     evidence = {
         "samples": 0,
         "worst_abs_error": 0.0,
@@ -179,8 +215,9 @@ def bundle(
                     {"name": "attention_mask", "fill": "attention_mask"},
                     {"name": "token_type_ids", "fill": "type_ids"},
                     *([{"name": "mask_index", "fill": "mask_index"}] if task == "fill-mask" else []),
+                    *([{"name": "attention_index", "fill": "attention_index"}] if attention else []),
                 ],
-                "outputs": OUTPUTS[task],
+                "outputs": [*OUTPUTS[task], *([{"name": "attentions", "kind": "per_map"}] if attention else [])],
                 "evidence": evidence,
             }
         ],

@@ -34,7 +34,13 @@ VERSION: str = ort.__version__
 _UNLIMITED = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 _WARMUP_SHARE = 0.1  # of the measured time, before it
 # inputs of exports that are not ours, by name -> what fills them
-_STOCK_INPUTS = {"input_ids": "token_ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids", "mask_index": "mask_index"}
+_STOCK_INPUTS = {
+    "input_ids": "token_ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "type_ids",
+    "mask_index": "mask_index",
+    "attention_index": "attention_index",
+}
 
 
 class BareEngine:
@@ -147,12 +153,13 @@ class BareEngine:
         )
 
     def _feed(self, encoding: Encoding) -> Feed:
-        """Returns the inputs of one row, each of shape [1, length]; `mask_index` has shape [masks]."""
+        """Returns the inputs of one row, each of shape [1, length]; `mask_index` has shape [masks], `attention_index` [maps, 3]."""
         values: dict[str, NDArray[np.int64]] = {
             "token_ids": encoding.ids[None, :],
             "attention_mask": np.ones((1, len(encoding)), dtype=np.int64),
             "type_ids": encoding.type_ids[None, :],
             "mask_index": np.array(encoding.masks, dtype=np.int64),
+            "attention_index": np.array([(layer, 0, head) for layer, head in encoding.maps], dtype=np.int64).reshape(-1, 3),
         }
         return {name: np.ascontiguousarray(values[fill].astype(kind)) for name, fill, kind in self._inputs}
 

@@ -155,6 +155,7 @@ def make_feed(inputs: Sequence[InputSpec], length: int, pad_id: int) -> dict[str
         "type_ids": np.zeros((1, length)),
         "mask_index": np.array([min(1, length - 1)]),
         "lengths": np.array([length]),
+        "attention_index": np.zeros((0, 3)),
     }
     return {spec.name: values[spec.fill].astype(spec.dtype) for spec in inputs}
 

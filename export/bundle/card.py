@@ -23,6 +23,7 @@ def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> s
     sections = [
         [f"# {manifest.name}", "", _summary(manifest)],
         _embedding(manifest),
+        _attention(manifest),
         ["## Graphs and evidence", "", *_graph_table(manifest, sizes)],
         _low_agreement(manifest.graphs),
         _omitted(manifest),
@@ -69,6 +70,19 @@ def _embedding(manifest: Manifest) -> list[str]:
     )
     return [
         f"Vectors have {spec.dimensions} values, pooling `{spec.pooling}`, {'of length 1' if spec.normalize else 'not normalized'}{layers}.{prompts}",
+    ]
+
+
+def _attention(manifest: Manifest) -> list[str]:
+    """Returns the paragraph on the attention that the graphs give out."""
+    if not manifest.attention_heads:
+        return []
+    errors = [
+        f"{_name(graph)} {graph.evidence.attention_error:.1e}" for graph in manifest.graphs if graph.evidence.attention_error is not None
+    ]
+    return [
+        f"`POST /attention` gives the attention of {sum(manifest.attention_heads)} heads in {len(manifest.attention_heads)} layers. Worst error of a "
+        f"weight to PyTorch: {', '.join(errors)}."
     ]
 
 

@@ -44,6 +44,7 @@ class Checkpoint:
         card_metadata: What it says of license, language and data.
         embedding: How a text's vector is computed, for feature extraction.
         pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
+        attention_heads: Heads of each layer, where the graph gives attention maps out; else none.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Checkpoint:
     card_metadata: CardMetadata
     embedding: Embedding | None = None
     pairs_only: bool = False
+    attention_heads: tuple[int, ...] = ()
 
     @property
     def attention_size(self) -> tuple[int, int]:

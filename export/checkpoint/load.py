@@ -6,6 +6,7 @@ No pickle is ever loaded and no code of the checkpoint is ever run.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
+from export.checkpoint.attention_heads import count_heads
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.head_adapter import adapt_head
 from export.checkpoint.hidden_layers import choose_layers, number_layers
 from export.checkpoint.padding import Padding, find_padding, settle_pad_token
 from export.checkpoint.self_modifying import refuse_self_modifying
 from export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
-from export.checkpoint.signature import MASK_INDEX, graph_outputs, model_inputs
+from export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, MASK_INDEX, graph_outputs, model_inputs
 from export.checkpoint.source import SourceFiles, find_source, read_with_transformers
 from export.checkpoint.task_head import choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from export.checkpoint.tokenizer import (
@@ -41,7 +43,13 @@ DEFAULT_LENGTH = 512
 
 
 def load_checkpoint(
-    source: str, *, task: str = "auto", revision: str | None = None, layers: Layers = "last", combine: Combine | None = None
+    source: str,
+    *,
+    task: str = "auto",
+    revision: str | None = None,
+    layers: Layers = "last",
+    combine: Combine | None = None,
+    attentions: bool = False,
 ) -> Checkpoint:
     """Loads a checkpoint from a local folder or the hub.
 
@@ -51,6 +59,7 @@ def load_checkpoint(
         revision: Branch, tag or commit of a hub id.
         layers: Outputs of an embedding graph: the last layer, or also the last four side by side, or those of these numbers.
         combine: How these become one where a request names no layers; None where such a request gets the last layer.
+        attentions: Whether the graph gives attention maps out.
 
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
@@ -71,7 +80,8 @@ def load_checkpoint(
     sentences = read_sentence_settings(files.folder, files.trained_folder) if embeds else None
     model = load_model(files, chosen_task, auto_class, config)
     adapt_head(model, chosen_task)
-    return _describe(files, chosen_task, config, model, tokenizer, sentences, layers, combine)
+    checkpoint = _describe(files, chosen_task, config, model, tokenizer, sentences, layers, combine)
+    return _with_attention(checkpoint) if attentions else checkpoint
 
 
 def _describe(
@@ -123,6 +133,13 @@ def _describe(
         embedding=embedding,
         pairs_only=judges_pairs(model),
     )
+
+
+def _with_attention(checkpoint: Checkpoint) -> Checkpoint:
+    """Returns the checkpoint with a graph that gives attention maps out."""
+    heads = count_heads(checkpoint.model, checkpoint.tokenizer)
+    inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
+    return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=heads)
 
 
 def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> None:

@@ -18,10 +18,13 @@ INPUTS: dict[str, InputSpec] = {
     "token_type_ids": InputSpec(name="token_type_ids", fill="type_ids"),
 }
 MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
+ATTENTION_INDEX = InputSpec(name="attention_index", fill="attention_index")
 
 LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
 LAST_FOUR_LAYERS = "last_four_hidden_states"
 LAYERS = "hidden_states_"  # and their numbers
+ATTENTIONS = OutputSpec(name="attentions", kind="per_map")
+LAYER_ATTENTION = "attentions_"  # and the layer's number, from 0
 OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
     "text-classification": (OutputSpec(name="logits", kind="per_text"),),
     "token-classification": (OutputSpec(name="logits", kind="per_token"),),
@@ -78,5 +81,8 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
         states = (*outputs.hidden_states[:-1], outputs.last_hidden_state)
         chosen = range(-LAST_FOUR, 0) if name == LAST_FOUR_LAYERS else map(int, name.removeprefix(LAYERS).split("_"))
         return torch.cat([states[layer] for layer in chosen], dim=-1)
+    if name.startswith(LAYER_ATTENTION):
+        weights: torch.Tensor = outputs["attentions"][int(name.removeprefix(LAYER_ATTENTION))]
+        return weights
     tensor: torch.Tensor = outputs[name]
     return tensor

@@ -18,13 +18,15 @@ def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
     The embedding stays unfused: the fused operator would force one scale on the whole int8 table, where
     `export/int8/quantize.py` keeps one per row. The mask stays a matrix, so that padding may be on either side.
 
-    A model whose attention the optimizer does not know keeps it as traced: slower, and right. `attention_form` says which it was.
+    A model whose attention the optimizer does not know keeps it as traced: slower, and right. So does one that gives its attention out, of
+    which nothing is left after fusion. `attention_form` says which it was.
 
     Returns:
         Fused operator -> count.
     """
     options = FusionOptions("bert")
     options.enable_embed_layer_norm = False
+    options.enable_attention = not checkpoint.attention_heads
     options.attention_mask_format = AttentionMaskFormat.AttentionMask
     heads, hidden = checkpoint.attention_size
     with onnx_files.lazy_weights(source) as model:
@@ -53,6 +55,8 @@ def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
     """
     layers = checkpoint.attentions
     count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
+    if checkpoint.attention_heads:
+        return "attention as traced and given out"
     if not count:
         return "attention as traced"
     return "packed MultiHeadAttention with key padding" if count >= layers else f"attention fused in {count} of {layers} layers"

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from export.artifact import Artifact
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
+from export.evidence.attention_parity import measure_attention
 from export.evidence.batch_invariance import max_row_error
 from export.evidence.latency import measure_latency
 from export.evidence.parity import measure_parity
@@ -42,6 +43,7 @@ def measure_graph(
     try:
         engine = OnnxEngine(artifact.path, graph, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=measured_on)
         parity = measure_parity(engine, tokenizer, reference.of(artifact.precision), checkpoint, artifact.precision, artifact.error)
+        attention_error = measure_attention(engine, tokenizer, reference.attention, artifact.precision)
     except BertServeError as error:
         raise ParityError(
             f"{type(checkpoint.model).__name__} is not understood: its {artifact.precision} graph cannot be served. {error}"
@@ -56,6 +58,7 @@ def measure_graph(
         quantized=artifact.quantized,
         quantization_error=artifact.error,
         provider=measured_on,
+        attention_error=attention_error,
     )
     is_invariant = parity.worst_row_error <= max_row_error(artifact.precision)
     return graph.model_copy(update={"evidence": evidence, "batch_invariant": is_invariant}), engine

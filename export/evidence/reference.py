@@ -18,6 +18,7 @@ from export import parallel
 from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.signature import read_output
+from export.evidence.attention_parity import AttentionSample, sample_attention
 from export.evidence.samples import sample_requests, text_requests
 from export.product_threads import one_thread_a_product
 from export.progress import track
@@ -36,6 +37,7 @@ class Reference:
         requests: The requests.
         rows: For each request the outputs of its windows, float32 by name.
         fixed: How many of them, the first ones, are for graphs of each precision; the others are ordinary texts.
+        attention: Its attention on a few texts, where graphs give it out.
     """
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
@@ -54,6 +56,7 @@ class Reference:
             numbers = track(windows, "run PyTorch", unit="samples") if len(windows) > 1 else windows
             self.rows = [list(islice(rows, len(request))) for request in numbers]
         self.fixed = len(requests)
+        self.attention: Sequence[AttentionSample] = ()
 
     def of(self, precision: Precision) -> Reference:
         """Returns what a graph of a precision is compared with: of int8, whose answers may differ, all; of others the first requests."""
@@ -74,7 +77,9 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
     mask = checkpoint.mask.token if checkpoint.mask else None
     task, length, pairs_only = checkpoint.task, checkpoint.max_length, checkpoint.pairs_only
     fixed = sample_requests(task, length, mask, checkpoint.single, pairs_only=pairs_only)
-    return Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
+    reference = Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
+    reference.attention = sample_attention(checkpoint)
+    return reference
 
 
 def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]:
@@ -122,7 +127,7 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[st
     """Returns a window's outputs from PyTorch in the form of the engine's, float32 by name."""
     with torch.no_grad():
         outputs = checkpoint.model(**{name: torch.tensor([values]) for name, values in window.items()})
-    row = {spec.name: read_output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs}
+    row = {spec.name: read_output(outputs, spec.name)[0].numpy() for spec in checkpoint.outputs if spec.kind != "per_map"}
     if checkpoint.mask is not None:
         masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.mask.id]
         row = {name: values[masks] for name, values in row.items()}

@@ -35,6 +35,8 @@ _TEXTS = [
     _LONG * 4,
 ]
 
+_ATTENTION_TEXTS = 7  # of those above; each is run with the weights of all layers and heads
+
 _QUESTION_CHARS = 200  # of a passage, whose beginning is asked for
 
 
@@ -76,6 +78,12 @@ def text_requests(task: Task, texts: Texts, max_length: int, mask: str | None, *
         ]
     halves += [_halves(passage) for passage in passages]
     return [fill_mask.Request(f"{start} {mask} {end.partition(' ')[2]}") for start, end in halves]
+
+
+def attention_texts() -> list[tuple[str, ...]]:
+    """Returns texts and pairs, short and long, whose attention is compared."""
+    pair = ("A man is eating food.", "Someone eats.")
+    return [*((text,) for text in _TEXTS[:_ATTENTION_TEXTS]), pair, (_LONG,), (_LONG * 2, _NAMES), (_LONG * 9,)]
 
 
 def _halves(text: str) -> tuple[str, str]:

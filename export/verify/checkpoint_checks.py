@@ -10,6 +10,7 @@ import numpy as np
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
 from export.errors import ParityError
+from export.evidence.attention_parity import measure_attention
 from export.evidence.parity import measure_parity
 from export.evidence.reference import Reference, sample_reference
 from export.verify.check import Check
@@ -29,8 +30,9 @@ def load_checkpoint_of(bundle: Bundle, source: str) -> Checkpoint:
         CheckpointError: It cannot be loaded.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
-    embedding = bundle.manifest.embedding
-    return load_checkpoint(source, task=bundle.manifest.task, layers="last" if embedding is None else embedding.layers)
+    manifest = bundle.manifest
+    layers = "last" if manifest.embedding is None else manifest.embedding.layers
+    return load_checkpoint(source, task=manifest.task, layers=layers, attentions=bool(manifest.attention_heads))
 
 
 def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[Check]:
@@ -49,6 +51,7 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
             parity = measure_parity(
                 loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision, evidence.quantization_error
             )
+            attention_error = measure_attention(loaded.engine, loaded.tokenizer, reference.attention, loaded.graph.precision)
         except (BertServeError, ParityError) as error:
             yield Check(name, False, str(error))
             continue
@@ -56,9 +59,11 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
             name,
             True,
             f"worst logit error {parity.worst_abs_error:.1e} (at export {evidence.worst_abs_error:.1e}), answers agree on "
-            f"{parity.label_agreement:.1%} of {parity.samples} samples ({evidence.label_agreement:.1%} of {evidence.samples})",
+            f"{parity.label_agreement:.1%} of {parity.samples} samples ({evidence.label_agreement:.1%} of {evidence.samples})"
+            + ("" if attention_error is None else f", worst error of an attention weight {attention_error:.1e}"),
             {"worst_abs_error": parity.worst_abs_error, "label_agreement": parity.label_agreement, "samples": parity.samples}
-            | {"lengths": [entry.model_dump() for entry in parity.lengths], "span_agreement": parity.span_agreement},
+            | {"lengths": [entry.model_dump() for entry in parity.lengths], "span_agreement": parity.span_agreement}
+            | ({} if attention_error is None else {"attention_error": attention_error}),
         )
 
 

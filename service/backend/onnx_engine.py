@@ -96,7 +96,8 @@ class OnnxEngine:
 
         Returns:
             For each encoding its outputs by name, float32, without padding: of a `per_text` output [values], of a `per_token`
-            one [length, ...], of a `per_mask` one [masks, values].
+            one [length, ...], of a `per_mask` one [masks, values], of a `per_map` one [maps, length, length], which is left out where
+            an encoding wants no map.
 
         Raises:
             EngineError: The graph failed, or an output has a wrong number of rows or is not finite.
@@ -116,13 +117,17 @@ class OnnxEngine:
             if not np.isfinite(output).all():
                 raise EngineError(f"output `{spec.name}` is not finite; this graph cannot score this text.")
             for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):
-                answer[spec.name] = part
+                if part is not None:
+                    answer[spec.name] = part
         return answers
 
-    def _split(self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int) -> list[NDArray[np.float32]]:
-        """Returns each encoding's part of an output, without padding and without rows that only fill up."""
+    def _split(
+        self, spec: OutputSpec, output: NDArray[np.float32], encodings: Sequence[Encoding], rows: int
+    ) -> Sequence[NDArray[np.float32] | None]:
+        """Returns each encoding's part of an output, without padding and without rows that only fill up; None where it wants none."""
         masks = sum(len(encoding.masks) for encoding in encodings) if spec.kind == "per_mask" else 0
-        expected = self._filled(masks) if spec.kind == "per_mask" else rows
+        maps = _maps(encodings) if spec.kind == "per_map" else []
+        expected = {"per_mask": self._filled(masks), "per_map": len(maps)}.get(spec.kind, rows)
         if len(output) != expected:
             raise EngineError(f"output `{spec.name}` has {len(output)} rows where {expected} belong. This is a bug.")
         if spec.kind == "per_text":
@@ -130,6 +135,12 @@ class OnnxEngine:
         if spec.kind == "per_token":
             longest = output.shape[1]
             return [row[self._place(encoding, longest)] for row, encoding in zip(output, encodings, strict=False)]
+        if spec.kind == "per_map":
+            of_row: list[list[int]] = [[] for _ in encodings]
+            for i, (_, row, _) in enumerate(maps):
+                of_row[row].append(i)
+            places = [self._place(encoding, output.shape[1]) for encoding in encodings]
+            return [output[wanted][:, place, place] if wanted else None for wanted, place in zip(of_row, places, strict=True)]
         ends = np.cumsum([len(encoding.masks) for encoding in encodings])
         return np.split(output[:masks], ends[:-1])
 
@@ -180,12 +191,20 @@ class OnnxEngine:
             if spec.fill == "lengths":
                 feed[spec.name] = np.array([len(encoding) for encoding in batch], dtype=self._dtypes[spec.name])
                 continue
+            if spec.fill == "attention_index":
+                feed[spec.name] = np.array(_maps(encodings), dtype=self._dtypes[spec.name]).reshape(-1, 3)
+                continue
             padded = feed[spec.name] = np.full((rows, longest), self._pad[spec.fill], dtype=self._dtypes[spec.name])
             for row, encoding in zip(padded, batch, strict=True):
                 row[self._place(encoding, longest)] = {"token_ids": encoding.ids, "attention_mask": 1, "type_ids": encoding.type_ids}[
                     spec.fill
                 ]
         return feed
+
+
+def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
+    """Returns layer, row and head of each attention map that is wanted, in the order in which a graph gives them out."""
+    return sorted((layer, row, head) for row, encoding in enumerate(encodings) for layer, head in encoding.maps)
 
 
 def _reason(error: Exception, rows: int, longest: int) -> str:

@@ -17,23 +17,25 @@ Precision = Literal["fp32", "fp16", "int8"]
 class InputSpec(Record):
     """One graph input and what fills it.
 
-    [rows, length], but for `mask_index`: [masks], flat positions row * length + position of the masks to fill; and for `lengths`:
-    [rows], the tokens of each row, for graphs whose padding is on the right and that take no mask.
+    [rows, length], but for `mask_index`: [masks], flat positions row * length + position of the masks to fill; for `lengths`:
+    [rows], the tokens of each row, for graphs whose padding is on the right and that take no mask; and for `attention_index`:
+    [maps, 3], layer, row and head of each attention map to give out, ascending.
     """
 
     name: str
-    fill: Literal["token_ids", "attention_mask", "type_ids", "mask_index", "lengths"]
+    fill: Literal["token_ids", "attention_mask", "type_ids", "mask_index", "lengths", "attention_index"]
     dtype: Literal["int64", "int32"] = "int64"
 
 
 class OutputSpec(Record):
     """One graph output, float32, and the shape that its kind means.
 
-    `per_text` is [rows, values], `per_token` [rows, length] or [rows, length, values], `per_mask` [masks, values].
+    `per_text` is [rows, values], `per_token` [rows, length] or [rows, length, values], `per_mask` [masks, values], `per_map`
+    [maps, length, length].
     """
 
     name: str
-    kind: Literal["per_text", "per_token", "per_mask"]
+    kind: Literal["per_text", "per_token", "per_mask", "per_map"]
 
 
 class LengthParity(Record):
@@ -95,6 +97,7 @@ class Evidence(Record):
         span_agreement: F1 of the graph's spans against the checkpoint's, equal in place and label; null for tasks without spans.
         lengths: The worst errors by length; empty where they were not recorded.
         speed: How long a run takes, or null where that was not timed.
+        attention_error: Largest absolute difference of an attention weight to the checkpoint's, or null where the graph gives none out.
     """
 
     samples: int
@@ -112,6 +115,7 @@ class Evidence(Record):
     span_agreement: float | None = None
     lengths: Annotated[tuple[LengthParity, ...], Field(strict=False)] = ()
     speed: Speed | None = None
+    attention_error: float | None = None
 
 
 # within the bundle: no path leads out of its folder
@@ -155,6 +159,11 @@ class GraphSpec(Record):
     shapes: ShapePlan | None = None
     size_bytes: int | None = None
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
+
+    @property
+    def gives_attentions(self) -> bool:
+        """Whether it gives out attention maps."""
+        return any(output.kind == "per_map" for output in self.outputs)
 
     @property
     def files(self) -> tuple[GraphFile, ...]:

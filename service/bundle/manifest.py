@@ -208,6 +208,8 @@ class Manifest(Record):
     figures: Annotated[tuple[Figure, ...], Field(strict=False)]
     source: Source
     omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
+    # of each layer, where the graphs give attention maps out
+    attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 
     @property
     def mask(self) -> MaskToken | None:
@@ -224,6 +226,13 @@ class Manifest(Record):
                     f"the longest of the `shapes` of `{graph.file}` is {graph.shapes.buckets[-1].length}, and `tokenizer.max_length` is "
                     f"{self.tokenizer.max_length}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _graphs_give_attentions(self) -> Manifest:
+        without = next((graph.file for graph in self.graphs if not graph.gives_attentions), None)
+        if self.attention_heads and without is not None:
+            raise ValueError(f"`attention_heads` needs an output of the kind `per_map`, which `{without}` does not have")
         return self
 
     @model_validator(mode="after")

@@ -136,6 +136,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         "activation": manifest.activation,
         **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
+        **({"attention_heads": list(manifest.attention_heads)} if manifest.attention_heads else {}),
         "version": model.bundle.version,
         "provider": graph.provider,
         "provider_asked": state.machine.get("provider_asked", graph.provider),

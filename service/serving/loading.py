@@ -18,6 +18,7 @@ from service.bundle import files
 from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy, describe_agreement, is_low, is_measured_near
 from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
+from service.bundle.manifest import Manifest
 from service.errors import BundleError, EngineError, ProviderError, SettingsError
 from service.metrics import Metrics
 from service.scheduling.scheduler import Scheduler
@@ -157,6 +158,22 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
                 f"bundle `{manifest.name}`: its graph gives {row[name].shape[-1]} values as `{name}`, and its manifest says {expected}; "
                 "export the bundle again."
             )
+    _check_attention(manifest, engine)
+
+
+def _check_attention(manifest: Manifest, engine: OnnxEngine) -> None:
+    """Asks for the last head of each layer, on a short text: the weights of a long one are much of a small machine's memory."""
+    if not manifest.attention_heads:
+        return
+    ids = np.zeros(2, dtype=np.int64)
+    maps = tuple((layer, count - 1) for layer, count in enumerate(manifest.attention_heads))
+    try:
+        engine.run([Encoding(ids, ids, masks=(1,), maps=maps)])
+    except EngineError as error:
+        raise BundleError(
+            f"bundle `{manifest.name}`: its graph does not give out the attention of {list(manifest.attention_heads)} heads that its manifest "
+            f"says ({error.message}) Export the bundle again."
+        ) from error
 
 
 def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions) -> OnnxEngine:

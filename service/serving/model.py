@@ -21,18 +21,19 @@ from service.scheduling.scheduler import Scheduler
 from service.scheduling.stage import Stage
 from service.serving.prediction import Prediction
 from service.tasks.catalog import TASKS, tasks_of
+from service.tasks.encoded import MAX_VALUES
 from service.tasks.further import Further
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Encoding, Tokenizer
 
 logger = logging.getLogger("bertserve.model")
 
-# Numbers in one answer: a million take 20 MB and a tenth of a second to write.
-MAX_VALUES = 2**20
 # Numbers of four bytes that a request may hold until its last encoding has run: 64 MiB.
 MAX_HELD = 2**24
 # Logits of one run over the vocabulary, 64 MiB: a full batch of texts of nothing but masks would have gigabytes of a large one.
 MAX_LOGITS = 2**24
+# Attention weights of one run, of which it holds two copies of 16 MiB: each text's own may be a quarter.
+MAX_WEIGHTS = 2**22
 # What tokenizing takes of a lane (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
 # Shorter waits are not compared with what was predicted for them: nobody plans by them.
@@ -94,6 +95,7 @@ class Model:
         self._scheduler = scheduler
         self._metrics = metrics
         self._fills_masks = any(output.kind == "per_mask" for output in graph.outputs)
+        self._gives_attentions = graph.gives_attentions
         self._key = self if graph.batch_invariant or batch_variant else None
 
     @property
@@ -221,7 +223,7 @@ class Model:
         if values > MAX_VALUES:
             raise TooLargeError(
                 f"the answer would be as long as {values} numbers and {MAX_VALUES} are allowed; send fewer texts at once, or ask for less of "
-                "each: a smaller `top_k`, pooled tokens."
+                "each: a smaller `top_k`, pooled tokens, fewer `layers` or `heads`."
             )
         work = [
             _Work(encoding, index, None if spec.reduce is None else partial(spec.reduce, request, item))
@@ -280,7 +282,7 @@ class Model:
             )
 
     def _run(self, works: Sequence[_Work], *, solo: bool = False) -> list[Row]:
-        if self._fills_masks and len(works) > 1 and self._logits(works) > MAX_LOGITS:
+        if len(works) > 1 and self._gives_too_much(works):
             half = len(works) // 2
             return [*self._run(works[:half], solo=solo), *self._run(works[half:], solo=solo)]
         longest = max(map(len, works))
@@ -302,8 +304,12 @@ class Model:
             return rows  # the scheduler refuses them
         return [row if work.reduce is None else work.reduce(row) for work, row in zip(works, rows, strict=True)]
 
-    def _logits(self, works: Sequence[_Work]) -> int:
-        return sum(len(work.encoding.masks) for work in works) * self._tokenizer.vocabulary_size
+    def _gives_too_much(self, works: Sequence[_Work]) -> bool:
+        """Returns whether a run would give out more than it may hold at once, of scores of the vocabulary or of attention."""
+        if self._fills_masks and sum(len(work.encoding.masks) for work in works) * self._tokenizer.vocabulary_size > MAX_LOGITS:
+            return True
+        maps = sum(len(work.encoding.maps) for work in works) if self._gives_attentions else 0
+        return maps * max(map(len, works)) ** 2 > MAX_WEIGHTS
 
     def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[_Work], seconds: float, busy_s: float) -> None:
         """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""

@@ -85,7 +85,7 @@ class Registry:
         chosen: dict[str, Model] = {}
         for task, spec in TASKS.items():
             able = self._able(task)
-            base = None if spec.derivation is None else self._wanted.get(spec.derivation.base)
+            base = None if spec.derivation is None else self._wanted.get(spec.derivation.base or "")
             named = next((name for name in (self._wanted.get(task), base, present.get(task)) if name in able), None)
             if named is None and (len(able) == 1 or self._by_name):
                 named = next(iter(able), None)
@@ -98,12 +98,14 @@ class Registry:
             if self.defaults.get(task) != name:
                 have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
                 raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
-        open_ = {task: list(self._able(task)) for task in TASKS if task not in self._defaults}
+        # of what bundles of any task may answer nobody chose several for one endpoint: there a request names the model
+        own = [task for task, spec in TASKS.items() if spec.derivation is None or spec.derivation.base is not None]
+        open_ = {task: list(self._able(task)) for task in own if task not in self._defaults}
         # a default of the base task settles a derived one that has the same models
         open_ = {
             task: names
             for task, names in open_.items()
-            if len(names) > 1 and ((derivation := TASKS[task].derivation) is None or open_.get(derivation.base) != names)
+            if len(names) > 1 and ((derivation := TASKS[task].derivation) is None or open_.get(derivation.base or "") != names)
         }
         if open_:
             which = "; ".join(f"/{TASKS[task].path} ({', '.join(f'`{name}`' for name in names)})" for task, names in open_.items())
@@ -142,7 +144,8 @@ class Registry:
                         "name one as `model`, or by the path /models/NAME."
                     )
                 derivation = TASKS[task].derivation
-                takes = f"it takes a {derivation.base} model{derivation.needs and f' with {derivation.needs}'}, and " if derivation else ""
+                kind = f"{derivation.base} model" if derivation and derivation.base else "model"
+                takes = f"it takes a {kind}{derivation.needs and f' with {derivation.needs}'}, and " if derivation else ""
                 raise NotFoundError(
                     f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values()) or 'none'}."
                 )
@@ -176,7 +179,9 @@ class Registry:
         if derivation is None:
             return why
         able = ", ".join(f"`{name}`" for name in self._able(task))
-        if model.task == derivation.base:
+        if derivation.base is None:
+            why = f"the model `{model.name}` cannot do {task}: that takes {derivation.needs}."
+        elif model.task == derivation.base:
             labels = model.bundle.manifest.labels
             shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
             why = f"the model `{model.name}` cannot do {task}: that takes {derivation.needs}, and its labels are {shown}."

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from service.bundle.files import Bundle
 from service.bundle.manifest import Manifest
 from service.errors import BundleError
-from service.tasks import answer, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
 from service.tasks.spec import TaskSpec
 
 TASKS: Mapping[str, TaskSpec] = {
@@ -22,6 +22,7 @@ TASKS: Mapping[str, TaskSpec] = {
         similarity.SPEC,
         rerank.SPEC,
         zero_shot.SPEC,
+        attention.SPEC,
     )
 }
 
@@ -47,6 +48,6 @@ def tasks_of(manifest: Manifest) -> tuple[str, ...]:
     derived = (
         spec.name
         for spec in TASKS.values()
-        if spec.derivation is not None and spec.derivation.base == manifest.task and spec.derivation.fits(manifest)
+        if spec.derivation is not None and spec.derivation.takes(manifest.task) and spec.derivation.fits(manifest)
     )
     return (manifest.task, *derived)

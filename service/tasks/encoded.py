@@ -8,6 +8,9 @@ from typing import Protocol
 from service.bundle.manifest import Activation, Embedding, MaskToken
 from service.text.tokenizer import Encoding
 
+# Numbers in one answer: a million take 20 MB and a tenth of a second to write.
+MAX_VALUES = 2**20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
@@ -18,7 +21,7 @@ class Encoded:
         truncated: Whether text was cut off.
         warnings: What else the caller should know, each `topic; message`.
         values: Length of the result, where it can be very long, as that of so many numbers of 20 bytes.
-        reserve: Tokens of what `decode` may run besides, at most.
+        reserve: Tokens that the queue holds besides: of what `decode` may run, at most, or for outputs much larger than those of a text.
     """
 
     encodings: list[Encoding]
@@ -49,4 +52,9 @@ class ModelConfig(Protocol):
     @property
     def embedding(self) -> Embedding | None:
         """What a text's vector is made of, of a model that gives vectors."""
+        ...
+
+    @property
+    def attention_heads(self) -> tuple[int, ...]:
+        """Heads of each layer, of a model that gives its attention out; else none."""
         ...

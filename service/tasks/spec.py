@@ -50,17 +50,21 @@ class Derivation:
     """Which bundles answer a task that is not their own, and by what a body asks them for it.
 
     Attributes:
-        base: Task of the bundles.
+        base: Task of the bundles; None where the task of a bundle does not matter.
         fits: Whether a bundle of that task can do it.
         needs: What the bundle must have, in words; empty where every bundle of that task fits.
         marker: Keys, each within the one before, that only a body of this task has. A body at a model's own path is for this
             task if it has them.
     """
 
-    base: str
+    base: str | None
     fits: Callable[[ModelConfig], bool]
     needs: str
     marker: tuple[str, ...]
+
+    def takes(self, task: str) -> bool:
+        """Returns whether bundles of a task may do it."""
+        return self.base in (None, task)
 
 
 def _nothing(manifest: Manifest) -> str | None:

@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,14 @@ class Encoding:
         type_ids: Segment ids, int64 [length].
         start: Position of the first token of the last text of the template: the text itself, or of a pair the second.
         masks: Positions of the mask tokens to be filled.
+        maps: Layer and head, from 0, of each attention map that is wanted, ascending.
     """
 
     ids: NDArray[np.int64]
     type_ids: NDArray[np.int64]
     start: int = 1
     masks: tuple[int, ...] = ()
+    maps: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -168,6 +170,15 @@ class Tokenizer:
     def room(self, *, pair: bool) -> int:
         """Returns how many text tokens fit beside the special tokens of the template."""
         return self.max_length - self._templates[pair].specials
+
+    def starts(self, a: int, b: int | None = None) -> list[int]:
+        """Returns where each text begins in the encoding of texts of so many tokens.
+
+        Args:
+            a: Tokens of the text.
+            b: Those of the second text, if there is one.
+        """
+        return self._templates[b is not None].starts({"a": a, "b": b or 0})
 
     def assemble(self, a: TokenIds, b: TokenIds | None = None, *, masks: Sequence[int] = ()) -> Encoding:
         """Puts the special tokens around one text, or a pair.
@@ -256,6 +267,16 @@ class _Template:
             type_ids.extend([piece.type_id] * len(part))
         placed = tuple(start + mask for mask in masks)
         return Encoding(np.array(ids, dtype=np.int64), np.array(type_ids, dtype=np.int64), start, placed)
+
+    def starts(self, lengths: Mapping[str, int]) -> list[int]:
+        found, place = [], 0
+        for piece in self._pieces:
+            if isinstance(piece, SpecialPiece):
+                place += 1
+            else:
+                found.append(place)
+                place += lengths[piece.text]
+        return found
 
 
 def estimate_tokens(text: str) -> int:

@@ -17,7 +17,7 @@ def requested_task(task: str, raw: bytes) -> str:
         raw: The body, which may be no JSON; who reads it will say so.
     """
     # the key's bytes are looked for first, since hardly any body has them
-    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None and spec.derivation.base == task)
+    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None and spec.derivation.takes(task))
     possible = [(name, derivation.marker) for name, derivation in derived if f'"{derivation.marker[-1]}"'.encode() in raw]
     if not possible:
         return task

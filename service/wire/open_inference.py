@@ -262,7 +262,8 @@ def _read_ids(asked: _Asked[M], limits: Limits) -> Call[M]:
     ids = asked.tensors[IDS].integers("INT64", "INT32")
     mask = asked.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in asked.tensors else np.ones_like(ids)
     type_ids = asked.tensors[TYPES].integers("INT64", "INT32") if TYPES in asked.tensors else np.zeros_like(ids)
-    outputs = [output for output in graph.outputs if not asked.outputs or output.name in asked.outputs]
+    given = [output for output in graph.outputs if output.kind != "per_map"]  # maps are for /attention alone, which limits them
+    outputs = [output for output in given if not asked.outputs or output.name in asked.outputs]
     try:
         rows = raw_outputs.rows(ids, mask, type_ids, outputs=outputs, manifest=manifest, fills_masks=fills_masks(graph))
     except InvalidValueError as error:

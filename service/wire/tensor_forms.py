@@ -233,7 +233,7 @@ def raw_inputs() -> tuple[Field, ...]:
 def raw_outputs(manifest: Manifest, graph: GraphSpec) -> tuple[Field, ...]:
     """Returns what they get: the outputs of the graph, and where the masks were that it filled."""
     axes = {"per_text": 2, "per_mask": 2, "per_token": 2 if manifest.task == answer.TASK else 3}
-    fields = tuple(Field(output.name, "FP32", (-1,) * axes[output.kind]) for output in graph.outputs)
+    fields = tuple(Field(output.name, "FP32", (-1,) * axes[output.kind]) for output in graph.outputs if output.kind in axes)
     return (*fields, Field(MASK_INDEX, "INT64", (-1, 2))) if fills_masks(graph) else fields
 
 

@@ -36,7 +36,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     models = folder / "models"
     tiny.bundle(models, "classifier", max_length=64)
-    tiny.bundle(models, "names", max_length=64, task="token-classification")
+    tiny.bundle(models, "names", max_length=256, task="token-classification", attention_heads=(2, 3))
     tiny.bundle(models, "nli", max_length=64, labels=("contradiction", "entailment"))
     tiny.bundle(models, "ranker", max_length=64, labels=("LABEL_0",))
     tiny.bundle(models, "choices", max_length=64, task="multiple-choice")
@@ -118,10 +118,11 @@ def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_p
         ("rerank", "ranker", 3, 3),
         ("choose", "choices", 2, 8),
         ("zero-shot", "nli", 1, 4),
+        ("attention", "names", 2, 2),
     ],
 )
 def test_heads_are_loaded_by_their_endpoints(service: Service, tmp_path: Path, path: str, name: str, texts: int, each: int) -> None:
-    """Vectors, cosines, ranks and candidate labels are loaded from the mixes; what the service ran is what was counted."""
+    """Vectors, cosines, ranks, candidate labels and attention are loaded from the mixes; what the service ran is what was counted."""
     given = ("--target", f"{service.url}/{path}=short", "--connections", 1, "--texts", texts, "--bundle", service.models / name)
     document = measure(tmp_path, "closed", *SHORT, "--warmup-s", 0, *given)
     (target,) = document["runs"][0]["targets"]

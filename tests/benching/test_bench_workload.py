@@ -14,6 +14,7 @@ from bench.workload import bodies, mixes
 
 # what the tasks' own files put beside the inputs of a load test
 QUERY, SOURCE = "Who built the bridge over the river?", "The bridge was opened in the summer of 1886."
+LAST_LAYER = {"output_attentions": True, "layers": [-1]}
 CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.", "They sold it for ten times the price."]
 LABELS = ["culture", "travel", "technology", "history"]
 
@@ -58,6 +59,8 @@ def test_several_texts_in_a_request_all_take_turns() -> None:
         ("/proxy/rerank/", 3, {"query": QUERY, "texts": ["a", "b", "c"]}, 3),
         ("/choose", 1, {"inputs": {"prompt": "a", "choices": CHOICES}}, 4),
         ("/choose", 2, {"inputs": [{"prompt": "a", "choices": CHOICES}, {"prompt": "b", "choices": CHOICES}]}, 8),
+        ("/attention", 1, {"inputs": "a", "parameters": LAST_LAYER}, 1),
+        ("/attention", 2, {"inputs": ["a", "b"], "parameters": LAST_LAYER}, 2),
         ("/zero-shot", 1, {"inputs": "a", "parameters": {"candidate_labels": LABELS}}, 4),
         ("/zero-shot", 2, {"inputs": ["a", "b"], "parameters": {"candidate_labels": LABELS}}, 8),
     ],

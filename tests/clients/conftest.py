@@ -31,7 +31,7 @@ def running(tiny_models: Path, *flags: str) -> Iterator[str]:
 
 @pytest.fixture(name="tiny_models", scope="session")
 def tiny_models_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tiny model `rank`: none of the embedded ones is a cross-encoder."""
+    """A folder with the tiny model `rank`: none of the embedded ones is a cross-encoder, or gives its attention out."""
     folder = tmp_path_factory.mktemp("models")
     subprocess.run([ROOT / ".venv-dev/bin/python", ROOT / "tests/clients/tiny_models.py", folder], env=ENVIRONMENT, check=True)
     return folder

@@ -35,6 +35,13 @@ for (let i = 0; i < count; i += 1) {
   await page.keyboard.press("ArrowRight");
 }
 
+await page.locator("#tab-attention").click();
+await page.locator("#form select[name=layer]").selectOption("1");
+await page.locator("#form textarea").first().focus();
+await run();
+await page.locator("#result select").selectOption("2");
+seen.attention = { caption: await text("#result caption"), row: await text("#result tbody tr >> nth=1"), heads: await page.locator("#result option").count() };
+
 await page.locator("#tab-classify").click();
 await page.locator("#form textarea").first().fill("<img src=x onerror=document.title='broken'> good");
 await page.locator("#form textarea").first().focus();

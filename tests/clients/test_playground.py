@@ -36,12 +36,21 @@ def test_every_task_is_run_and_shown(url: str) -> None:
     tasks = seen["tasks"]
 
     assert [] == seen["errors"] + seen["outside"]
-    assert {"Classify", "Entities", "Answer", "Fill mask", "Zero-shot", "Similarity", "Rerank", "Embed"} <= tasks.keys()
+    assert {"Classify", "Entities", "Answer", "Fill mask", "Zero-shot", "Similarity", "Rerank", "Embed", "Attention"} <= tasks.keys()
     assert [] == [name for name, shown in tasks.items() if not shown["result"].strip() or "inference" not in shown["timing"]]
     assert "PER" in tasks["Entities"]["result"]
     assert "1886" in tasks["Answer"]["result"]
     assert "speaks for it" in tasks["Classify"]["reasons"]
     assert all(f"curl -s '{url}" in shown["code"] for shown in tasks.values())
+
+
+def test_attention_is_drawn_by_layer_and_head(url: str) -> None:
+    """A head is chosen among those of a layer, and each cell says its share in words too."""
+    seen = what_the_page_shows(url)["attention"]
+
+    assert 3 == seen["heads"]
+    assert seen["caption"].startswith("Head 2: each row is a token")
+    assert "%" in seen["row"]
 
 
 def test_what_callers_send_does_nothing_but_be_shown(url: str) -> None:

@@ -7,4 +7,4 @@ import tiny
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    tiny.bundle(folder, "rank", labels=["relevance"], activation="sigmoid")
+    tiny.bundle(folder, "rank", labels=["relevance"], activation="sigmoid", attention_heads=(2, 3), max_length=128)

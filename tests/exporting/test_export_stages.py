@@ -177,7 +177,7 @@ def test_optimize_leaves_its_input_alone(stages: Stages, tmp_path: Path) -> None
 )
 def test_the_form_says_in_how_many_layers_attention_was_fused(fused: int, form: str) -> None:
     """The manifest tells a graph that is as fast as it can be from one that is not."""
-    loaded: Any = SimpleNamespace(attentions=3)
+    loaded: Any = SimpleNamespace(attentions=3, attention_heads=())
 
     assert attention_form({"Attention": fused} if fused else {}, loaded).startswith(form)
 

@@ -194,11 +194,11 @@ def test_what_a_folder_says_of_a_broken_model_counts_for_nothing(tmp_path: Path)
     assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
 
 
-def test_the_embedded_models_answer_all_endpoints_but_two(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_embedded_models_answer_all_endpoints_but_three(caplog: pytest.LogCaptureFixture) -> None:
     """Without a flag, and without a warning."""
     used_by = used(build(Settings(models=ROOT / "models")))
 
-    assert {"text-ranking", "multiple-choice"} >= set(TASKS) - set(used_by)
+    assert {"text-ranking", "multiple-choice", "attention"} >= set(TASKS) - set(used_by)
     assert ("sentiment", "nli", "embed", "embed") == tuple(
         used_by[task] for task in ("text-classification", "zero-shot-classification", "feature-extraction", "sentence-similarity")
     )

@@ -105,7 +105,7 @@ def references(node: Any) -> list[str]:
 def test_openapi_has_every_route(models: Path) -> None:
     """The OpenAPI document has every path of the service with its methods; those of tensors are held elsewhere."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
-    tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/similarity", "/rerank", "/zero-shot")
+    tasks = ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/similarity", "/rerank", "/zero-shot", "/attention")
     below = {f"{base}/{leaf}" for base in (*tasks, "/models/{name}") for leaf in ("info", "health")}
     get = ({*OPEN_PATHS, "/info", "/models", "/ping", "/v1/models", "/v1/models/{name}"} | below) - {"/models/tiny/health"}
     others = ("/v1/embeddings", "/v1/rerank", "/v1/models/{name}:predict", "/predict", "/embed_all", "/tokenize", "/decode", "/invocations")
@@ -211,7 +211,7 @@ def test_openapi_says_who_answers(models: Path) -> None:
     assert "no model for token-classification" in paths["/ner"]["post"]["description"]
     tasks = [
         paths[path]["post"]["summary"]
-        for path in ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/rerank", "/similarity")
+        for path in ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/rerank", "/similarity", "/attention")
     ]
     assert len(tasks) == len(set(tasks))
 

@@ -9,12 +9,12 @@ import pytest
 
 import tiny
 from application import Send, post, rejected, started
-from service.tasks import answer, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
 from service.tasks.catalog import TASKS
 from service.wire.keys import HARMLESS, OPTIONS
 
-CLASSIFY, NER, ANSWER, FILL, CHOOSE, EMBED, SIMILARITY, RERANK, ZERO = (
-    f"/{module.SPEC.path}" for module in (classify, ner, answer, fill_mask, choose, embed, similarity, rerank, zero_shot)
+CLASSIFY, NER, ANSWER, FILL, CHOOSE, EMBED, SIMILARITY, RERANK, ZERO, ATTENTION = (
+    f"/{module.SPEC.path}" for module in (classify, ner, answer, fill_mask, choose, embed, similarity, rerank, zero_shot, attention)
 )
 BODIES: dict[str, dict[str, Any]] = {
     CLASSIFY: {"inputs": "good"},
@@ -26,6 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
     SIMILARITY: {"inputs": {"source_sentence": "good", "sentences": ["bad"]}},
     RERANK: {"query": "good", "texts": ["bad"]},
     ZERO: {"inputs": "good", "parameters": {"candidate_labels": ["film"]}},
+    ATTENTION: {"inputs": "good"},
 }
 
 
@@ -33,7 +34,7 @@ BODIES: dict[str, dict[str, Any]] = {
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     """Sends requests to a service that answers every task."""
     folder = tmp_path_factory.mktemp("models")
-    tiny.bundle(folder, "nli", labels=("contradiction", "entailment"))
+    tiny.bundle(folder, "nli", labels=("contradiction", "entailment"), attention_heads=(2,))
     tiny.bundle(folder, "ranker", labels=("score",), activation="none")
     for task in ("token-classification", "question-answering", "fill-mask", "multiple-choice", "feature-extraction"):
         tiny.bundle(folder, task, task=task)

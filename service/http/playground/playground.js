@@ -1,5 +1,5 @@
 // The playground: one form a task, and what the service answers, as a person reads it. Texts are only ever put into text nodes.
-import { element, bars, spans, rankedTexts, similarityMap, timingBar, reasons } from "./views.js";
+import { element, bars, spans, rankedTexts, similarityMap, attentionMap, timingBar, reasons } from "./views.js";
 import { inCurl, inPython, inJavaScript } from "./snippets.js";
 import { watchLoad } from "./load.js";
 
@@ -92,6 +92,18 @@ const TASKS = {
     body: ({ text }) => ({ inputs: [text] }),
     show: (answer) => element("p", { class: "text" }, `${answer[0].length} numbers: ${answer[0].slice(0, 12).map((x) => x.toFixed(3)).join(", ")}, and so on`),
   },
+  "/attention": {
+    title: "Attention",
+    fields: [
+      { name: "text", label: "Text", value: "The animal did not cross the street because it was too tired.", rows: 2 },
+      { name: "pair", label: "Second text", value: "", rows: 1 },
+      { name: "layer", label: "Layer", numbers: (model) => (model.attention_heads ?? [1]).length },
+    ],
+    body: ({ text, pair, layer }) => ({
+      inputs: pair ? { text, text_pair: pair } : text, parameters: { output_attentions: true, layers: [Number(layer)] },
+    }),
+    show: (answer) => attentionMap(answer.tokens, answer.attentions[0]),
+  },
 };
 
 const best = (answer) => (Array.isArray(answer[0]) ? answer[0] : answer);
@@ -174,6 +186,10 @@ function choose(chosen) {
 }
 
 function inputOf(field, model) {
+  if (field.numbers) {
+    const numbers = Array.from({ length: field.numbers(model) }, (_, i) => String(i));
+    return inputOf({ ...field, numbers: undefined, options: numbers, names: numbers.map((i) => `${i}${i === "0" ? ", the first" : ""}`) }, model);
+  }
   if (field.tick) return element("label", { class: "tick" }, element("input", { type: "checkbox", name: field.name, ...(field.value ? { checked: "" } : {}) }), field.label);
   if (field.options) {
     return element("label", {}, field.label, element("select", { name: field.name }, ...field.options.map((option, i) => element("option", { value: option }, field.names[i]))));
@@ -191,7 +207,8 @@ async function run(event) {
   const task = TASKS[path];
   const values = Object.fromEntries(new FormData($("form")));
   const usual = models.find((model) => (model.default_of ?? []).includes(path));
-  const where = usual?.name === values.model ? path : `/models/${encodeURIComponent(values.model)}${path === taskPathOf(values.model) ? "" : path}`;
+  // the path of a model goes by what a body asks for
+  const where = usual?.name === values.model ? path : `/models/${encodeURIComponent(values.model)}`;
   const button = $("form").querySelector(".run");
   button.disabled = true;
   try {
@@ -207,8 +224,6 @@ async function run(event) {
     button.disabled = false;
   }
 }
-
-const taskPathOf = (name) => models.find((model) => model.name === name)?.endpoint;
 
 function show(task, values, where, body, done) {
   const { answer, text, headers: received, ms } = done[0];

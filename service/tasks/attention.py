@@ -1,0 +1,228 @@
+"""Attention: how much each token of a text looks at each other one, by layer and head, as BertViz and transformers' `attentions` have it.
+
+Bundles of any task answer it that were exported with `--attentions`. Layers and heads are counted from 0, as in `attentions`, and negative
+numbers count from the end. Nothing is cut: weights of half a text say nothing of the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, Field, Tag
+
+from service.errors import InvalidValueError, TooLargeError
+from service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskParameters, body_config, one_of
+from service.tasks.classify import TextPair
+from service.tasks.decoding.scores import Floats, Row
+from service.tasks.encoded import MAX_VALUES, Encoded, ModelConfig
+from service.tasks.spec import Derivation, TaskSpec, copied, inputs_body
+from service.text.tokenizer import Tokenizer, estimate_tokens
+
+TASK = "attention"
+NEEDS = "attention in its graphs; export it with `--attentions`"
+OUTPUT = "attentions"  # of the graphs
+MAX_NAMED = 256  # layers or heads of one request
+# Weights that count as a token in the queue: the vector of a token has about as many values.
+WEIGHTS_PER_TOKEN = 1024
+
+_Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=MAX_NAMED)]
+
+
+class AttentionParameters(TaskParameters):
+    """Parameters of an attention request."""
+
+    output_attentions: Annotated[
+        Literal[True] | None, Field(description="Ask for attention at the path of a model, which otherwise does its own task.")
+    ] = None
+    layers: Annotated[
+        _Numbers | None, Field(description="Layers to return, in this order; 0 is the first, -1 the last; all when absent.")
+    ] = None
+    heads: Annotated[_Numbers | None, Field(description="Heads of each to return, in this order; 0 is the first. All when absent.")] = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One text, or pair of texts.
+
+    Attributes:
+        text: The text, or the first of a pair.
+        text_pair: The second text of a pair.
+        layers: Of each layer that is wanted its number and its heads that are, in the order of the answer; numbers from 0.
+    """
+
+    text: str
+    text_pair: str | None = None
+    layers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized."""
+        return len(self.text) + len(self.text_pair or "")
+
+    @property
+    def maps(self) -> list[tuple[int, int]]:
+        """Layer and head of each map, in the order in which the engine gives them out."""
+        return sorted((layer, head) for layer, heads in self.layers for head in heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedText(Encoded):
+    """The encoding of a text, with its tokens for the answer.
+
+    Attributes:
+        tokens: Each as the vocabulary spells it, special ones included.
+        offsets: Start and end of each in its own text, in code points; None for special tokens.
+        second: Where the second text's first token stands among them; None where there is one text.
+    """
+
+    tokens: list[str]
+    offsets: list[tuple[int, int] | None]
+    second: int | None
+
+
+def choose(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Returns the layers that are wanted, each with its heads.
+
+    Args:
+        parameters: What the caller says.
+        counts: Heads of each layer.
+
+    Raises:
+        InvalidValueError: The model does not have one of them, or one is named twice.
+    """
+    layers = _numbers("layers", parameters.layers, len(counts), "this model")
+    return tuple((layer, _numbers("heads", parameters.heads, counts[layer], f"layer {layer} of this model")) for layer in layers)
+
+
+def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> tuple[int, ...]:
+    """Returns numbers from 0 on for those that were asked for."""
+    given = range(count) if asked is None else asked
+    if (wrong := next((number for number in given if not -count <= number < count), None)) is not None:
+        raise InvalidValueError(f"`{name}` names {wrong}, and {whose} has {count}: 0 to {count - 1}, or from the end -1 to {-count}.")
+    numbers = tuple(number % count for number in given)
+    if len(set(numbers)) < len(numbers):
+        raise InvalidValueError(f"`{name}` names one twice: {list(given)}; name each once.")
+    return numbers
+
+
+def fits(config: ModelConfig) -> bool:
+    """Returns whether a model gives its attention out."""
+    return bool(config.attention_heads)
+
+
+def estimate(request: Request, max_length: int) -> int:
+    """Returns a cheap guess of the tokens that the request will cost, with the weights that it gives out."""
+    second = estimate_tokens(request.text_pair) if request.text_pair else 0
+    tokens = min(estimate_tokens(request.text) + second, max_length)
+    return tokens + len(request.maps) * tokens**2 // WEIGHTS_PER_TOKEN
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
+    """Returns the one encoding of the text or pair, and its tokens.
+
+    Raises:
+        InvalidValueError: It is over the model's length.
+        TooLargeError: It has more weights than an answer may.
+    """
+    # an empty second text is none, as for the pipelines
+    texts = [request.text, request.text_pair] if request.text_pair else [request.text]
+    parts = tokenizer.tokenize(texts)
+    room, total = tokenizer.room(pair=len(parts) > 1), sum(map(len, parts))
+    if total > room:
+        raise InvalidValueError(
+            f"the text has {total} tokens and the model takes {room}; shorten it: attention is not given of a part of it."
+        )
+    whole = tokenizer.assemble(*(tokens.ids for tokens in parts))
+    maps, length = request.maps, len(whole)
+    if (values := len(maps) * length**2) > MAX_VALUES:
+        raise TooLargeError(
+            f"the text has {length} tokens, so that its attention in {len(maps)} heads of {len(request.layers)} layers is {values} numbers, and "
+            f"{MAX_VALUES} are allowed: {math.isqrt(MAX_VALUES // len(maps))} tokens of as many heads, or {MAX_VALUES // length**2} heads of "
+            "this text. Name fewer `layers` or `heads`, or shorten the text."
+        )
+    starts = tokenizer.starts(*map(len, parts))
+    offsets: list[tuple[int, int] | None] = [None] * length
+    for start, tokens in zip(starts, parts, strict=True):
+        offsets[start : start + len(tokens)] = tokens.offsets
+    return EncodedText(
+        encodings=[replace(whole, maps=tuple(maps))],
+        values=values,
+        reserve=values // WEIGHTS_PER_TOKEN,
+        tokens=[tokenizer.token(id_) or "" for id_ in whole.ids.tolist()],
+        offsets=offsets,
+        second=starts[1] if len(parts) > 1 else None,
+    )
+
+
+def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> dict[str, Any]:
+    """Returns the tokens, and of each layer its weights: float32 [heads, length, length], of each token (rows) to each (columns).
+
+    Args:
+        request: The request.
+        encoded: What `encode` returned.
+        rows: One row with the output `attentions`, float32 [maps, length, length].
+        config: Not needed.
+    """
+    place = {found: i for i, found in enumerate(request.maps)}
+    weights = rows[0][OUTPUT]
+    layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
+    return {"tokens": encoded.tokens, "offsets": encoded.offsets, "sentence_b_start": encoded.second, "attentions": layers}
+
+
+_Text = Annotated[str, Tag(TEXT)]
+_Pair = Annotated[TextPair, Tag(PAIR)]
+_TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEXT, PAIR)]
+
+
+class AttentionBody(TaskBody):
+    """Body of an attention request."""
+
+    model_config = body_config(inputs="The cat sat down.", parameters={"output_attentions": True, "layers": [-1], "heads": [0, 1]})
+    parameters_type: ClassVar[type[TaskParameters]] = AttentionParameters
+    # the client has no function for the task, so that none misreads a list
+    several_in_javascript: ClassVar[bool] = True
+
+    inputs: Annotated[
+        _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
+        one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
+        Field(description="A text, a pair, or a list of these."),
+    ]
+    parameters: AttentionParameters | None = None
+
+    def requests(self, config: ModelConfig | None = None) -> list[Any]:
+        """Returns one request per text or pair."""
+        assert config is not None, "which layers there are a manifest says"
+        layers = choose(self.parameters or AttentionParameters(), config.attention_heads)
+        return [Request(item, None, layers) if isinstance(item, str) else Request(item.text, item.text_pair, layers) for item in self.items]
+
+
+class Attention(BaseModel):
+    """The attention of one text."""
+
+    tokens: Annotated[list[str], Field(examples=[["[CLS]", "good", "[SEP]"]])]
+    offsets: Annotated[list[tuple[int, int] | None], Field(examples=[[None, [0, 4], None]])]
+    sentence_b_start: Annotated[int | None, Field(examples=[None])]
+    attentions: Annotated[list[list[list[list[float]]]], Field(examples=[[[[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]]]])]
+
+
+def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
+    # of all layers the answers of several texts would be longer than allowed
+    return inputs_body(inputs) | {"parameters": {"output_attentions": True, "layers": [-1]}}
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="attention",
+    title="Show which tokens look at which",
+    body=AttentionBody,
+    answer=Attention | list[Attention],
+    estimate=estimate,
+    encode=encode,
+    decode=decode,
+    reduce=copied,
+    derivation=Derivation(base=None, fits=fits, needs=NEEDS, marker=("parameters", "output_attentions")),
+    load_body=_load_body,
+)

@@ -1,0 +1,286 @@
+"""`--attentions`: the weights that a graph gives out are those of PyTorch's eager attention, of every family that returns them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import service.cli
+import tiny
+from application import call
+from checkpoints import few_texts
+from compression import prune_heads
+from export import cli
+from export.checkpoint.load import load_checkpoint
+from export.errors import CheckpointError, ExportError
+from export.pipeline import ExportSpec, export
+from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
+from service.backend import sessions
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import Bundle, load_bundle
+from service.tasks import attention
+from service.text.tokenizer import Tokenizer
+from test_export_other_families import OTHERS
+
+pytestmark = pytest.mark.torch
+
+CLASSIFIES = "text-classification"
+TEXTS: list[tuple[str, ...]] = [("good",), ("A film of the first half hour, not of the second.",), ("It began to rain.", "We went inside.")]
+NARROW = {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16}
+MODELS: dict[str, tuple[Family, dict[str, Any]]] = {
+    **{name: (family, {}) for name, family in FAMILIES.items()},
+    **OTHERS,
+    "MobileBERT": (Family(transformers.MobileBertConfig, bert_tokenizer), NARROW),
+    "FNet": (Family(transformers.FNetConfig, bert_tokenizer), {}),
+    "Longformer": (Family(transformers.LongformerConfig, roberta_tokenizer, {"type_vocab_size": 1}, offset=2), {"attention_window": 4}),
+}
+NOT_INVARIANT = {"ConvBERT", "Nyströmformer"}
+REFUSED = {
+    "BART": "BartForSequenceClassification returns no attention of one text's tokens to each other; export it without --attentions.",
+    "FNet": "FNetForSequenceClassification returns no attention of one text's tokens to each other",
+    "Longformer": "LongformerForSequenceClassification returns a tensor of [1, 4, 5, 6] as the attention of layer 0 to a text of 5 tokens",
+    "T5": "T5ForSequenceClassification returns no attention of one text's tokens to each other",
+    "SqueezeBERT": "the attention of layer 0 of SqueezeBertForSequenceClassification is no share of each token",
+    "YOSO": "YosoForSequenceClassification returns a tensor of [1, 5, 32] as the attention of layer 0 to a text of 5 tokens",
+}
+
+GIVE = [name for name in MODELS if name not in REFUSED]
+
+
+def silent(line: str) -> None:
+    """Takes a line of progress."""
+
+
+def checkpoint(name: str, task: str, folder: Path, **fields: Any) -> Path:
+    """Writes a random checkpoint of a family with a head, and returns its path."""
+    family, own = MODELS[name]
+    return family.save(folder / "checkpoint", task, **own, **fields)
+
+
+def exported(source: Path, **options: Any) -> Bundle:
+    """Returns a checkpoint's bundle with attention, fp32 unless said otherwise."""
+    spec = ExportSpec(str(source), source.parent / "models", name="bundle", attentions=True, **{"precisions": ("fp32",), **options})
+    return load_bundle(export(spec, silent)[0])
+
+
+def in_pytorch(source: Path, task: str = CLASSIFIES) -> Any:
+    """Returns the model as its user loads it for its attention."""
+    return ALL_HEADS[task][1].from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()  # type: ignore[attr-defined]
+
+
+def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: Any = "fp32") -> float:
+    """Returns the largest difference of a weight to PyTorch, of each text alone and, where batches move nothing, of all in one batch."""
+    manifest, graph = bundle.manifest, bundle.graph("cpu", precision)
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=manifest.tokenizer.pad_id, padding_side=manifest.tokenizer.padding_side)
+    chosen = attention.choose(attention.AttentionParameters(), manifest.attention_heads)
+    requests = [
+        attention.Request(*texts, layers=chosen) if len(texts) > 1 else attention.Request(texts[0], None, chosen) for texts in TEXTS
+    ]
+    encoded = [attention.encode(request, tokenizer) for request in requests]
+    found = [engine.run(each.encodings) for each in encoded]
+    if batched:
+        found += [[row] for row in engine.run([each.encodings[0] for each in encoded])]
+    worst = 0.0
+    for (request, each), rows in zip(itertools.cycle(zip(requests, encoded, strict=True)), found, strict=False):
+        inputs = {"input_ids": torch.tensor(each.encodings[0].ids)[None]}
+        if any(spec.fill == "type_ids" for spec in graph.inputs):
+            inputs["token_type_ids"] = torch.tensor(each.encodings[0].type_ids)[None]
+        with torch.no_grad():
+            inputs = {name: value[None] if manifest.task == "multiple-choice" else value for name, value in inputs.items()}
+            expected = model(**inputs, output_attentions=True).attentions
+        for right, layer in zip(expected, attention.decode(request, each, rows, manifest)["attentions"], strict=True):
+            assert right[0].shape == layer.shape
+            worst = max(worst, float(np.abs(right[0].numpy() - layer).max()))
+    return worst
+
+
+@pytest.fixture(scope="module", name="bert")
+def checkpoint_and_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
+    """A BERT and its bundle."""
+    source = checkpoint("BERT", CLASSIFIES, tmp_path_factory.mktemp("bert"))
+    return source, exported(source)
+
+
+@pytest.fixture(scope="module", name="both")
+def checkpoint_and_bundle_with_int8(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Bundle]:
+    """A BERT and its bundle with fp32 and int8."""
+    folder = tmp_path_factory.mktemp("bert")
+    source = checkpoint("BERT", CLASSIFIES, folder)
+    return source, exported(source, calibration=few_texts(folder), max_int8_error=1.0, precisions=("fp32", "int8"), quick=True)
+
+
+def test_weights_of_bert_are_pytorchs(bert: tuple[Path, Bundle]) -> None:
+    """Within 1e-4 of each layer and head of texts and a pair, alone and in a padded batch."""
+    source, bundle = bert
+
+    assert worst_error(in_pytorch(source), bundle) <= 1e-4
+
+
+@pytest.mark.full_grid
+def test_weights_of_int8_are_near_pytorchs(both: tuple[Path, Bundle]) -> None:
+    """They are another graph's, and as far off as rounding takes them."""
+    source, bundle = both
+
+    assert 1e-4 < worst_error(in_pytorch(source), bundle, precision="int8") < 0.5
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize("name", GIVE)
+def test_weights_are_pytorchs(name: str, tmp_path: Path) -> None:
+    """Of each layer and head of texts and a pair, alone and in a padded batch; the manifest says how many there are, and the worst error."""
+    source = checkpoint(name, CLASSIFIES, tmp_path)
+    bundle = exported(source)
+    graph = bundle.manifest.graphs[0]
+
+    assert worst_error(in_pytorch(source), bundle, batched=name not in NOT_INVARIANT) <= 1e-4
+    assert graph.evidence.attention_error is not None
+    assert graph.evidence.attention_error <= 1e-4
+    assert graph.evidence.worst_abs_error <= 1e-4
+    assert SIZES["num_attention_heads"] // (2 if name == "ConvBERT" else 1) == bundle.manifest.attention_heads[0]
+    assert "attention as traced and given out" in graph.form
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize("task", [task for task in HEADS if task != CLASSIFIES])
+@pytest.mark.parametrize("tracer", ["dynamo", "torchscript"])
+def test_weights_of_every_head_and_tracer(task: str, tracer: Any, tmp_path: Path) -> None:
+    """Taggers, readers, fillers, choosers."""
+    source = checkpoint("BERT", task, tmp_path)
+
+    assert worst_error(in_pytorch(source, task), exported(source, tracer=tracer)) <= 1e-4
+
+
+@pytest.mark.full_grid
+def test_a_model_that_fills_masks_needs_none(tmp_path: Path) -> None:
+    """Its attention is given for texts without a mask too, of which its head has nothing to fill in."""
+    source = checkpoint("BERT", "fill-mask", tmp_path)
+
+    assert worst_error(in_pytorch(source, "fill-mask"), exported(source)) <= 1e-4
+
+
+@pytest.mark.full_grid
+def test_vectors_of_layers_stand_beside_it(tmp_path: Path) -> None:
+    """An encoder gives its layers and its attention; pruned heads are not among them."""
+    source = checkpoint("BERT", CLASSIFIES, tmp_path)
+    prune_heads(source, {0: (1, 3), 1: (0,)}, heads=SIZES["num_attention_heads"])
+    bundle = exported(source, task="feature-extraction", layers=(0, 1))
+
+    assert (2, 3) == bundle.manifest.attention_heads
+    assert ["last_hidden_state", "hidden_states_0_1_2", "attentions"] == [spec.name for spec in bundle.manifest.graphs[0].outputs]
+    assert worst_error(load_checkpoint(str(source)).model, bundle) <= 1e-4
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "BART" else pytest.mark.full_grid) for name in REFUSED])
+def test_a_model_without_such_weights_is_refused(name: str, tmp_path: Path) -> None:
+    """The message says what it returns in their place, and nothing is left behind."""
+    source = checkpoint(name, CLASSIFIES, tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        exported(source)
+
+    assert REFUSED[name] in str(caught.value)
+    assert not list((tmp_path / "models").glob("*"))
+
+
+@pytest.mark.full_grid
+def test_without_the_flag_all_is_as_ever(tmp_path: Path) -> None:
+    """The graph is fused, and neither it nor the manifest knows of attention maps; the endpoint says how to have them."""
+    source = checkpoint("BERT", CLASSIFIES, tmp_path)
+    bundle = load_bundle(export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), silent)[0])
+    graph = bundle.manifest.graphs[0]
+
+    assert "packed MultiHeadAttention with key padding" in graph.form
+    assert ((), None) == (bundle.manifest.attention_heads, graph.evidence.attention_error)
+    assert not {"attention_index", "attentions"} & {spec.name for spec in (*graph.inputs, *graph.outputs)}
+    response = call(tmp_path / "models", "POST", "/attention", json={"inputs": "good", "model": bundle.manifest.name})
+    assert (422, True) == (response.status_code, "export it with `--attentions`" in response.json()["error"])
+
+
+@pytest.mark.full_grid
+def test_the_evidence_says_how_near(both: tuple[Path, Bundle]) -> None:
+    """Matrices are quantized, the card has the errors of both graphs, and the service gives the stored answer."""
+    bundle = both[1]
+    fp32, int8 = bundle.manifest.graphs
+
+    assert int8.evidence.quantized["MatMulIntegerToFloat"] >= 1
+    assert fp32.evidence.attention_error is not None
+    assert int8.evidence.attention_error is not None
+    assert fp32.evidence.attention_error <= 1e-4 < int8.evidence.attention_error < 0.5
+    card = (bundle.path / "README.md").read_text(encoding="utf-8")
+    assert f"8 heads in 2 layers. Worst error of a weight to PyTorch: cpu/fp32 {fp32.evidence.attention_error:.1e}, cpu/int8 " in card
+    assert 0 == service.cli.main(["check", "--models", str(bundle.path.parent)])
+
+
+@pytest.mark.full_grid
+def test_verify_measures_it_again(both: tuple[Path, Bundle], capsys: pytest.CaptureFixture[str]) -> None:
+    """Against the checkpoint, of each graph."""
+    source, bundle = both
+
+    assert 0 == cli.main(["verify", str(bundle.path), "--checkpoint", str(source)])
+    shown = capsys.readouterr().out
+    for graph in bundle.manifest.graphs:
+        assert f"worst error of an attention weight {graph.evidence.attention_error:.1e}" in shown
+
+
+@pytest.mark.parametrize("made", ["bert", pytest.param("both", marks=pytest.mark.full_grid)])
+def test_a_layers_weights_go_before_the_next_come(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """The session picks a layer's maps before it computes the next layer's weights, so that those of all layers are never held at once."""
+    bundle, options = request.getfixturevalue(made)[1], sessions._session_options
+
+    def profiled(threads: int) -> Any:
+        asked = options(threads)
+        asked.enable_profiling = True
+        asked.profile_file_prefix = str(tmp_path / "profile")
+        return asked
+
+    monkeypatch.setattr(sessions, "_session_options", profiled)
+    for graph in bundle.manifest.graphs:
+        engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=0, padding_side="right")
+        engine.time_runs([(1, 4)], repeats=1)
+        events = json.loads(Path(engine._session.end_profiling()).read_text())
+        run = [event["args"]["op_name"] for event in events if event.get("name", "").endswith("_kernel_time")]
+
+        assert ["Softmax", "GatherND"] * 2 == [name for name in run if name in ("Softmax", "GatherND")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["SOURCE", "--provider", "cpu,cuda"], "only graphs for the CPU give attention out, and --provider is cpu,cuda; leave one out"),
+        (["--module", "FILE:make", "--trust-module"], "which outputs of a module are attention nothing says; leave it out with --module"),
+    ],
+)
+def test_what_has_no_attention_is_wrong_usage(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Graphs for GPUs, which fuse it, and modules of a user's own."""
+    with pytest.raises(SystemExit, match="2"):
+        cli.main([*arguments, "--attentions", "--output", str(tmp_path)])
+    assert f"argument --attentions: {message}" in capsys.readouterr().err
+
+
+@pytest.mark.full_grid
+def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error beyond the bound ends the export, and says how to go on."""
+    monkeypatch.setattr("export.evidence.attention_parity.MAX_ERROR", -1.0)
+    with pytest.raises(ExportError, match=r"fp32 attention weights are off by .*e-0\d, allowed is -1e\+00; export it without --attentions"):
+        exported(checkpoint("BERT", CLASSIFIES, tmp_path))
+    assert not list((tmp_path / "models").glob("*"))
+
+
+def test_a_manifest_of_other_heads_is_refused(tmp_path: Path) -> None:
+    """The service asks a graph for all that its manifest says, when it loads it."""
+    tiny.bundle(tmp_path, attention_heads=(2, 3))
+    manifest = json.loads((tmp_path / "tiny" / "manifest.json").read_text())
+    for heads in ([2, 4], [2, 3, 1]):
+        (tmp_path / "tiny" / "manifest.json").write_text(json.dumps(manifest | {"attention_heads": heads}))
+        assert 1 == service.cli.main(["check", "--models", str(tmp_path)])

@@ -1,0 +1,389 @@
+"""Attention at /attention: weights against plain formulas, tokens and offsets, pairs, batches, limits, bundles that have none."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+import tiny
+from application import Send, call, call_fresh, play, post, rejected, started
+from service.backend.engines import Engines
+from service.backend.onnx_engine import Engine, OnnxEngine, Row
+from service.bundle.files import load_bundle
+from service.bundle.manifest import Manifest
+from service.errors import SettingsError
+from service.serving.build import build
+from service.settings import Settings
+from service.tasks import attention
+from service.text.tokenizer import Encoding, Tokenizer
+
+ATTENTION = "/attention"
+HEADS = (2, 3)  # of the layers, as where heads were pruned
+MODELS = {
+    "classifier": "text-classification",
+    "tagger": "token-classification",
+    "reader": "question-answering",
+    "filler": "fill-mask",
+    "chooser": "multiple-choice",
+    "vectors": "feature-extraction",
+}
+TEXT = "a good film"
+PAIR = {"text": "the book was long", "text_pair": "not bad"}
+
+
+@pytest.fixture(scope="module", name="folder")
+def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A models folder with a model of each task that gives its attention out, and one that does not."""
+    folder = tmp_path_factory.mktemp("attention")
+    for name, task in MODELS.items():
+        tiny.bundle(folder, name, task=task, attention_heads=HEADS)
+    tiny.bundle(folder, "plain")
+    return folder
+
+
+@pytest.fixture(scope="module", name="api")
+def started_service(folder: Path) -> Iterator[Send]:
+    """Sends requests to one started application with them."""
+    with started(folder) as send:
+        yield send
+
+
+@pytest.fixture(scope="module", name="engine")
+def tiny_engine(folder: Path) -> OnnxEngine:
+    """The engine of the classifier."""
+    graph = load_bundle(folder / "classifier").manifest.graphs[0]
+    return OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="right")
+
+
+@pytest.fixture(scope="module", name="tokenizer")
+def tiny_tokenizer(folder: Path) -> Tokenizer:
+    """Its tokenizer, for 32 tokens."""
+    loaded = load_bundle(folder / "classifier")
+    return Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+
+
+def result(api: Send, inputs: Any, path: str = ATTENTION, model: str | None = "classifier", **parameters: Any) -> Any:
+    """Returns the answer to inputs that must be answered."""
+    response = post(api, {"inputs": inputs, "parameters": parameters, **({"model": model} if model else {})}, path=path)
+    assert 200 == response.status_code, response.text
+    return response.json()
+
+
+def wrong(api: Send, inputs: Any, **parameters: Any) -> str:
+    """Returns the message of a request that must be 422."""
+    body = {"inputs": inputs, "parameters": parameters, "model": "classifier"}
+    return rejected(post(api, body, path=ATTENTION), 422, "invalid_value")
+
+
+def expected(folder: Path, model: str, ids: list[int], types: list[int]) -> list[NDArray[np.float64]]:
+    """Returns the weights of each layer, [heads, length, length], computed one by one from the matrices in the model's file."""
+    proto = onnx.load(str(folder / model / "model.cpu.fp32.onnx"))
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer}
+    tokens = [constants["words"][id_] + constants["types"][type_] for id_, type_ in zip(ids, types, strict=True)]
+    layers = []
+    for layer, count in enumerate(HEADS):
+        of_layer = np.zeros((count, len(ids), len(ids)))
+        for head, i in itertools.product(range(count), range(len(ids))):
+            odds = [np.exp(float(tokens[i] @ constants[f"att/{layer}"][head] @ other)) for other in tokens]
+            of_layer[head, i] = np.array(odds) / sum(odds)
+        layers.append(of_layer)
+    return layers
+
+
+def ids_of(tokens: list[str]) -> list[int]:
+    """Returns the ids of tokens."""
+    return [tiny.VOCABULARY.index(token) for token in tokens]
+
+
+# ---- weights
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_weights_of_any_task_are_those_of_the_formula(api: Send, folder: Path, model: str) -> None:
+    """Every layer and head of a text and of a pair, of a bundle of each task; a token's weights add up to 1."""
+    for inputs, types in ((TEXT, [0] * 5), (PAIR, [0] * 6 + [1] * 3)):
+        found = result(api, inputs, model=model)
+        right = expected(folder, model, ids_of(found["tokens"]), types)
+
+        assert list(HEADS) == [len(layer) for layer in found["attentions"]]
+        for layer, weights in zip(found["attentions"], right, strict=True):
+            np.testing.assert_allclose(weights, layer, rtol=0, atol=1e-5)
+            np.testing.assert_allclose(1, np.sum(layer, axis=-1), rtol=0, atol=1e-5)
+
+
+def test_the_answer_says_where_each_token_stands(api: Send) -> None:
+    """Tokens as the vocabulary spells them, offsets in their own text, none of special tokens, and where the second text begins."""
+    assert {
+        "tokens": ["[CLS]", "the", "book", "was", "long", "[SEP]", "not", "bad", "[SEP]"],
+        "offsets": [None, [0, 3], [4, 8], [9, 12], [13, 17], None, [0, 3], [4, 7], None],
+        "sentence_b_start": 6,
+    } == {name: value for name, value in result(api, PAIR).items() if name != "attentions"}
+    assert {
+        "tokens": ["[CLS]", "a", "b", "##x", "[UNK]", "[SEP]"],
+        "offsets": [None, [0, 1], [2, 3], [3, 4], [5, 6], None],
+        "sentence_b_start": None,
+    } == {name: value for name, value in result(api, "a bx \N{GREEK SMALL LETTER ALPHA}").items() if name != "attentions"}
+    assert result(api, TEXT) == result(api, {"text": TEXT, "text_pair": ""}) == result(api, {"text": TEXT})
+
+
+def test_layers_and_heads_are_taken_out_of_all(api: Send) -> None:
+    """Any of them, in the order that is asked for; negative numbers count from the end, of the heads from each layer's own."""
+    every = result(api, TEXT)["attentions"]
+    numbers: tuple[list[int] | None, ...] = (None, [0], [1], [-1], [1, 0], [-1, 0])
+    for layers, heads in itertools.product(numbers, numbers):
+        asked = {name: value for name, value in (("layers", layers), ("heads", heads)) if value is not None}
+        chosen = [every[layer] for layer in layers or (0, 1)]
+        right = [[layer[head] for head in (range(len(layer)) if heads is None else heads)] for layer in chosen]
+
+        assert right == result(api, TEXT, **asked)["attentions"]
+
+
+def test_a_list_is_answered_like_its_items_alone(api: Send) -> None:
+    """Rows of a batch of different lengths have their own weights, without padding, whatever shares the batch."""
+    inputs = [TEXT, PAIR, "", "good " * 20, {"text": "bad"}]
+    alone = [result(api, item) for item in inputs]
+    together = result(api, inputs)
+
+    assert ["[CLS]", "[SEP]"] == together[2]["tokens"]
+    for one, other in zip(alone, together, strict=True):
+        assert one["tokens"] == other["tokens"]
+        for left, right in zip(one["attentions"], other["attentions"], strict=True):
+            np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
+    assert [] == result(api, [])
+    assert [alone[0]] == result(api, [TEXT])
+
+
+def test_rows_that_want_other_maps_share_a_batch(engine: OnnxEngine, tokenizer: Tokenizer) -> None:
+    """Each gets its own maps, in the order of layers and heads; a row that wants none has no such output, and its logits stay."""
+    whole = [tokenizer.assemble(ids) for ids in ([5, 6, 7], [8], [9, 10], [5])]
+    wanted: list[tuple[tuple[int, int], ...]] = [((0, 1), (1, 2)), (), ((0, 0), (0, 1), (1, 0)), ((1, 1),)]
+    rows = engine.run([replace(encoding, maps=maps) for encoding, maps in zip(whole, wanted, strict=True)])
+    every = [(layer, head) for layer, count in enumerate(HEADS) for head in range(count)]
+
+    for encoding, maps, row in zip(whole, wanted, rows, strict=True):
+        (alone,) = engine.run([replace(encoding, maps=tuple(every))])
+        assert bool(maps) == ("attentions" in row)
+        if maps:
+            right = alone["attentions"][[every.index(found) for found in maps]]
+            np.testing.assert_allclose(right, row["attentions"], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(alone["logits"], row["logits"], rtol=0, atol=1e-6)
+
+
+def test_padding_may_be_on_the_left(folder: Path) -> None:
+    """A row's maps are then those of the last tokens of the padded row."""
+    graph = load_bundle(folder / "classifier").manifest.graphs[0]
+    engine = OnnxEngine(folder / "classifier" / graph.file, graph, pad_id=0, padding_side="left")
+    ids = [np.array(ids) for ids in ([2, 5, 6, 7, 3], [2, 8, 3])]
+    encodings = [Encoding(row, np.zeros_like(row), maps=((0, 0), (1, 2))) for row in ids]
+
+    for encoding, row in zip(encodings, engine.run(encodings), strict=True):
+        np.testing.assert_allclose(engine.run([encoding])[0]["attentions"], row["attentions"], rtol=0, atol=1e-6)
+
+
+# ---- limits
+
+
+def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More weights than an answer may have: what it would be, and how many tokens or heads are allowed. Fewer heads are answered."""
+    monkeypatch.setattr(attention, "MAX_VALUES", 60)
+    body = {"inputs": TEXT, "model": "classifier"}
+    message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
+
+    assert (
+        "the text has 5 tokens, so that its attention in 5 heads of 2 layers is 125 numbers, and 60 are allowed: 3 tokens of as many heads, or "
+        "2 heads of this text. Name fewer `layers` or `heads`, or shorten the text."
+    ) in message
+    assert 2 == len(result(api, TEXT, heads=[0])["attentions"])
+    assert "inputs[1]: the text has 5 tokens" in rejected(post(api, body | {"inputs": ["", TEXT]}, path=ATTENTION), 413, "too_large")
+
+
+def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request's answer has a limit however many texts it has."""
+    monkeypatch.setattr("service.serving.model.MAX_VALUES", 249)
+    body = {"inputs": [TEXT, TEXT], "model": "classifier"}
+    message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
+
+    assert "the answer would be as long as 250 numbers and 249 are allowed; send fewer texts at once" in message
+    assert "fewer `layers` or `heads`" in message
+
+
+def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
+    """It is refused, alone and as a pair, with its length and the model's."""
+    assert "the text has 31 tokens and the model takes 30; shorten it: attention is not given of a part of it" in wrong(api, "good " * 31)
+    assert "the text has 31 tokens and the model takes 29" in wrong(api, {"text": "good " * 30, "text_pair": "bad"})
+    assert 32 == len(result(api, "good " * 30)["tokens"])
+
+
+def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
+    """Beside the text's own tokens the queue holds one for each 1024 weights, as of vectors; a run takes no longer for them."""
+    request = attention.Request("good " * 30, None, tuple((layer, tuple(range(12))) for layer in range(12)))
+    encoded = attention.encode(request, tokenizer)
+
+    assert (32, 144 * 32 * 32 // 1024) == (encoded.encodings[0].cost_tokens, encoded.reserve)
+    assert 144 * 32 * 32 == encoded.values
+    assert 32 + 144 * 32 * 32 // 1024 == attention.estimate(request, 32)
+
+
+def test_weights_are_admitted_by_what_they_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that holds the text alone does not hold it with all of its weights, which are refused; those of one head fit."""
+    monkeypatch.setattr(attention, "WEIGHTS_PER_TOKEN", 64)
+    body: dict[str, Any] = {"inputs": "good " * 30, "model": "classifier"}
+    settings = {"max_queue_tokens": 70, "max_batch_tokens": 70}
+    with_all = call_fresh(folder, "POST", ATTENTION, settings=settings, json=body)
+    with_one = call_fresh(folder, "POST", ATTENTION, settings=settings, json=body | {"parameters": {"layers": [0], "heads": [0]}})
+
+    assert f"the request has about {32 + 5 * 32 * 32 // 64} tokens and the queue holds 70" in rejected(with_all, 413, "too_large")
+    assert 200 == with_one.status_code
+
+
+def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run holds more weights than it may, padding counted, but for a single text; the answers are the same."""
+    service = build(Settings(models=folder, default_by_name=True, lanes=1))
+    model = service.registry.get("classifier")
+    engine = Counting(model.engines.lane)
+    model.engines = Engines(engine)
+    body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)], "model": "classifier"}
+
+    async def check(client: httpx.AsyncClient) -> None:
+        whole = (await client.post(ATTENTION, json=body)).json()
+        assert max(rows for rows, _ in engine.runs) > 1, "no batch was made"
+        engine.runs.clear()
+        monkeypatch.setattr("service.serving.model.MAX_WEIGHTS", 2 * 5 * 11**2)
+        parts = (await client.post(ATTENTION, json=body)).json()
+        assert [] == [run for run in engine.runs if run[0] > 1 and run[0] * 5 * run[1] ** 2 > 2 * 5 * 11**2]
+        assert {30, 16} < {length for rows, length in engine.runs if rows == 1}
+        for one, other in zip(whole, parts, strict=True):
+            for left, right in zip(one["attentions"], other["attentions"], strict=True):
+                np.testing.assert_allclose(left, right, rtol=0, atol=1e-6)
+
+    play(service, check)
+
+
+class Counting:
+    """An engine that notes rows and longest row of each run."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.runs: list[tuple[int, int]] = []
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Runs them."""
+        self.runs.append((len(encodings), max(map(len, encodings))))
+        return self.engine.run(encodings)
+
+
+# ---- requests that are wrong
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"layers": [2]}, "`layers` names 2, and this model has 2: 0 to 1, or from the end -1 to -2"),
+        ({"layers": [0, -3]}, "`layers` names -3, and this model has 2"),
+        ({"heads": [2]}, "`heads` names 2, and layer 0 of this model has 2: 0 to 1"),
+        ({"layers": [1], "heads": [3]}, "`heads` names 3, and layer 1 of this model has 3: 0 to 2"),
+        ({"layers": [1, -1]}, "`layers` names one twice: [1, -1]; name each once"),
+        ({"heads": [0, 0]}, "`heads` names one twice: [0, 0]; name each once"),
+        ({"layers": []}, "`parameters.layers`"),
+        ({"heads": "all"}, "`parameters.heads`"),
+        ({"layers": [0.5]}, "`parameters.layers[0]`"),
+        ({"layers": [0] * 257}, "`parameters.layers`"),
+        ({"output_attentions": False}, "`parameters.output_attentions`"),
+        ({"head": [0]}, "`parameters` has no `head`; did you mean `heads`? Known are `output_attentions`, `layers`, `heads`."),
+    ],
+)
+def test_what_is_wrong_is_said(api: Send, parameters: dict[str, Any], message: str) -> None:
+    """Layers and heads that the model does not have, names twice, wrong types, unknown names."""
+    assert message in wrong(api, TEXT, **parameters)
+
+
+def test_a_bundle_without_attention_says_what_to_do(api: Send, folder: Path) -> None:
+    """422 at either path where it is named, with the flag of the export and with models that have attention."""
+    for path, body in ((ATTENTION, {"model": "plain"}), ("/models/plain", {"parameters": {"output_attentions": True}})):
+        response = post(api, {"inputs": TEXT, **body}, path=path)
+        message = rejected(response, 422, "invalid_value")
+        assert "the model `plain` cannot do attention: that takes attention in its graphs; export it with `--attentions`." in message
+        assert "Models that can do it: `chooser`, `classifier`, `filler`" in message
+
+
+def test_no_model_has_attention(models: Path) -> None:
+    """The message of the endpoint says what a bundle needs."""
+    message = rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
+
+    assert "no model for attention is loaded; it takes a model with attention in its graphs; export it with `--attentions`, and" in message
+
+
+def test_a_models_own_path_does_its_task_unless_asked(api: Send) -> None:
+    """`output_attentions` asks for attention there; other bodies are for the model's task, whose answers stay as they were."""
+    asked = result(api, TEXT, "/models/tagger", None, output_attentions=True)
+
+    assert result(api, TEXT, model="tagger") == asked
+    assert result(api, TEXT, "/ner", "tagger") == result(api, TEXT, "/models/tagger", None) != asked
+    assert result(api, TEXT, "/models/plain", None) == result(api, TEXT, "/classify", "classifier")
+    assert [ATTENTION] == [path for path in api("GET", "/models/tagger").json()["endpoints"] if path == ATTENTION]
+    assert ATTENTION not in api("GET", "/models/plain").json()["endpoints"]
+
+
+def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> None:
+    """No default is asked for: their own tasks have them. A request without a name is told the names; one model alone is the default."""
+    for name, task in (("one", "fill-mask"), ("two", "feature-extraction")):
+        tiny.bundle(tmp_path, name, task=task, attention_heads=HEADS)
+    settings = {"default_by_name": False}
+    message = rejected(call_fresh(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
+
+    assert "several models could answer (`one`, `two`), and none of them is the default for attention; name one as `model`" in message
+    chosen = call_fresh(tmp_path, "POST", ATTENTION, settings=settings | {"default": {"attention": "two"}}, json={"inputs": TEXT})
+    assert (200, "two") == (chosen.status_code, chosen.headers["x-model"])
+    with pytest.raises(SettingsError, match="names no loaded model of that task"):
+        build(Settings(models=tmp_path, default={"attention": "three"}))
+
+
+def test_a_manifest_that_promises_too_much_is_refused(folder: Path) -> None:
+    """Each graph of a bundle with `attention_heads` must have the output."""
+    fields = json.loads((folder / "plain" / "manifest.json").read_text())
+    with pytest.raises(
+        ValueError, match=r"`attention_heads` needs an output of the kind `per_map`, which `model.cpu.fp32.onnx` does not have"
+    ):
+        Manifest.model_validate_json(json.dumps(fields | {"attention_heads": [2]}))
+
+
+def test_the_engine_gets_maps_ascending() -> None:
+    """In whatever order a request names layers and heads, of which each layer has its own number."""
+    parameters = attention.AttentionParameters(layers=[-1, 0], heads=[-1, 0])
+    request = attention.Request("a", None, attention.choose(parameters, HEADS))
+
+    assert ((1, (2, 0)), (0, (1, 0))) == request.layers
+    assert [(0, 0), (0, 1), (1, 0), (1, 2)] == request.maps
+
+
+def test_raw_outputs_have_no_maps(api: Send) -> None:
+    """They are limited by /attention alone: the tensors of a model's graph do not list them, and a request gets none."""
+    listed = api("GET", "/v2/models/classifier").json()["tensors"]["outputs"]
+    ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [2, 5, 3]}
+    answered = post(api, {"inputs": [ids]}, path="/v2/models/classifier/infer").json()
+
+    assert ["logits"] == [field["name"] for field in listed] == [output["name"] for output in answered["outputs"]]
+
+
+def test_it_is_served_over_http(folder: Path, serve: Callable[..., AbstractContextManager[Any]]) -> None:
+    """The command itself answers, and the stored example of each bundle passes beside it."""
+    with serve(folder, "--default-by-name") as served:
+        response = httpx.post(f"{served.url}/attention", json={"inputs": PAIR, "model": "reader", "parameters": {"heads": [1]}}, timeout=20)
+
+    assert 200 == response.status_code
+    found = response.json()
+    right = expected(folder, "reader", ids_of(found["tokens"]), [0] * 6 + [1] * 3)
+    for layer, weights in zip(found["attentions"], right, strict=True):
+        np.testing.assert_allclose(weights[[1]], layer, rtol=0, atol=1e-5)
