@@ -100,6 +100,13 @@ def test_no_file_is_a_drawer() -> None:
     assert [] == [name for name in FILES if re.search(r"util|helper|common|base$|manager", name)]
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest imports them by their names, and `make grid` collects them all; tests/clients runs by itself."""
+    names = sorted(path.name for path in (ROOT / "tests").glob("**/test_*.py") if "clients" not in path.parts)
+
+    assert sorted(set(names)) == names
+
+
 def test_the_serving_install_has_no_torch() -> None:
     """What `make serve` installs can serve, cannot export, and holds neither torch nor transformers."""
     python = ROOT / ".venv/bin/python"

@@ -385,7 +385,7 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 CASES = [(name, task) for name, family in FAMILIES.items() for task in ALL_HEADS if family.architecture(task)]
-# Behind these an export is slow, or test_decoders.py has its graphs, or another has the same class: `make test` leaves them out.
+# Behind these an export is slow, or test_export_decoders.py has its graphs, or another has the same class: `make test` leaves them out.
 SAMPLED = [name for name in FAMILIES if name not in ("DeBERTa v2", "XLM", "GPT", "LLaMA", "BART", "T5")]
 # What `make test` exports of these, where `make test-all` exports them all: BERT with every head, each other family with one, in turn (by
 # twos, so that each head has three families).
