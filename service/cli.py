@@ -28,7 +28,7 @@ from service import __version__, listing
 from service.api_keys import ApiKeys, new_key
 from service.bundle import files
 from service.errors import SettingsError, StartError
-from service.serving.worker_context import SINGLE_WORKER, WorkerContext
+from service.serving.worker_context import REASONS, SINGLE_WORKER, WorkerContext
 from service.settings import PREFIX, Settings, parse
 from service.sources.cache import with_sources
 
@@ -305,18 +305,22 @@ def _supervise(
         folder = Path(name)
         changes = ChangeLog(folder / "changes")
         connections, heartbeats = shared_counts(settings.workers), shared_counts(settings.workers)
+        process_ids, replaced = shared_counts(settings.workers, 0), shared_counts(len(REASONS), 0)
         supervisor_id = os.getpid()
 
         def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
             metrics_files.reserve(folder)
-            context = WorkerContext(index, settings.workers, folder, connections, heartbeats)
+            process_ids[index] = os.getpid()
+            context = WorkerContext(index, settings.workers, folder, connections, heartbeats, process_ids, replaced)
             _work(settings, listener, secrets, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 
-        def forget(index: int, pid: int) -> None:
+        def forget(index: int, pid: int, reason: str | None) -> None:
             metrics_files.forget(folder, pid)
-            connections[index] = ABSENT
+            connections[index], process_ids[index] = ABSENT, 0
+            if reason is not None:
+                replaced[REASONS.index(reason)] += 1
 
         def read_again() -> None:
             secrets.reload()  # for the workers that are started later

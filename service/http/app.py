@@ -60,7 +60,9 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.scheduler.start()
+        state.saturation.start()
         yield
+        state.saturation.stop()
         await state.scheduler.stop(0)
 
     app = FastAPI(

@@ -19,6 +19,7 @@ from service.bundle.default_models import read_defaults
 from service.bundle.evidence_policy import EvidencePolicy
 from service.errors import BundleError, ProviderError, SettingsError
 from service.metrics import Metrics
+from service.process_metrics import ProcessMetrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.serving import loading
@@ -27,6 +28,7 @@ from service.serving.loading import LoadOptions
 from service.serving.model import Model
 from service.serving.registry import Registry
 from service.serving.reloader import Reloader, reason
+from service.serving.saturation import Saturation
 from service.serving.shared_reloader import SharedReloader
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings
@@ -49,6 +51,7 @@ class AppState:
         registry: The loaded models.
         scheduler: The lanes that they run on.
         metrics: Where everything is counted.
+        saturation: How busy it is.
         limits: What a request may measure.
         max_body_bytes: Bytes of a body.
         timeout_ms: Deadline of a request that names none.
@@ -64,6 +67,7 @@ class AppState:
     registry: Registry
     scheduler: Scheduler
     metrics: Metrics
+    saturation: Saturation
     limits: Limits
     max_body_bytes: int
     timeout_ms: int
@@ -86,18 +90,19 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
     Raises:
         StartError: A bundle, the provider or the settings are wrong; the message says what.
     """
-    metrics = Metrics(worker.folder)
+    metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements))
     broken: dict[str, str] = {}
     log = None if worker.folder is None else ChangeLog(worker.folder / "changes")
     before = None if log is None else log.progress(worker.index)
     paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
     # models were changed since the start: a bundle that is broken now must not keep a worker from serving what the others serve
     forgiving = broken if settings.skip_broken or before is not None else None
-    bundles = _loaded(files.load_bundle, paths, forgiving, at_once=usable_cores())
+    bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
     asked = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
     lanes, max_queue_tokens = worker.share(lanes_total), worker.share(settings.max_queue_tokens)
+    metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, lanes=lanes)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
     solo_threads = settings.solo_threads or min(lanes, MAX_SOLO_THREADS)
     scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
@@ -130,6 +135,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         reloader=reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
+        saturation=Saturation(scheduler, metrics),
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
