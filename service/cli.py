@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from service.serving.build import AppState
     from service.serving.model import Model
     from service.serving.registry import Registry
+    from service.tracing.tracer import Tracer
 
 logger = logging.getLogger("bertserve")
 
@@ -196,11 +197,12 @@ def _work(
     from service.process.worker import Worker
     from service.serving.build import build
 
+    tracer = None if settings.otlp_endpoint is None else _tracer(settings.otlp_endpoint)  # here, and not before the workers are forked
     limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
     # FastAPI takes a sixth of a second to import, for which the models, whose runs need no interpreter, need not wait
     with ThreadPoolExecutor(1) as pool:
         pool.submit(import_module, "service.http.app")
-        state = build(settings, context)
+        state = build(settings, context, tracer)
     models = [_line(state.registry, model) for model in state.registry.models.values()]
     config = _config(settings, state, secrets)
     tasks: set[asyncio.Task[None]] = set()
@@ -239,6 +241,18 @@ def _work(
         )
     with background_logging():
         server.run([listener])
+        if tracer is not None:
+            tracer.close()
+
+
+def _tracer(endpoint: str) -> Tracer | None:
+    try:
+        from service.tracing.tracer import Tracer
+    except ImportError as error:
+        raise SettingsError(
+            "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or leave the setting out."
+        ) from error
+    return Tracer.to(endpoint)
 
 
 def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily
@@ -35,7 +36,7 @@ class ProcessMetrics(Collector):
         for index, process_id in enumerate(self._process_ids):
             if not process_id:
                 continue
-            for found in ProcessCollector(pid=lambda process_id=process_id: process_id, registry=None).collect():
+            for found in ProcessCollector(pid=partial(int, process_id), registry=None).collect():
                 family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
                 for sample in found.samples:
                     family.add_sample(sample.name, {"worker": str(index)}, sample.value)

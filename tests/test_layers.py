@@ -39,6 +39,7 @@ HOMES = {
     "prometheus_client": {"service.metrics", "service.process_metrics", "bench.target.metrics"},
     "uvloop": {"bench.load"},
     "httptools": {"bench.load.connection", "service.process.protocol"},
+    "opentelemetry": {"service.tracing.tracer"},
     "matplotlib": {"bench.report.plots", "export.analyze.plots"},
     "asyncio": {
         "service.http",
@@ -57,6 +58,7 @@ HOMES = {
         "service.backend.engines",
         "service.text.tokenizer",
         "service.process.logs",
+        "service.tracing.tracer",
         "bench",
         "export.signals",
     },
@@ -114,8 +116,9 @@ def test_the_serving_install_has_no_torch() -> None:
     assert 0 == subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, check=False).returncode
 
 
-def test_importing_the_service_imports_no_torch() -> None:
-    """Also where torch is installed, serving does not load it."""
-    code = "import sys, service.http.app, service.cli; print([m for m in ('torch', 'transformers', 'export') if m in sys.modules])"
+def test_importing_the_service_imports_neither_torch_nor_the_sdk_of_traces() -> None:
+    """Also where they are installed, serving does not load them; the latter where nobody asks for traces."""
+    unwanted = ("torch", "transformers", "export", "opentelemetry.sdk")
+    code = f"import sys, service.http.app, service.cli, service.process.worker; print([m for m in {unwanted} if m in sys.modules])"
 
     assert "[]" == subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from service.backend import sessions
 from service.backend.engines import MAX_SOLO_THREADS
@@ -34,6 +34,9 @@ from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings
 from service.tasks.catalog import TASKS
 from service.wire.reading import Limits
+
+if TYPE_CHECKING:
+    from service.tracing.tracer import Tracer
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -62,6 +65,7 @@ class AppState:
         worker: And of the process that answers: which of how many, and its share of the limits.
         machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
         broken: The models that could not be loaded, with why.
+        tracer: Gets what requests do; None where nothing is traced.
     """
 
     registry: Registry
@@ -78,14 +82,16 @@ class AppState:
     worker: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
+    tracer: Tracer | None = None
 
 
-def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState:
+def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tracer | None = None) -> AppState:
     """Loads every bundle of the models folder and puts the service together; starts nothing.
 
     Args:
         settings: The settings, with totals over all workers.
         worker: Which worker this is; it takes its share of lanes and queue.
+        tracer: Gets what requests do, where that is traced.
 
     Raises:
         StartError: A bundle, the provider or the settings are wrong; the message says what.
@@ -136,6 +142,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         scheduler=scheduler,
         metrics=metrics,
         saturation=Saturation(scheduler, metrics),
+        tracer=tracer,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
