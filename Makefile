@@ -114,6 +114,8 @@ lock: ## write locks/: what the image installs, with hashes
 	$(LOCK) --extra cpu pyproject.toml --output-file locks/cpu.txt
 	$(LOCK) --extra gpu pyproject.toml --output-file locks/gpu.txt
 	$(LOCK) --extra cpu --extra export pyproject.toml --output-file locks/cpu,export.txt
+	$(LOCK) --extra cpu --extra otel pyproject.toml --output-file locks/cpu,otel.txt
+	$(LOCK) --extra gpu --extra otel pyproject.toml --output-file locks/gpu,otel.txt
 	$(LOCK) --group build --output-file locks/build.txt
 
 audit: ## look for known vulnerabilities in the pinned dependencies
@@ -140,7 +142,7 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 
 .venv-dev/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dev
-	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,dev]'
+	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,otel,dev]'
 	@touch $@
 
 .venv-clients/.installed: tests/clients/requirements.txt tests/clients/package.json

@@ -92,9 +92,19 @@ def tasks() -> list[TaskSpec]:
 
 
 def metrics() -> list[Metric]:
-    """Returns all metrics, in the order in which the service creates them."""
-    collectors = [value for value in vars(Metrics()).values() if isinstance(value, MetricWrapperBase)]
-    return [
+    """Returns all metrics, in the order in which the service creates them, and those that it looks up when it is asked."""
+    made = Metrics()
+    collectors = [value for value in vars(made).values() if isinstance(value, MetricWrapperBase)]
+    looked_up = [
+        Metric(
+            family.name.removeprefix("bertserve_") + ("_total" if family.type == "counter" else ""),
+            family.type,
+            list(family.samples[0].labels),
+            family.documentation,
+        )
+        for family in made.processes.collect()
+    ]
+    return looked_up + [
         Metric(
             collector._name.removeprefix("bertserve_") + ("_total" if collector._type == "counter" else ""),
             collector._type,

@@ -28,7 +28,7 @@ from service import __version__, listing
 from service.api_keys import ApiKeys, new_key
 from service.bundle import files
 from service.errors import SettingsError, StartError
-from service.serving.worker_context import SINGLE_WORKER, WorkerContext
+from service.serving.worker_context import REASONS, SINGLE_WORKER, WorkerContext
 from service.settings import PREFIX, Settings, parse
 from service.sources.cache import with_sources
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from service.serving.build import AppState
     from service.serving.model import Model
     from service.serving.registry import Registry
+    from service.tracing.tracer import Tracer
 
 logger = logging.getLogger("bertserve")
 
@@ -196,11 +197,12 @@ def _work(
     from service.process.worker import Worker
     from service.serving.build import build
 
+    tracer = None if settings.otlp_endpoint is None else _tracer(settings.otlp_endpoint)  # here, and not before the workers are forked
     limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
     # FastAPI takes a sixth of a second to import, for which the models, whose runs need no interpreter, need not wait
     with ThreadPoolExecutor(1) as pool:
         pool.submit(import_module, "service.http.app")
-        state = build(settings, context)
+        state = build(settings, context, tracer)
     models = [_line(state.registry, model) for model in state.registry.models.values()]
     config = _config(settings, state, secrets)
     tasks: set[asyncio.Task[None]] = set()
@@ -239,6 +241,18 @@ def _work(
         )
     with background_logging():
         server.run([listener])
+        if tracer is not None:
+            tracer.close()
+
+
+def _tracer(endpoint: str) -> Tracer | None:
+    try:
+        from service.tracing.tracer import Tracer
+    except ImportError as error:
+        raise SettingsError(
+            "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or leave the setting out."
+        ) from error
+    return Tracer.to(endpoint)
 
 
 def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:
@@ -305,18 +319,22 @@ def _supervise(
         folder = Path(name)
         changes = ChangeLog(folder / "changes")
         connections, heartbeats = shared_counts(settings.workers), shared_counts(settings.workers)
+        process_ids, replaced = shared_counts(settings.workers, 0), shared_counts(len(REASONS), 0)
         supervisor_id = os.getpid()
 
         def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
             metrics_files.reserve(folder)
-            context = WorkerContext(index, settings.workers, folder, connections, heartbeats)
+            process_ids[index] = os.getpid()
+            context = WorkerContext(index, settings.workers, folder, connections, heartbeats, process_ids, replaced)
             _work(settings, listener, secrets, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 
-        def forget(index: int, pid: int) -> None:
+        def forget(index: int, pid: int, reason: str | None) -> None:
             metrics_files.forget(folder, pid)
-            connections[index] = ABSENT
+            connections[index], process_ids[index] = ABSENT, 0
+            if reason is not None:
+                replaced[REASONS.index(reason)] += 1
 
         def read_again() -> None:
             secrets.reload()  # for the workers that are started later

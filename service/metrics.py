@@ -7,14 +7,24 @@ gauge says how those of live workers become one.
 
 from __future__ import annotations
 
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from service import __version__
+from service.process_metrics import ProcessMetrics
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+# from a small model on a warm disk to engines that TensorRT builds
+LOAD_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 RATIOS = (0.1, 0.25, 0.5, 0.8, 1.25, 2, 4, 10)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 UNKNOWN = "unknown"
@@ -27,21 +37,28 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 class Metrics:
     """The collectors of one process, on a registry of their own."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None) -> None:
         """Creates the collectors.
 
         Args:
             folder: Where all workers keep their values, if there are several. The variable PROMETHEUS_MULTIPROC_DIR must have
                 named it when prometheus_client was first imported: that is when it decides where values are kept.
+            processes: Of all workers; of this process alone by default.
         """
         self._registry = CollectorRegistry()
         self._folder = folder
+        self.processes = processes or ProcessMetrics()
+        if folder is None:
+            self._registry.register(self.processes)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
             return Histogram(f"bertserve_{name}", text, ("task", "model"), buckets=buckets, registry=self._registry)
 
         def counter(name: str, text: str, labels: tuple[str, ...] = ("task", "model")) -> Counter:
             return Counter(f"bertserve_{name}", text, labels, registry=self._registry)
+
+        def gauge(name: str, text: str, mode: Literal["livesum", "livemax"], labels: tuple[str, ...] = ()) -> Gauge:
+            return Gauge(f"bertserve_{name}", text, labels, registry=self._registry, multiprocess_mode=mode)
 
         self.requests = counter("requests_total", "Requests answered, by HTTP status.", ("task", "model", "status"))
         self.request_seconds = histogram("request_seconds", "Seconds from the request's head to its answer.")
@@ -70,23 +87,30 @@ class Metrics:
             "Connections closed, or their request refused, before a request was complete, by reason.",
             ("reason",),
         )
-        self.queue_entries = Gauge("bertserve_queue_entries", "Entries that wait.", registry=self._registry, multiprocess_mode="livesum")
-        self.queue_tokens = Gauge(
-            "bertserve_queue_tokens", "Tokens admitted that wait.", registry=self._registry, multiprocess_mode="livesum"
-        )
-        self.model_info = Gauge(
-            "bertserve_model_info",
-            "1 for each loaded model.",
-            ("model", "version", "precision", "provider"),
+        self.queue_entries = gauge("queue_entries", "Entries that wait.", "livesum")
+        self.queue_tokens = gauge("queue_tokens", "Tokens admitted that wait.", "livesum")
+        self.lanes = gauge("lanes", "Lanes: batches that may run at once.", "livesum")
+        self.lane_busy = counter("lane_busy_seconds_total", "Seconds that lanes had a batch, summed over lanes.", ())
+        self.loop_cpu = counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
+        self.loop_lag = Histogram(
+            "bertserve_event_loop_lag_seconds",
+            "Seconds that the event loop was late, looked at twice a second.",
+            buckets=SECONDS,
             registry=self._registry,
-            multiprocess_mode="livemax",
         )
-        self.broken_models = Gauge(
-            "bertserve_broken_models",
-            "1 for each model that could not be loaded, with --skip-broken.",
-            ("model",),
+        self.workers = gauge("workers", "Workers that there should be.", "livemax")
+        self.ready_workers = gauge("ready_workers", "Workers that take requests.", "livesum")
+        self.build_info = gauge(
+            "build_info", "1, with the versions of what runs.", "livemax", ("version", "onnxruntime", "python", "provider")
+        )
+        self.model_info = gauge("model_info", "1 for each loaded model.", "livemax", ("model", "version", "precision", "provider"))
+        self.broken_models = gauge("broken_models", "1 for each model that could not be loaded, with --skip-broken.", "livemax", ("model",))
+        self.load_seconds = Histogram(
+            "bertserve_model_load_seconds",
+            "Seconds of a step of loading a model, at the start or later: its files verified, its sessions made and warmed up.",
+            ("model", "step", "outcome"),
+            buckets=LOAD_SECONDS,
             registry=self._registry,
-            multiprocess_mode="livemax",
         )
         self.ends = {reason: self.connections_closed.labels(reason) for reason in ENDS}
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
@@ -97,6 +121,22 @@ class Metrics:
         """Sets the gauges of the queue."""
         self.queue_entries.set(entries)
         self.queue_tokens.set(tokens)
+
+    def describe_build(self, *, onnxruntime: str, provider: str, workers: int, lanes: int) -> None:
+        """Sets the gauges of what runs, which stay as they are: versions, the execution provider, all workers and this one's lanes."""
+        self.build_info.labels(__version__, onnxruntime, platform.python_version(), provider).set(1)
+        self.workers.set(workers)
+        self.lanes.set(lanes)
+
+    @contextmanager
+    def timed_load(self, model: str, step: Literal["verify", "load"]) -> Iterator[None]:
+        """Counts the seconds of the block as a step of loading a model, and whether it raised anything."""
+        start, outcome = time.perf_counter(), "failed"
+        try:
+            yield
+            outcome = "ok"
+        finally:
+            self.load_seconds.labels(model, step, outcome).observe(time.perf_counter() - start)
 
     def page(self) -> bytes:
         """Returns the metrics in Prometheus' text format, those of all workers where there are several."""
@@ -124,6 +164,7 @@ class Metrics:
             return self._registry
         everyone = CollectorRegistry()
         MultiProcessCollector(everyone, str(self._folder))  # type: ignore[no-untyped-call]
+        everyone.register(self.processes)
         return everyone
 
 

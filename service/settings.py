@@ -23,6 +23,8 @@ _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~\-]+)*")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
 
+_HTTP_ADDRESS = re.compile(r"https?://([A-Za-z0-9.\-_]+|\[[0-9a-fA-F:]+\])(:[0-9]{1,5})?(/[A-Za-z0-9._~/\-]*)?")
+
 
 def _pairs(value: Any) -> Any:
     """Reads `TASK=NAME,TASK=NAME`."""
@@ -80,6 +82,13 @@ def _addresses(value: Any) -> Any:
     return addresses
 
 
+def _otlp_endpoint(value: str | None) -> str | None:
+    """Checks the address of a collector."""
+    if value is not None and not _HTTP_ADDRESS.fullmatch(value):
+        raise ValueError("must be an address such as http://localhost:4318, by http or https")
+    return value
+
+
 def _texts(value: Any) -> Any:
     """Reads `TEXT,TEXT`, or a text for each time that a flag was given."""
     given = value if isinstance(value, list | tuple) else [value]
@@ -91,6 +100,7 @@ def _texts(value: Any) -> Any:
 
 Texts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_texts)]
 Paths = Annotated[tuple[Path, ...], NoDecode, BeforeValidator(_paths)]
+OtlpEndpoint = Annotated[str | None, AfterValidator(_otlp_endpoint)]
 RootPath = Annotated[str, AfterValidator(_root_path)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_addresses)]
@@ -232,6 +242,11 @@ class Settings(BaseSettings):
     )
     cors_origin: Origins = Field(
         (), description="Origins of pages (comma list, or *) whose scripts a browser lets read answers; none by default."
+    )
+    otlp_endpoint: OtlpEndpoint = Field(
+        None,
+        description="Address of an OpenTelemetry collector, such as http://localhost:4318, which gets a trace of each request by OTLP over "
+        "HTTP; none by default. Needs the extra `otel`. The variables OTEL_* say the rest.",
     )
     access_log: bool = Field(False, description="Log a line for each request.")
     log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")

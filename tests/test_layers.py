@@ -36,14 +36,16 @@ HOMES = {
     "orjson": {"service.wire"},
     "tokenizers": {"service.text"},
     "onnxruntime": {"service.backend", "export", "bench.engine"},
-    "prometheus_client": {"service.metrics", "bench.target.metrics"},
+    "prometheus_client": {"service.metrics", "service.process_metrics", "bench.target.metrics"},
     "uvloop": {"bench.load"},
     "httptools": {"bench.load.connection", "service.process.protocol"},
+    "opentelemetry": {"service.tracing.tracer"},
     "matplotlib": {"bench.report.plots", "export.analyze.plots"},
     "asyncio": {
         "service.http",
         "service.serving.model",
         "service.serving.reloader",
+        "service.serving.saturation",
         "service.serving.shared_reloader",
         "service.scheduling",
         "service.process",
@@ -56,6 +58,7 @@ HOMES = {
         "service.backend.engines",
         "service.text.tokenizer",
         "service.process.logs",
+        "service.tracing.tracer",
         "bench",
         "export.signals",
     },
@@ -101,7 +104,7 @@ def test_no_file_is_a_drawer() -> None:
 
 
 def test_no_two_test_files_have_one_name() -> None:
-    """pytest imports them by their names, and `make grid` collects them all; tests/clients runs by itself."""
+    """Pytest imports them by their names, and `make grid` collects them all; tests/clients runs by itself."""
     names = sorted(path.name for path in (ROOT / "tests").glob("**/test_*.py") if "clients" not in path.parts)
 
     assert sorted(set(names)) == names
@@ -120,8 +123,9 @@ def test_the_serving_install_has_no_torch() -> None:
     assert 0 == subprocess.run([python.with_name("bert-serve"), "check"], cwd=ROOT, capture_output=True, check=False).returncode
 
 
-def test_importing_the_service_imports_no_torch() -> None:
-    """Also where torch is installed, serving does not load it."""
-    code = "import sys, service.http.app, service.cli; print([m for m in ('torch', 'transformers', 'export') if m in sys.modules])"
+def test_importing_the_service_imports_neither_torch_nor_the_sdk_of_traces() -> None:
+    """Also where they are installed, serving does not load them; the latter where nobody asks for traces."""
+    unwanted = ("torch", "transformers", "export", "opentelemetry.sdk")
+    code = f"import sys, service.http.app, service.cli, service.process.worker; print([m for m in {unwanted} if m in sys.modules])"
 
     assert "[]" == subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

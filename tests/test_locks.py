@@ -37,7 +37,7 @@ def asked(requirements: list[str]) -> set[str]:
     return {normal(re.match(r"[A-Za-z0-9._-]+", requirement)[0]) for requirement in requirements}  # type: ignore[index]
 
 
-@pytest.mark.parametrize("lock", ["cpu", "gpu", "cpu,export", "build"])
+@pytest.mark.parametrize("lock", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel", "build"])
 def test_every_pin_of_the_image_is_the_tested_one_and_has_hashes(lock: str) -> None:
     """Run `make lock` after a change of constraints.txt."""
     tested = {name: version for name, (version, _) in pins(ROOT / "constraints.txt").items()}
@@ -50,7 +50,7 @@ def test_every_pin_of_the_image_is_the_tested_one_and_has_hashes(lock: str) -> N
     }
 
 
-@pytest.mark.parametrize("extras", ["cpu", "gpu", "cpu,export"])
+@pytest.mark.parametrize("extras", ["cpu", "gpu", "cpu,export", "cpu,otel", "gpu,otel"])
 def test_the_image_gets_all_that_the_service_needs(extras: str) -> None:
     """The lock has every dependency of the base and of the extras."""
     optional = PROJECT["project"]["optional-dependencies"]

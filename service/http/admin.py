@@ -108,6 +108,7 @@ def _add_operations(routes: APIRouter, state: AppState) -> None:
 
     @routes.get("/metrics", summary="Prometheus metrics", tags=["health"], response_class=PlainTextResponse)
     async def metrics() -> Response:
+        state.saturation.measure()
         # the workers' files are read, and a page of many series takes a while to write
         return Response(await asyncio.to_thread(state.metrics.page), headers={"content-type": CONTENT_TYPE})
 

@@ -45,7 +45,9 @@ def create_app(
     """
     access = access or Access()
     router_in_front = InferenceRouter(state, create_fastapi(state, root_path=root_path, asks_for_key=access.keys is not None))
-    app = RequestMiddleware(router_in_front, metrics=state.metrics, access=access, log_access=log_access, root_path=root_path)
+    app = RequestMiddleware(
+        router_in_front, metrics=state.metrics, access=access, log_access=log_access, root_path=root_path, tracer=state.tracer
+    )
     if not cors_origins:
         return app
     # around everything: a browser asks first, and without a key
@@ -60,7 +62,9 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.scheduler.start()
+        state.saturation.start()
         yield
+        state.saturation.stop()
         await state.scheduler.stop(0)
 
     app = FastAPI(

@@ -15,7 +15,7 @@ from service.errors import BertServeError, ClientGoneError, ContentEncodingError
 from service.http.disconnect import unless_disconnected
 from service.http.error_log import ErrorLog
 from service.http.lines import LineAnswerer
-from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, ROUTE
+from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, ROUTE, recorded_trace
 from service.http.streaming import LineStream, is_stream
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
@@ -81,7 +81,7 @@ class InferenceRouter:
         requests = body.requests(model.bundle.manifest)
         try:
             prediction = await unless_disconnected(
-                model.predict(requests, timeout_s=timeout_s, task=call.task, spec=call.spec), request.receive
+                model.predict(requests, timeout_s=timeout_s, task=call.task, spec=call.spec, trace=recorded_trace(scope)), request.receive
             )
         except BertServeError as error:
             error.name_input(many=body.is_list, subject=body.subject)

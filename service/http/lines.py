@@ -11,15 +11,17 @@ from starlette.types import Scope
 from service.errors import BertServeError, RefusedError, TooLargeError
 from service.http import errors
 from service.http.error_log import ErrorLog
-from service.http.middleware import REQUEST_ID, of_request
+from service.http.middleware import REQUEST_ID, of_request, recorded_trace
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
 from service.serving.model import Model
 from service.serving.prediction import Prediction
+from service.tracing.trace import Trace
 from service.wire.call import Call, Content, Incoming
 from service.wire.rendering import to_json
 from service.wire.routes import Route
 
+MAX_TRACED_LINES = 128  # of a stream that is traced
 RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _GONE, _SERVER_ERROR = 200, 499, 500
 
@@ -54,10 +56,12 @@ class LineAnswerer:
         self._scope = scope
         self._errors = error_log
         self._timeout_s = timeout_s
+        self._lines = 0
 
     async def answer(self, line: bytes) -> bytes:
         """Returns the answer to a line as JSON, or its error in the one shape; either is counted."""
         start = time.perf_counter()
+        trace = self._begin(start)
         labels, status = (self._route.task or UNKNOWN, UNKNOWN), _GONE
         try:
             if len(line) > self._state.max_body_bytes:
@@ -66,7 +70,7 @@ class LineAnswerer:
                 )
             call = self._route.read(self._incoming(line))
             labels = (call.task, call.model.name)
-            answer = call.answer(await self._predict(call))
+            answer = call.answer(await self._predict(call, trace))
             assert not isinstance(answer, Content), "routes that stream answer with JSON"
             body, status = to_json(answer), _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
@@ -75,12 +79,23 @@ class LineAnswerer:
             if status >= _SERVER_ERROR:
                 self._errors.write(error, of_request(self._scope))
         finally:
+            if trace is not None:
+                said = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
+                trace.tracer.end(trace, time.perf_counter(), attributes=said, failed=status >= _SERVER_ERROR)
             self._state.metrics.requests_of(*labels, status).inc()
             if labels[1] != UNKNOWN:
                 self._state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
         return body
 
-    async def _predict(self, call: Call[Model]) -> Prediction:
+    def _begin(self, start: float) -> Trace | None:
+        """Returns the trace of a line that is read now: those of the first of a stream are seen, for it may have millions."""
+        stream = recorded_trace(self._scope)
+        self._lines += 1
+        if stream is None or self._lines > MAX_TRACED_LINES:
+            return None
+        return stream.tracer.begin_within(stream, "line", start)
+
+    async def _predict(self, call: Call[Model], trace: Trace | None) -> Prediction:
         """Returns the prediction; while there is no room for it, it waits and asks again, up to the line's deadline."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
@@ -88,7 +103,9 @@ class LineAnswerer:
         while True:
             try:
                 left_s = max(deadline - loop.time(), 0.0)
-                return await call.model.predict(requests, timeout_s=left_s, task=call.task, spec=call.spec, counts_refusals=False)
+                return await call.model.predict(
+                    requests, timeout_s=left_s, task=call.task, spec=call.spec, counts_refusals=False, trace=trace
+                )
             except RefusedError as error:
                 wait_s = min(max(error.retry_after_s, RETRY_LEAST_S), RETRY_MOST_S)
                 if loop.time() + wait_s >= deadline:

@@ -7,34 +7,41 @@ import logging
 import random
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import RefusedError
-from service.http import errors
-from service.http.access import FIXED_PATHS, Access
+from service.http import errors, spans
+from service.http.access import FIXED_PATHS, METRICS, PROBES, Access
 from service.http.error_log import ErrorLog
 from service.metrics import UNKNOWN, Metrics
 
 if TYPE_CHECKING:
     from service.serving.prediction import Prediction
+    from service.tracing.trace import Trace
+    from service.tracing.tracer import Tracer
 
 access_log = logging.getLogger("bertserve.access")
 
 LABELS = "bertserve.labels"  # scope key: task and model of the request, for metrics and log; set by inference routes
 PREDICTION = "bertserve.prediction"  # and what a model answered
 REQUEST_ID = "bertserve.request_id"
+TRACE = "bertserve.trace"  # the request's trace, where it has one
 ROUTE = "bertserve.route"  # path of the route that runs models, with `{name}` for a model's name
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = errors.INTERNAL
 _UNAUTHORIZED = 401
+_UNTRACED = PROBES | {METRICS}
 
 
 class RequestMiddleware:
     """Wraps the application."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, access: Access, log_access: bool, root_path: str = "") -> None:
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, access: Access, log_access: bool, root_path: str = "", tracer: Tracer | None = None
+    ) -> None:
         """Wraps an application.
 
         Args:
@@ -43,12 +50,14 @@ class RequestMiddleware:
             access: Says who may call what.
             log_access: Whether to log a line for each request.
             root_path: What a proxy may have left before each path.
+            tracer: Gets a span for each request, but not for probes and scrapes.
         """
         self._app = app
         self._metrics = metrics
         self._access = access
         self._log_access = log_access
         self._root_path = root_path
+        self._tracer = tracer
         self._errors = ErrorLog()
         self._ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
 
@@ -65,6 +74,9 @@ class RequestMiddleware:
         # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy lanes takes far longer
         request_id = asked if _REQUEST_ID.fullmatch(asked) else b"%032x" % self._ids.getrandbits(128)
         scope[REQUEST_ID] = request_id.decode()
+        trace = None
+        if self._tracer is not None and scope["path"] not in _UNTRACED:
+            trace = scope[TRACE] = self._tracer.begin(spans.method(scope), scope["headers"], spans.asked(scope), start)
         status = 0
         holder: str | None = None
         refused: str | None = None
@@ -72,7 +84,7 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id), *_trace_headers(trace)]
                 await send(message)
                 status = message["status"]  # only now: a head that cannot be sent is no answer
             else:
@@ -89,7 +101,10 @@ class RequestMiddleware:
                 await errors.response(error, scope[REQUEST_ID], scope["path"])(scope, receive, send_with_id)
         finally:
             self._access.leave(holder)
-            self._record(scope, status or _INTERNAL, time.perf_counter() - start, holder or refused)
+            end = time.perf_counter()
+            self._record(scope, status or _INTERNAL, end - start, holder or refused)
+            if trace is not None:
+                _end(trace, end, scope, status or _INTERNAL)
 
     def _record(self, scope: Scope, status: int, seconds: float, holder: str | None) -> None:
         task, model = scope.get(LABELS, (None, None))
@@ -107,6 +122,25 @@ class RequestMiddleware:
             )
 
 
+def recorded_trace(scope: Scope) -> Trace | None:
+    """Returns the trace of a request, if anybody will see what is noted in it."""
+    trace: Trace | None = scope.get(TRACE)
+    return trace if trace is not None and trace.recorded else None
+
+
+def _end(trace: Trace, end: float, scope: Scope, status: int) -> None:
+    """Ends a request's span, with what is known of it by now."""
+    route = scope.get(ROUTE) or getattr(scope.get("route"), "path", None)
+    name = spans.method(scope) if route is None else f"{spans.method(scope)} {route}"
+    attributes = spans.answered(status, of_request(scope) | {"route": route})
+    trace.tracer.end(trace, end, name=name, attributes=attributes, failed=status >= _INTERNAL)
+
+
+def _trace_headers(trace: Trace | None) -> Sequence[tuple[bytes, bytes]]:
+    """Returns the header that tells a caller of its trace, as scripts of a page can read it; `traceresponse` never left its draft."""
+    return () if trace is None else ((b"server-timing", b'traceparent;desc="%s"' % trace.traceparent.encode()),)
+
+
 def of_request(scope: Scope) -> dict[str, Any]:
     """Returns what every line of a log says of a request. A path is one that there is, never what a caller made up."""
     task, model = scope.get(LABELS, (None, None))
@@ -119,6 +153,7 @@ def of_request(scope: Scope) -> dict[str, Any]:
         "client": _address(scope),
         "task": task,
         "model": model,
+        **({"trace_id": scope[TRACE].trace_id, "span_id": scope[TRACE].span_id} if TRACE in scope else {}),
     }
 
 

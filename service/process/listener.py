@@ -27,11 +27,11 @@ PAUSE_S = 1.0  # when there is no descriptor or memory for another connection
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-def shared_counts(workers: int) -> MutableSequence[int]:
-    """Returns a count of connections for each worker, in memory that processes forked from here on share; all are ABSENT."""
-    counts = memoryview(mmap.mmap(-1, 8 * workers)).cast("q")
-    for index in range(workers):
-        counts[index] = ABSENT
+def shared_counts(count: int, value: int = ABSENT) -> MutableSequence[int]:
+    """Returns numbers, such as the connections of each worker, in memory that processes forked from here on share; all have the value."""
+    counts = memoryview(mmap.mmap(-1, 8 * count)).cast("q")
+    for index in range(count):
+        counts[index] = value
     return cast("MutableSequence[int]", counts)
 
 

@@ -63,6 +63,7 @@ class _Worker:
         started: `time.monotonic()` at its start.
         ready: Whether it has reported that it is ready.
         hung_up: Whether SIGHUP came while it was not.
+        hung: Whether it was killed because it hung.
         error: Why its start failed, if it said so.
     """
 
@@ -72,6 +73,7 @@ class _Worker:
     started: float
     ready: bool = False
     hung_up: bool = False
+    hung: bool = False
     error: StartError | None = None
 
 
@@ -86,7 +88,7 @@ class Supervisor:
         grace_s: float,
         heartbeats: MutableSequence[int],
         on_ready: Callable[[Any], None],
-        on_end: Callable[[int, int], None],
+        on_end: Callable[[int, int, str | None], None],
         on_stop: Callable[[], None] = lambda: None,
         on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
@@ -98,7 +100,8 @@ class Supervisor:
             grace_s: Seconds that a worker may take to finish what it has.
             heartbeats: By index the `time.monotonic_ns()` at which a worker's event loop last turned, in memory that all share.
             on_ready: Called once, with the report of a worker, when all of them are ready.
-            on_end: Called with index and process id of each worker that has ended.
+            on_end: Called with index and process id of each worker that has ended, and why it has to be replaced: `ended` by itself, or `hung`
+                and was killed; None while the service stops.
             on_stop: Called once, when the workers are told to stop: what they inherited need not stay open here.
             on_hangup: Called on each SIGHUP, which is then passed on to all workers; one that is not ready gets it once it is.
 
@@ -242,14 +245,15 @@ class Supervisor:
         worker.process.join()
         self._workers.remove(worker)
         worker.report.close()
-        self._on_end(worker.index, worker.process.pid or 0)
+        to_replace = None if self._stopping else "hung" if worker.hung else "ended"
+        self._on_end(worker.index, worker.process.pid or 0, to_replace)
         if self._stopping:
             return
         if worker.error is not None and not self._announced:
             self._fail(worker.error)
             return
-        reason = f": {worker.error}" if worker.error is not None else ""
-        logger.error("worker %d, process %d, ended with code %s%s", worker.index, worker.process.pid, worker.process.exitcode, reason)
+        why = f": {worker.error}" if worker.error is not None else ""
+        logger.error("worker %d, process %d, ended with code %s%s", worker.index, worker.process.pid, worker.process.exitcode, why)
         self._failed_starts += not worker.ready
         if self._failed_starts == MOST_FAILED_STARTS:
             self._fail(worker.error or StartError(f"{MOST_FAILED_STARTS} workers in a row ended before they were ready."))
@@ -272,6 +276,7 @@ class Supervisor:
                 what = "has hung" if worker.ready else "has been starting"
                 logger.error("worker %d, process %d, %s for %.1f s and is killed", worker.index, worker.process.pid, what, silent_s)
                 worker.process.kill()
+                worker.hung = True
                 self._watch_from(worker, now)  # it takes a moment to end, and is said once
 
     def _watch_from(self, worker: _Worker, started: float) -> None:

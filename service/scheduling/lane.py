@@ -35,7 +35,15 @@ class Lane:
     Attributes:
         thread: Started by the scheduler.
         run: What it runs now; None while it waits. Another object for each run, so that who watches one never meets the next.
+        busy: Seconds that it had a batch, of batches that have ended, and when the present one began; None while it waits. One object for
+            both, so that who reads it from another thread gets two that belong together.
     """
 
     thread: threading.Thread = field(init=False)
     run: Run | None = None
+    busy: tuple[float, float | None] = (0.0, None)
+
+    def busy_s(self, now: float) -> float:
+        """Returns the seconds that it had a batch, up to now."""
+        ended_s, since = self.busy
+        return ended_s if since is None else ended_s + now - since

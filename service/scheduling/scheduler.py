@@ -95,6 +95,12 @@ class Scheduler:
         return self._backlog.max_queue_tokens
 
     @property
+    def busy_s(self) -> float:
+        """Seconds that its lanes had a batch, up to now and summed."""
+        now = self._clock()
+        return sum(lane.busy_s(now) for lane in self._lanes)
+
+    @property
     def _accepts(self) -> bool:
         return bool(self._lanes) and not self._stopping and not self._dead and not self._watchdog.all_hung
 
@@ -219,7 +225,10 @@ class Scheduler:
         if (taken := self._next_batch()) is None:
             return False
         batch, solo = taken
+        start = self._clock()
+        lane.busy = (busy_s := lane.busy[0], start)
         self._execute(lane, batch, held=batch, solo=solo)
+        lane.busy = (busy_s + self._clock() - start, None)
         lane.run = None
         return True
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from service.backend import sessions
 from service.backend.engines import MAX_SOLO_THREADS
@@ -19,6 +19,7 @@ from service.bundle.default_models import read_defaults
 from service.bundle.evidence_policy import EvidencePolicy
 from service.errors import BundleError, ProviderError, SettingsError
 from service.metrics import Metrics
+from service.process_metrics import ProcessMetrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.serving import loading
@@ -27,11 +28,15 @@ from service.serving.loading import LoadOptions
 from service.serving.model import Model
 from service.serving.registry import Registry
 from service.serving.reloader import Reloader, reason
+from service.serving.saturation import Saturation
 from service.serving.shared_reloader import SharedReloader
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings
 from service.tasks.catalog import TASKS
 from service.wire.reading import Limits
+
+if TYPE_CHECKING:
+    from service.tracing.tracer import Tracer
 
 logger = logging.getLogger("bertserve.loading")
 
@@ -49,6 +54,7 @@ class AppState:
         registry: The loaded models.
         scheduler: The lanes that they run on.
         metrics: Where everything is counted.
+        saturation: How busy it is.
         limits: What a request may measure.
         max_body_bytes: Bytes of a body.
         timeout_ms: Deadline of a request that names none.
@@ -59,11 +65,13 @@ class AppState:
         worker: And of the process that answers: which of how many, and its share of the limits.
         machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
         broken: The models that could not be loaded, with why.
+        tracer: Gets what requests do; None where nothing is traced.
     """
 
     registry: Registry
     scheduler: Scheduler
     metrics: Metrics
+    saturation: Saturation
     limits: Limits
     max_body_bytes: int
     timeout_ms: int
@@ -74,30 +82,33 @@ class AppState:
     worker: Mapping[str, int] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=dict)
     broken: Mapping[str, str] = field(default_factory=dict)
+    tracer: Tracer | None = None
 
 
-def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState:
+def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tracer | None = None) -> AppState:
     """Loads every bundle of the models folder and puts the service together; starts nothing.
 
     Args:
         settings: The settings, with totals over all workers.
         worker: Which worker this is; it takes its share of lanes and queue.
+        tracer: Gets what requests do, where that is traced.
 
     Raises:
         StartError: A bundle, the provider or the settings are wrong; the message says what.
     """
-    metrics = Metrics(worker.folder)
+    metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements))
     broken: dict[str, str] = {}
     log = None if worker.folder is None else ChangeLog(worker.folder / "changes")
     before = None if log is None else log.progress(worker.index)
     paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
     # models were changed since the start: a bundle that is broken now must not keep a worker from serving what the others serve
     forgiving = broken if settings.skip_broken or before is not None else None
-    bundles = _loaded(files.load_bundle, paths, forgiving, at_once=usable_cores())
+    bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
     asked = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
     lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
     lanes, max_queue_tokens = worker.share(lanes_total), worker.share(settings.max_queue_tokens)
+    metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, lanes=lanes)
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
     solo_threads = settings.solo_threads or min(lanes, MAX_SOLO_THREADS)
     scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
@@ -130,6 +141,8 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER) -> AppState
         reloader=reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
+        saturation=Saturation(scheduler, metrics),
+        tracer=tracer,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,

@@ -83,6 +83,16 @@ def obtain_provider(asked: Provider, *, allow_fallback: bool) -> Provider:
     return "cpu"
 
 
+def verify(path: Path, *, metrics: Metrics) -> Bundle:
+    """Returns the bundle of a folder, with every file as its manifest says.
+
+    Raises:
+        BundleError: It is not; the message says how.
+    """
+    with metrics.timed_load(path.name, "verify"):
+        return files.load_bundle(path)
+
+
 def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
     """Makes a warmed-up, timed model of a verified bundle.
 
@@ -92,6 +102,13 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
         ProviderError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text is over the batch budget.
     """
+    with metrics.timed_load(bundle.manifest.name, "load"):
+        model = _load(bundle, options, scheduler, metrics)
+    metrics.model_info.labels(*model.labels).set(1)
+    return model
+
+
+def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: Metrics) -> Model:
     manifest = bundle.manifest
     catalog.spec_of(bundle)
     if manifest.tokenizer.max_length > options.max_batch_tokens:
@@ -121,7 +138,7 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
     cost = CostModel(manifest.flops)
     shapes = [(rows, min(length, manifest.tokenizer.max_length)) for rows, length in WARM_UP_SHAPES]
     cost.fit(engine.time_runs(shapes if graph.shapes is None else graph.shapes.shapes, repeats=WARM_UP_REPEATS))
-    model = Model(
+    return Model(
         bundle,
         graph,
         tokenizer=tokenizer,
@@ -131,8 +148,6 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
         metrics=metrics.model(manifest.task, manifest.name),
         batch_variant=options.batch_variant,
     )
-    metrics.model_info.labels(*model.labels).set(1)
-    return model
 
 
 def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None:

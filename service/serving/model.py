@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,11 +19,14 @@ from service.metrics import ModelMetrics
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.stage import Stage
 from service.serving.prediction import Prediction
+from service.serving.work import Work, trace_run
 from service.tasks.catalog import TASKS, tasks_of
 from service.tasks.encoded import MAX_VALUES
 from service.tasks.further import Further
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import SHORT_CHARS, Encoding, Tokenizer
+from service.text.tokenizer import SHORT_CHARS, Tokenizer
+from service.tracing.trace import Stage as TraceStage
+from service.tracing.trace import Trace
 
 logger = logging.getLogger("bertserve.model")
 
@@ -38,18 +40,6 @@ MAX_WEIGHTS = 2**22
 SECONDS_PER_CHAR = 3e-7
 # Shorter waits are not compared with what was predicted for them: nobody plans by them.
 LEAST_WAIT_S = 0.01
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """The payload of a scheduler entry: one encoding of one input, and what keeps of its outputs what decoding needs."""
-
-    encoding: Encoding
-    input_index: int
-    reduce: Callable[[Row], Any] | None
-
-    def __len__(self) -> int:
-        return len(self.encoding)
 
 
 class Model:
@@ -94,6 +84,8 @@ class Model:
         self._cost = cost
         self._scheduler = scheduler
         self._metrics = metrics
+        name, version, precision, provider = self.labels
+        self._described = {"model": name, "model.version": version, "task": self.task, "precision": precision, "provider": provider}
         self._fills_masks = any(output.kind == "per_mask" for output in graph.outputs)
         self._gives_attentions = graph.gives_attentions
         self._key = self if graph.batch_invariant or batch_variant else None
@@ -126,6 +118,7 @@ class Model:
         task: str | None = None,
         spec: TaskSpec | None = None,
         counts_refusals: bool = True,
+        trace: Trace | None = None,
     ) -> Prediction:
         """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
 
@@ -138,6 +131,7 @@ class Model:
             task: One of `tasks`; the model's own when None.
             spec: What runs in place of the task, which then only counts it.
             counts_refusals: Whether a refusal is one in the metrics; who will ask again himself was not refused yet.
+            trace: Where its stages are noted, if it is traced.
 
         Raises:
             TooLargeError: Larger than the queue, or it would hold or answer too many numbers.
@@ -156,7 +150,7 @@ class Model:
         try:
             job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries)
             try:
-                stage = self._first_stage(requests, spec, chars)
+                stage = self._first_stage(requests, spec, chars, trace)
             except BaseException:
                 self._scheduler.close(job)
                 raise
@@ -181,14 +175,16 @@ class Model:
         metrics.truncated.inc(len(prediction.truncated))
         return prediction
 
-    def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> Stage:
+    def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int, trace: Trace | None) -> Stage:
         """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on a lane."""
         # a hop to a lane and back costs more than tokenizing a short text
         if chars <= SHORT_CHARS:
-            return self._encode(requests, spec)
+            return self._encode(requests, spec, trace)
+        if trace is not None:
+            trace.put(time.perf_counter())
         return Stage(
             work=[(0, requests)],
-            run=lambda payloads: [self._encode(payload, spec) for payload in payloads],
+            run=lambda payloads: [self._encode(payload, spec, trace) for payload in payloads],
             finish=lambda stages: stages[0],
             key=None,
             cost=lambda rows, length: 0.0,
@@ -202,7 +198,7 @@ class Model:
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
         return sum(tokens), seconds + chars * SECONDS_PER_CHAR, sum(-(-n // longest) for n in tokens)
 
-    def _encode(self, requests: Sequence[Any], spec: TaskSpec) -> Stage:
+    def _encode(self, requests: Sequence[Any], spec: TaskSpec, trace: Trace | None) -> Stage:
         """Tokenizes all inputs; returns the stage that runs them."""
         start = time.perf_counter()
         encoded, tokens, reserve, held = [], 0, 0, 0
@@ -218,7 +214,10 @@ class Model:
             held += spec.held(request, item, self.bundle.manifest)
             # here, and not after the last: the windows of one text may be a thousand times as long as it
             self._check_size(tokens + reserve, held)
-        tokenize_s = time.perf_counter() - start
+        end = time.perf_counter()
+        if trace is not None:
+            trace.add(TraceStage("tokenize", start, end))
+            trace.put(end)
         values = sum(item.values for item in encoded)
         if values > MAX_VALUES:
             raise TooLargeError(
@@ -226,14 +225,14 @@ class Model:
                 "each: a smaller `top_k`, pooled tokens, fewer `layers` or `heads`."
             )
         work = [
-            _Work(encoding, index, None if spec.reduce is None else partial(spec.reduce, request, item))
+            Work(encoding, index, None if spec.reduce is None else partial(spec.reduce, request, item), trace)
             for index, (request, item) in enumerate(zip(requests, encoded, strict=True))
             for encoding in item.encodings
         ]
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._decode, spec, requests, encoded, tokens, tokenize_s),
+            finish=partial(self._decode, spec, requests, encoded, tokens, end - start, trace),
             key=self._key,
             cost=self._cost.seconds,
             reserve=reserve,
@@ -241,16 +240,18 @@ class Model:
             run_solo=partial(self._run, solo=True),
         )
 
-    def _after(self, prediction: Prediction) -> Prediction | Stage:
+    def _after(self, prediction: Prediction, trace: Trace | None) -> Prediction | Stage:
         """Returns the prediction, or the stage of what some of its results have to run before they are there."""
         open_ = {index: result for index, result in enumerate(prediction.results) if isinstance(result, Further)}
         if not open_:
             return prediction
-        work = [_Work(encoding, index, reduce) for index, further in open_.items() for encoding, reduce in further.work]
+        if trace is not None:
+            trace.put(time.perf_counter())
+        work = [Work(encoding, index, reduce, trace) for index, further in open_.items() for encoding, reduce in further.work]
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._go_on, prediction, open_),
+            finish=partial(self._go_on, prediction, open_, trace),
             key=self._key,
             cost=self._cost.seconds,
             reserve=sum(further.reserve for further in open_.values()),
@@ -258,15 +259,15 @@ class Model:
             run_solo=partial(self._run, solo=True),
         )
 
-    def _go_on(self, prediction: Prediction, open_: Mapping[int, Further], rows: Sequence[Row]) -> Prediction | Stage:
+    def _go_on(self, prediction: Prediction, open_: Mapping[int, Further], trace: Trace | None, rows: Sequence[Row]) -> Prediction | Stage:
         """Puts what follows from the outputs into the place of what ran."""
         start = time.perf_counter()
         each = iter(rows)
         for index, further in open_.items():
             prediction.results[index] = further.finish([next(each) for _ in further.work])
             prediction.tokens += further.tokens
-        prediction.decode_s += time.perf_counter() - start
-        return self._after(prediction)
+        prediction.decode_s += self._decoded(start, trace)
+        return self._after(prediction, trace)
 
     def _check_size(self, tokens: int, held: int) -> None:
         most = self._scheduler.max_queue_tokens
@@ -281,7 +282,7 @@ class Model:
                 "shorter texts at once, or ask for less of each."
             )
 
-    def _run(self, works: Sequence[_Work], *, solo: bool = False) -> list[Row]:
+    def _run(self, works: Sequence[Work], *, solo: bool = False) -> list[Row]:
         if len(works) > 1 and self._gives_too_much(works):
             half = len(works) // 2
             return [*self._run(works[:half], solo=solo), *self._run(works[half:], solo=solo)]
@@ -294,24 +295,26 @@ class Model:
         except BertServeError as error:
             if len(works) == 1:
                 error.input_index = works[0].input_index
+            trace_run(works, self._described, (height, width), start=start, solo=engine is not self.engines.lane, error=error)
             raise
         seconds, busy_s = time.perf_counter() - start, time.thread_time() - start_busy
         try:
             self._account(engine, (height, width), works, seconds, busy_s)
+            trace_run(works, self._described, (height, width), start=start, solo=engine is not self.engines.lane)
         except Exception as error:  # noqa: BLE001 - what was computed is delivered, whether or not it can be counted
             logger.error("a run of `%s` could not be counted: %s", self.name, type(error).__name__)
         if len(rows) != len(works):
             return rows  # the scheduler refuses them
         return [row if work.reduce is None else work.reduce(row) for work, row in zip(works, rows, strict=True)]
 
-    def _gives_too_much(self, works: Sequence[_Work]) -> bool:
+    def _gives_too_much(self, works: Sequence[Work]) -> bool:
         """Returns whether a run would give out more than it may hold at once, of scores of the vocabulary or of attention."""
         if self._fills_masks and sum(len(work.encoding.masks) for work in works) * self._tokenizer.vocabulary_size > MAX_LOGITS:
             return True
         maps = sum(len(work.encoding.maps) for work in works) if self._gives_attentions else 0
         return maps * max(map(len, works)) ** 2 > MAX_WEIGHTS
 
-    def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[_Work], seconds: float, busy_s: float) -> None:
+    def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[Work], seconds: float, busy_s: float) -> None:
         """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""
         if engine is self.engines.lane:
             # one thread does all of a lane's run on the CPU; beside another device it waits
@@ -325,7 +328,14 @@ class Model:
         self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
 
     def _decode(
-        self, spec: TaskSpec, requests: Sequence[Any], encoded: Sequence[Any], tokens: int, tokenize_s: float, rows: Sequence[Row]
+        self,
+        spec: TaskSpec,
+        requests: Sequence[Any],
+        encoded: Sequence[Any],
+        tokens: int,
+        tokenize_s: float,
+        trace: Trace | None,
+        rows: Sequence[Row],
     ) -> Prediction | Stage:
         start = time.perf_counter()
         manifest = self.bundle.manifest
@@ -337,4 +347,13 @@ class Model:
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
         warnings = [warning for item in encoded for warning in item.warnings]
-        return self._after(Prediction(results, truncated, warnings, tokens, tokenize_s=tokenize_s, decode_s=time.perf_counter() - start))
+        decode_s = self._decoded(start, trace)
+        return self._after(Prediction(results, truncated, warnings, tokens, tokenize_s=tokenize_s, decode_s=decode_s), trace)
+
+    @staticmethod
+    def _decoded(start: float, trace: Trace | None) -> float:
+        """Returns the seconds of a decoding that ends now."""
+        end = time.perf_counter()
+        if trace is not None:
+            trace.add(TraceStage("decode", start, end))
+        return end - start

@@ -12,6 +12,7 @@ from service.bundle import files
 from service.bundle.files import Bundle
 from service.errors import BertServeError, BundleError, InvalidValueError, NotFoundError, StartError
 from service.metrics import Metrics
+from service.serving.loading import verify
 from service.serving.model import Model
 from service.serving.registry import Registry
 
@@ -109,7 +110,7 @@ class Reloader:
         name = path.name
         old = self._registry.models.get(name)
         try:
-            bundle = await asyncio.to_thread(files.load_bundle, path)
+            bundle = await asyncio.to_thread(verify, path, metrics=self._metrics)
             if only_changed and old is not None and bundle.version == old.bundle.version:
                 self._mend(name)
                 return old

@@ -28,6 +28,7 @@ from service.serving.build import AppState, build
 from service.serving.model import Model
 from service.serving.registry import Registry
 from service.serving.reloader import Reloader
+from service.serving.saturation import Saturation
 from service.settings import Settings
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits
@@ -207,6 +208,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
         reloader=Reloader([models], lambda bundle: model, registry=registry, broken={}, metrics=metrics),
         scheduler=scheduler,
         metrics=metrics,
+        saturation=Saturation(scheduler, metrics),
         limits=Limits(max_inputs=64, max_chars=4096),
         max_body_bytes=65536,
         timeout_ms=10_000,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
-from application import LONG, keys, play
+from application import LONG, blocked, faked, keys, play
+from fakes import FakeEngine
 from service.http.access import Access
+from service.process_metrics import ProcessMetrics
+from service.scheduling.lane import Lane
 from service.serving.build import build
+from service.serving.saturation import INTERVAL_S
 from service.settings import Settings
 
 LABELED = ("model", "task")
@@ -39,8 +45,29 @@ DOCUMENTED = {
     "key_requests_total": ("key", "status"),
     "broken_models": ("model",),
     "model_info": ("model", "precision", "provider", "version"),
+    "model_load_seconds": ("model", "outcome", "step"),
+    "build_info": ("onnxruntime", "provider", "python", "version"),
+    "lanes": (),
+    "lane_busy_seconds_total": (),
+    "event_loop_cpu_seconds_total": (),
+    "event_loop_lag_seconds": (),
+    "workers": (),
+    "ready_workers": (),
+    "workers_replaced_total": ("reason",),
+    "process_virtual_memory_bytes": ("worker",),
+    "process_resident_memory_bytes": ("worker",),
+    "process_start_time_seconds": ("worker",),
+    "process_cpu_seconds_total": ("worker",),
+    "process_open_fds": ("worker",),
+    "process_max_fds": ("worker",),
 }
 TINY = {"task": "text-classification", "model": "tiny"}
+
+
+def family_name(documented: str) -> str:
+    """Returns the name of the family of a metric of DOCUMENTED: those of a process are named alike in all services."""
+    name = documented.removesuffix("_total")
+    return name if name.startswith("process_") else f"bertserve_{name}"
 
 
 def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
@@ -74,14 +101,14 @@ def after_one_request(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Met
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_documented_metric_exists(found: dict[str, Metric], name: str) -> None:
     """Each metric is there with its labels, after one request."""
-    family = found[f"bertserve_{name.removesuffix('_total')}"]
+    family = found[family_name(name)]
     [labels] = {tuple(sorted(set(sample.labels) - {"le"})) for sample in family.samples if not sample.name.endswith("_created")}
     assert labels == DOCUMENTED[name]
 
 
 def test_no_other_metric_exists(found: dict[str, Metric]) -> None:
     """Nothing is counted that is not documented, but for the times of creation that prometheus_client adds."""
-    assert {name for name in found if not name.endswith("_created")} == {f"bertserve_{name.removesuffix('_total')}" for name in DOCUMENTED}
+    assert {name for name in found if not name.endswith("_created")} == set(map(family_name, DOCUMENTED))
 
 
 def test_every_metric_is_described(models: Path) -> None:
@@ -93,7 +120,7 @@ def test_buckets_of_seconds_run_from_half_a_millisecond_to_half_a_minute(models:
     """All histograms of seconds share buckets from 0.5 ms to 30 s."""
     found = families(models, ("/classify", {"inputs": "good"}))
     for name in DOCUMENTED:
-        if name.endswith("_seconds"):
+        if name.endswith("_seconds") and name not in ("model_load_seconds", "process_start_time_seconds"):
             samples = found[f"bertserve_{name}"].samples
             bounds = sorted({float(sample.labels["le"]) for sample in samples if sample.name.endswith("_bucket")})
             assert (bounds[0], bounds[-2], bounds[-1]) == (0.0005, 30, float("inf"))
@@ -166,3 +193,84 @@ def test_loaded_models_are_named(models: Path) -> None:
     assert sample.value == 1
     assert (sample.labels["model"], sample.labels["precision"], sample.labels["provider"]) == ("tiny", "fp32", "cpu")
     assert len(sample.labels["version"]) == 12
+
+
+def test_loads_are_counted_by_outcome(models: Path) -> None:
+    """Each bundle is verified and loaded once at the start; one that is broken fails at the step that finds it."""
+    found = families(models)
+    assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="ok") == 1
+    assert value(found, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 1
+    assert value(found, "model_load_seconds_count", model="broken", outcome="failed") == 1
+    assert value(found, "model_load_seconds_count", model="broken", outcome="ok") == 0
+
+
+def test_a_reload_is_counted_as_another_load(models: Path) -> None:
+    """What an administrator asks for adds a step of each kind, and what then fails adds one that failed."""
+    admin = keys(models.parent, "swordfish")
+
+    async def check(client: httpx.AsyncClient) -> str:
+        for _ in range(2):
+            await client.post("/models/tiny/reload", headers={"authorization": "Bearer swordfish"})
+            (models / "tiny" / "tokenizer.json").write_text("{}")
+        return (await client.get("/metrics")).text
+
+    page = play(build(Settings(models=models)), check, access=Access(admin_keys=admin))
+    found = {family.name: family for family in text_string_to_metric_families(page)}
+    assert value(found, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 2
+    assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
+
+
+def test_a_lane_is_busy_while_it_runs_and_not_after() -> None:
+    """A batch that runs on counts up to now; a lane that waits counts no more."""
+    lane = Lane()
+    assert lane.busy_s(5.0) == 0.0
+    lane.busy = (2.0, 5.0)
+    assert lane.busy_s(5.5) == 2.5
+    lane.busy = (2.75, None)
+    assert lane.busy_s(9.0) == 2.75
+
+
+def test_the_busy_seconds_of_lanes_are_those_of_the_scheduler(models: Path) -> None:
+    """A page counts a run that has not ended up to now, and never counts any of it twice."""
+    engine = FakeEngine()
+    service = faked(models, engine)
+    seen = []
+
+    async def scrape(client: httpx.AsyncClient) -> None:
+        page = (await client.get("/metrics")).text
+        found = {family.name: family for family in text_string_to_metric_families(page)}
+        seen.append(value(found, "lane_busy_seconds_total"))
+
+    async def check(client: httpx.AsyncClient) -> None:
+        await scrape(client)
+        await scrape(client)
+
+    blocked(service, engine, check)
+    first, second = seen
+    assert 0 < first < second <= service.scheduler.busy_s
+
+
+def test_the_loop_is_measured_from_its_start(models: Path) -> None:
+    """CPU seconds and lag are of the thread in which the application was started."""
+    service = build(Settings(models=models))
+
+    async def run() -> None:
+        service.saturation.start()
+        sum(range(2_000_000))
+        service.saturation.measure()
+        await asyncio.sleep(1.2 * INTERVAL_S)
+        service.saturation.stop()
+
+    asyncio.run(run())
+    found = {family.name: family for family in text_string_to_metric_families(service.metrics.page().decode())}
+    assert value(found, "event_loop_cpu_seconds_total") > 0
+    assert value(found, "event_loop_lag_seconds_count") == 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_processes_are_told_apart_by_worker(gone: bool) -> None:
+    """Each worker has its own series, whichever is asked; one whose place is empty has none."""
+    processes = ProcessMetrics([os.getpid(), 0 if gone else os.getppid()], lambda: {"ended": 2, "hung": 1})
+    samples = [sample for family in processes.collect() for sample in family.samples]
+    assert {sample.labels["worker"] for sample in samples if sample.name == "process_cpu_seconds_total"} == ({"0"} if gone else {"0", "1"})
+    assert {sample.labels["reason"]: sample.value for sample in samples if "replaced" in sample.name} == {"ended": 2, "hung": 1}

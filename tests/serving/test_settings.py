@@ -60,6 +60,7 @@ DEFAULTS = {
     "root_path": "",
     "forwarded_allow_ips": (),
     "cors_origin": (),
+    "otlp_endpoint": None,
     "access_log": False,
     "log_format": "text",
 }

@@ -179,7 +179,7 @@ def work(index, shutdown_pipe, report):
         if index == 1 and starts[0] + 1 in HANGS:
             return
 
-def on_end(index, pid):
+def on_end(index, pid, reason):
     print("ended", index, flush=True)
 
 supervisor.Supervisor(

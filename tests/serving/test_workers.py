@@ -238,6 +238,8 @@ def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve
         assert 'bertserve_model_info{model="tiny"' in page
         assert "pid=" not in page
         assert ["bertserve_queue_entries 0.0"] == [line for line in page.splitlines() if line.startswith("bertserve_queue_entries")]
+        assert {"bertserve_workers 2.0", "bertserve_lanes 2.0", "bertserve_ready_workers 2.0"} <= set(page.splitlines())
+        assert ["0", "1"] == re.findall(r'^process_resident_memory_bytes\{worker="(\d)"\} \d', page, re.MULTILINE)
     assert "" == served.log.read_text()
 
 
@@ -262,6 +264,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, 
         with clients_of(served, 4) as clients:
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
             assert {13.0} == {answered(client) for client in clients}
+            assert 'bertserve_workers_replaced_total{reason="ended"} 1.0' in clients[0].get("/metrics").text
 
 
 @pytest.mark.full_grid
@@ -280,6 +283,7 @@ def test_a_worker_that_hangs_is_replaced(models: Path, serve: Serve) -> None:
         assert (before[1], True) == (after[1], before[0] != after[0])
         assert f"worker 0, process {before[0]}, has hung for" in served.log.read_text()
         with clients_of(served, 4) as clients:
+            assert 'bertserve_workers_replaced_total{reason="hung"} 1.0' in clients[0].get("/metrics").text
             assert [200] * 4 == [client.post("/classify", json={"inputs": "good"}).status_code for client in clients]
 
 

@@ -1,0 +1,55 @@
+"""Work: what a lane runs one of in a batch, and what traces are told of a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from service.backend.onnx_engine import Row
+from service.text.tokenizer import Encoding
+from service.tracing.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The payload of a scheduler entry: one encoding of one input.
+
+    Attributes:
+        encoding: What runs.
+        input_index: Of the request's input that it is of.
+        reduce: Keeps of its outputs what decoding needs; None for all of them.
+        trace: Its request's, where that is recorded.
+    """
+
+    encoding: Encoding
+    input_index: int
+    reduce: Callable[[Row], Any] | None
+    trace: Trace | None
+
+    def __len__(self) -> int:
+        return len(self.encoding)
+
+
+def trace_run(
+    works: Sequence[Work], model: Mapping[str, str], shape: tuple[int, int], *, start: float, solo: bool, error: Exception | None = None
+) -> None:
+    """Makes a span of a run that ends now, if a request in it is traced.
+
+    Args:
+        works: What ran.
+        model: What is said of the model and its graph.
+        shape: Padded rows and length.
+        start: Seconds, by `time.perf_counter`.
+        solo: Whether it took several threads.
+        error: What it ended with.
+    """
+    traces = list(dict.fromkeys(work.trace for work in works if work.trace is not None))
+    if not traces:
+        return
+    real = sum(map(len, works))
+    batch = {"rows": len(works), "tokens": real, "padded_tokens": shape[0] * shape[1] - real, "solo": solo}
+    attributes = {f"bertserve.{name}": value for name, value in model.items()} | {f"bertserve.batch.{name}": n for name, n in batch.items()}
+    kind = None if error is None else type(error).__name__
+    traces[0].tracer.batch(traces, f"batch {model['model']}", start, time.perf_counter(), attributes=attributes, error=kind)

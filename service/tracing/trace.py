@@ -1,0 +1,83 @@
+"""Trace: what a request that is traced did, and when. A record that stages fill as they go; spans are made of it afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from service.tracing.tracer import Tracer
+
+MAX_RUNS = 128  # that a trace keeps: a document of many windows may run in hundreds, and the last one takes the place of those between
+
+Name = Literal["queue", "tokenize", "run", "decode"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of a request.
+
+    Attributes:
+        name: Which.
+        start: Seconds, by `time.perf_counter`.
+        end: And its end.
+        batch: What the tracer knows the batch by that it ran in; None where it is no run.
+    """
+
+    name: Name
+    start: float
+    end: float
+    batch: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """A request, or a line of a stream of them.
+
+    Attributes:
+        tracer: Who began it, and makes its spans.
+        span: What the tracer knows it by.
+        trace_id: 32 hexadecimal digits.
+        span_id: 16 hexadecimal digits.
+        traceparent: Both, in the form of the header.
+        recorded: Whether anybody will see it; else only its ids matter, and nothing need be noted.
+        epoch_ns: Nanoseconds from 1970 to the zero of `time.perf_counter`.
+        stages: Its parts in the order in which they ended, but for its waits.
+        puts: When it was put into the queue, each time.
+    """
+
+    tracer: Tracer
+    span: Any
+    trace_id: str
+    span_id: str
+    traceparent: str
+    recorded: bool
+    epoch_ns: int
+    stages: list[Stage] = field(default_factory=list)
+    puts: list[float] = field(default_factory=list)
+    _runs: int = 0
+
+    def put(self, now: float) -> None:
+        """Notes that it waits in the queue from now on."""
+        self.puts.append(now)
+
+    def add(self, stage: Stage) -> None:
+        """Notes a part of it that has ended. Called from lanes."""
+        if stage.name == "run":
+            self._runs += 1
+            if self._runs > MAX_RUNS:
+                last = next(place for place in range(len(self.stages) - 1, -1, -1) if self.stages[place].name == "run")
+                self.stages[last] = stage
+                return
+        self.stages.append(stage)
+
+    def waits(self, end: float) -> Iterator[Stage]:
+        """Yields its waits: each from when it was put into the queue until the last of what was put then has started.
+
+        Args:
+            end: When the request ended, and with it a wait in which nothing started.
+        """
+        starts = [stage.start for stage in self.stages if stage.name in ("run", "tokenize")]
+        for put, following in zip(self.puts, [*self.puts, end][1:], strict=True):
+            yield Stage("queue", put, max((start for start in starts if put <= start < following), default=following))

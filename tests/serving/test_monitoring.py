@@ -1,0 +1,206 @@
+"""deploy/grafana and deploy/prometheus: what they ask for exists, reads well, and gives values of a service under load."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+import tiny
+from application import play
+from conftest import ROOT, Served, running
+from service.serving.build import build
+from service.settings import Settings
+
+PROMETHEUS = ROOT / "deploy/prometheus"
+GRAFANA = ROOT / "deploy/grafana"
+DASHBOARD: dict[str, Any] = json.loads((GRAFANA / "bertserve.json").read_text(encoding="utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+RULES = [rule for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
+QUERIES = {f"{panel['title']} {target['refId']}": target["expr"] for panel in PANELS for target in panel["targets"]}
+EXPRESSIONS = QUERIES | {rule["alert"]: rule["expr"] for rule in RULES}
+# what Prometheus adds to each series, and the metric that it makes of each scrape
+OF_PROMETHEUS = {"job", "instance"}
+WORDS = {
+    "sum",
+    "by",
+    "rate",
+    "increase",
+    "count",
+    "max",
+    "min_over_time",
+    "changes",
+    "histogram_quantile",
+    "vector",
+    "and",
+    "or",
+    "on",
+    "time",
+    "offset",
+}
+VALUES = {"$job": ".+", "$instance": ".+", "$model": ".+", "$__rate_interval": "20s"}
+
+
+@pytest.fixture(name="series", scope="module")
+def series_of_a_service(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Name of a sample of `/metrics` -> its labels, of a service that was asked once and could not load one of its models."""
+    folder = tmp_path_factory.mktemp("monitored") / "models"
+    tiny.bundle(folder)
+    (tiny.bundle(folder, "broken") / "tokenizer.json").write_text("{}")
+
+    async def check(client: httpx.AsyncClient) -> str:
+        await client.post("/classify", json={"inputs": "good"})
+        return (await client.get("/metrics")).text
+
+    page = play(build(Settings(models=folder, skip_broken=True)), check)
+    samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
+    return {"up": set()} | {sample.name: set(sample.labels) for sample in samples}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_every_expression_asks_for_what_the_service_has(series: dict[str, set[str]], name: str) -> None:
+    """Each metric of a panel or an alert is on the page, with each label that is matched there; and so are the labels that are grouped by."""
+    bare = re.sub(r"\[[^]]*\]", "", EXPRESSIONS[name])
+    named = re.findall(r"\b([a-z_]+)\b(\{[^}]*\})?", re.sub(r'"[^"]*"|\b(?:by|on) \([^)]*\)', "", bare))
+    selectors = [(metric, set(re.findall(r"(\w+)[=!]", matched))) for metric, matched in named if metric not in WORDS]
+    grouped = {label for labels in re.findall(r"\bby \(([^)]*)\)", bare) for label in labels.split(", ")}
+    assert selectors
+    assert [] == [metric for metric, _ in selectors if metric not in series]
+    assert set() == {label for metric, labels in selectors for label in labels - series[metric] - OF_PROMETHEUS}
+    assert set() == grouped - OF_PROMETHEUS - set.union(*(series[metric] for metric, _ in selectors))
+
+
+def test_panels_lie_beside_each_other() -> None:
+    """Each panel has an id of its own and a place in the 24 columns that no other one has, and says what it shows."""
+    places = [
+        (x, y)
+        for at in (panel["gridPos"] for panel in DASHBOARD["panels"])
+        for x in range(at["x"], at["x"] + at["w"])
+        for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(places) == len(set(places))
+    assert max(x for x, _ in places) == 23
+    assert len(DASHBOARD["panels"]) == len({panel["id"] for panel in DASHBOARD["panels"]})
+    assert [] == [panel["title"] for panel in PANELS if len(panel["description"]) < 10]
+
+
+def test_variables_are_those_of_the_queries() -> None:
+    """Each variable of the dashboard is used, and each that is used is there; Grafana makes the interval itself."""
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps([DASHBOARD["panels"], DASHBOARD["templating"]]))) - {"__rate_interval", "__all"}
+    assert used == {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+
+
+def test_grafana_finds_what_is_provisioned() -> None:
+    """The dashboard's files are where the provider looks, by the paths that their comments name, and the rates fit the scrapes."""
+    [source] = yaml.safe_load((GRAFANA / "provisioning/datasources/bertserve.yml").read_text())["datasources"]
+    [provider] = yaml.safe_load((GRAFANA / "provisioning/dashboards/bertserve.yml").read_text())["providers"]
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    assert ("prometheus", "file") == (source["type"], provider["type"])
+    assert config["global"]["scrape_interval"] == source["jsonData"]["timeInterval"]
+    assert ["alerts.yml"] == config["rule_files"]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_every_alert_says_what_to_do(rule: dict[str, Any]) -> None:
+    """An alert has a severity, a summary, a heading in the guide that it names, and a test of its own that fires and one that does not."""
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    tests = yaml.safe_load((PROMETHEUS / "alerts_test.yml").read_text())["tests"]
+    fired = [bool(case["exp_alerts"]) for test in tests for case in test["alert_rule_test"] if case["alertname"] == rule["alert"]]
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert anchor == rule["alert"].lower()
+    assert f"### {rule['alert']}\n" in (ROOT / page).read_text(encoding="utf-8")
+    assert [True, False] == fired
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize(
+    "command", [("check", "rules", "alerts.yml"), ("check", "config", "prometheus.yml"), ("test", "rules", "alerts_test.yml")]
+)
+def test_promtool_accepts_them(command: tuple[str, ...]) -> None:
+    """The rules and the configuration are valid, and each alert fires when it should."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+    done = subprocess.run([promtool, *command], cwd=PROMETHEUS, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
+@pytest.fixture(name="prometheus")
+def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A client of a real Prometheus, with the alerts, that scrapes each second two workers which bert-bench loads."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
+    with running(models, tmp_path / "serve.log", "--workers", "2", "--lanes", "2") as served:
+        (tmp_path / "prometheus.yml").write_text(_scraping(served.url.removeprefix("http://")))
+        shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
+        log = tmp_path / "prometheus.log"
+        with log.open("w") as written:
+            process = subprocess.Popen(
+                [
+                    program,
+                    f"--config.file={tmp_path}/prometheus.yml",
+                    f"--storage.tsdb.path={tmp_path}/data",
+                    "--web.listen-address=127.0.0.1:0",
+                ],
+                stderr=written,
+            )
+        try:
+            with _after_a_load(served, log) as client:
+                yield client
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _scraping(target: str) -> str:
+    config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
+    return yaml.safe_dump(config)
+
+
+def _after_a_load(served: Served, log: Path) -> httpx.Client:
+    bench = [str(Path(sys.executable).with_name("bert-bench")), "closed", "--target", f"{served.url}/classify=short"]
+    subprocess.run([*bench, "--connections", "8", "--seconds", "15"], check=True, capture_output=True)
+    while (found := re.search(r"Listening on\S*.*address=(127\S+:\d+)", log.read_text())) is None:
+        time.sleep(0.1)
+    return httpx.Client(base_url=f"http://{found[1]}", timeout=20, trust_env=False)
+
+
+@pytest.mark.full_grid
+@pytest.mark.serial
+def test_every_panel_and_alert_has_values_of_a_loaded_service(prometheus: httpx.Client) -> None:
+    """Each query of the dashboard gives a series with a number, each alert's is evaluated without an error, and a healthy service raises none."""
+
+    def ask(expression: str) -> list[Any]:
+        answer = prometheus.get("/api/v1/query", params={"query": expression}).json()
+        assert "success" == answer["status"], answer
+        result: list[Any] = answer["data"]["result"]
+        return result
+
+    values = {name: [float(series["value"][1]) for series in ask(_filled_in(expression))] for name, expression in QUERIES.items()}
+    groups = prometheus.get("/api/v1/rules").json()["data"]["groups"]
+    evaluated = [rule for group in groups for rule in group["rules"]]
+    assert [] == [name for name, found in values.items() if all(map(math.isnan, found))]
+    assert {rule["alert"]: "ok" for rule in RULES} == {rule["name"]: rule["health"] for rule in evaluated}
+    assert [] == [rule["name"] for rule in evaluated if rule["state"] == "firing"]
+
+
+def _filled_in(expression: str) -> str:
+    """Returns a panel's query as Grafana sends it, with everything chosen."""
+    for variable, value in VALUES.items():
+        expression = expression.replace(variable, value)
+    return expression

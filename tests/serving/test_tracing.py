@@ -1,0 +1,425 @@
+"""Traces: a real request's spans as a collector receives them by OTLP, within the caller's trace, and what happens where there is no collector."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import http.server
+import json
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from application import LONG, blocked, faked, play
+from fakes import FakeEngine
+from service import cli
+from service.errors import EngineError, SettingsError
+from service.http.lines import MAX_TRACED_LINES
+from service.serving.build import build
+from service.settings import Settings, parse
+from service.tracing.trace import MAX_RUNS, Stage, Trace
+from service.tracing.tracer import Tracer
+
+CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+TRACEPARENT = f"00-{CALLER}-{PARENT}-01"
+
+
+class Collector(http.server.ThreadingHTTPServer):
+    """Takes spans on loopback as an OpenTelemetry collector does."""
+
+    def __init__(self) -> None:
+        self.exports: list[ExportTraceServiceRequest] = []
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    @property
+    def address(self) -> str:
+        """Its base address."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def spans(self) -> list[Span]:
+        """All spans that came."""
+        scopes = [scope for export in self.exports for resource in export.resource_spans for scope in resource.scope_spans]
+        return [span for scope in scopes for span in scope.spans]
+
+    def one(self, name: str) -> Span:
+        """Returns the only span of that name."""
+        [span] = [span for span in self.spans if span.name == name]
+        return span
+
+    def resources(self) -> list[dict[str, Any]]:
+        """Returns the attributes of who sent, of each export."""
+        return [values(resource.resource) for export in self.exports for resource in export.resource_spans]
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        assert self.path == "/v1/traces"
+        body = self.rfile.read(int(self.headers["content-length"]))
+        body = gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+        self.server.exports.append(ExportTraceServiceRequest.FromString(body))
+        self.send_response(200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture(name="collector")
+def collector_on_loopback() -> Iterator[Collector]:
+    """A collector that listens."""
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def values(carrier: Any) -> dict[str, Any]:
+    """Returns the attributes of a span or a resource."""
+    return {item.key: getattr(item.value, item.value.WhichOneof("value")) for item in carrier.attributes}
+
+
+@contextmanager
+def tracing(collector: Collector) -> Iterator[Tracer]:
+    """Yields a tracer, whose spans have all come when the block has ended."""
+    tracer = Tracer.to(collector.address)
+    assert tracer is not None
+    yield tracer
+    tracer.close()
+
+
+def traced(models: Path, collector: Collector, check: Callable[[httpx.AsyncClient], Any], **options: Any) -> Any:
+    """Returns what a check of a service returns, whose spans then have come."""
+    with tracing(collector) as tracer:
+        return play(replace(build(Settings(models=models)), tracer=tracer), check, **options)
+
+
+def ask(models: Path, collector: Collector, body: Any, *, path: str = "/classify", **headers: str) -> httpx.Response:
+    """Returns the answer to a POST, whose spans then have come."""
+
+    async def check(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post(path, json=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    answer: httpx.Response = traced(models, collector, check)
+    return answer
+
+
+def test_a_request_is_a_span_with_its_stages(models: Path, collector: Collector) -> None:
+    """A server span has the queue, the tokenizer, the run and the decoding below it, in this order and within it."""
+    ask(models, collector, {"inputs": "good"}, x_request_id="mine-1")
+    server = collector.one("POST /classify")
+    children = sorted(
+        (span for span in collector.spans if span.parent_span_id == server.span_id), key=lambda span: span.start_time_unix_nano
+    )
+    assert ["tokenize", "queue", "run", "decode"] == [span.name for span in children]
+    assert (Span.SPAN_KIND_SERVER, b"") == (server.kind, server.parent_span_id)
+    assert {server.trace_id} == {span.trace_id for span in children}
+    assert all(server.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano for span in children)
+    assert max(span.end_time_unix_nano for span in children) <= server.end_time_unix_nano
+    assert {
+        "http.request.method": "POST",
+        "http.route": "/classify",
+        "http.response.status_code": 200,
+        "url.scheme": "http",
+        "url.path": "/classify",
+        "client.address": "127.0.0.1",
+        "network.protocol.version": "1.1",
+        "server.address": "test",
+        "bertserve.request_id": "mine-1",
+        "bertserve.task": "text-classification",
+        "bertserve.model": "tiny",
+    } == values(server)
+    assert Status.STATUS_CODE_UNSET == server.status.code
+
+
+def test_a_batch_is_a_span_that_links_its_requests(models: Path, collector: Collector) -> None:
+    """Requests that ran together are links of one span, which is of no request's trace; and each request's run links that span."""
+    engine = FakeEngine()
+    service = faked(models, engine)
+
+    async def check(client: httpx.AsyncClient) -> None:
+        both = [asyncio.ensure_future(client.post("/classify", json={"inputs": text})) for text in ("good", "bad film")]
+        await asyncio.sleep(0.05)
+        engine.gate.set()
+        await asyncio.gather(*both)
+
+    with tracing(collector) as tracer:
+        blocked(replace(service, tracer=tracer), engine, check)
+    batches = sorted((span for span in collector.spans if span.name == "batch tiny"), key=lambda span: span.start_time_unix_nano)
+    together = batches[1]
+    requests = {span.span_id: span.trace_id for span in collector.spans if span.name == "POST /classify"}
+    links = {link.span_id: link.trace_id for link in together.links}
+    runs = [span for span in collector.spans if span.name == "run" and [link.span_id for link in span.links] == [together.span_id]]
+    assert [1, 2] == [len(batch.links) for batch in batches]
+    assert links.items() <= requests.items()
+    assert set(links) == {run.parent_span_id for run in runs}
+    assert (b"", False) == (together.parent_span_id, together.trace_id in requests.values())
+    assert {
+        "bertserve.model": "tiny",
+        "bertserve.model.version": service.registry.get("tiny").bundle.version,
+        "bertserve.task": "text-classification",
+        "bertserve.precision": "fp32",
+        "bertserve.provider": "cpu",
+        "bertserve.batch.rows": 2,
+        "bertserve.batch.tokens": 7,
+        "bertserve.batch.padded_tokens": 1,
+        "bertserve.batch.solo": False,
+    } == values(together)
+
+
+def test_the_callers_trace_goes_on(models: Path, collector: Collector) -> None:
+    """A request with `traceparent` is a span of that trace, below that span; the answer names ours, and the request's id stays its own."""
+    answer = ask(models, collector, {"inputs": "good"}, traceparent=TRACEPARENT, tracestate="vendor=1", x_request_id="mine-2")
+    server = collector.one("POST /classify")
+    assert (CALLER, PARENT) == (server.trace_id.hex(), server.parent_span_id.hex())
+    assert "vendor=1" == server.trace_state
+    assert f'traceparent;desc="00-{CALLER}-{server.span_id.hex()}-01"' in answer.headers["server-timing"]
+    assert "mine-2" == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "nonsense",
+        f"00-{CALLER}-{PARENT}",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{CALLER}-{'0' * 16}-01",
+        f"00-{CALLER.upper()}-{PARENT}-01",
+        f"00-{CALLER[:-1]}-{PARENT}-01",
+        f"00-{CALLER}-{PARENT}-01-more",
+        f"ff-{CALLER}-{PARENT}-01",
+        f"{TRACEPARENT},{TRACEPARENT}",
+        "00-" + "ä" * 32 + f"-{PARENT}-01",
+    ],
+)
+def test_a_malformed_traceparent_begins_a_new_trace(collector: Collector, header: str) -> None:
+    """What is no `traceparent` by W3C is ignored, and the request is traced all the same."""
+    with tracing(collector) as tracer:
+        trace = tracer.begin("POST", [(b"traceparent", header.encode("latin-1"))], {}, 1.0)
+        tracer.end(trace, 2.0, attributes={}, failed=False)
+    assert (CALLER, True) != (trace.trace_id, trace.recorded)
+    assert (trace.trace_id, b"") == (collector.one("POST").trace_id.hex(), collector.one("POST").parent_span_id)
+
+
+def test_two_traceparents_are_none(collector: Collector) -> None:
+    """Nobody can say which of two callers it is, so neither is believed; two `tracestate` are one list."""
+    with tracing(collector) as tracer:
+        twice = tracer.begin("POST", [(b"traceparent", TRACEPARENT.encode())] * 2, {}, 1.0)
+        states = tracer.begin("POST", [(b"traceparent", TRACEPARENT.encode()), (b"tracestate", b"a=1"), (b"tracestate", b"b=2")], {}, 1.0)
+    assert CALLER != twice.trace_id
+    assert "a=1,b=2" == states.span.get_span_context().trace_state.to_header()
+
+
+def test_what_the_caller_does_not_record_is_not_recorded(models: Path, collector: Collector) -> None:
+    """A trace that its root chose not to record sends no span, and its ids go on."""
+    answer = ask(models, collector, {"inputs": "good"}, traceparent=f"00-{CALLER}-{PARENT}-00")
+    assert [] == collector.spans
+    assert f'traceparent;desc="00-{CALLER}-' in answer.headers["server-timing"]
+    assert answer.headers["server-timing"].endswith('-00"')
+
+
+def test_no_span_has_the_text_of_a_caller(models: Path, collector: Collector) -> None:
+    """Neither bodies, nor paths that are made up, nor queries, nor keys, nor other headers leave the service."""
+
+    async def check(client: httpx.AsyncClient) -> None:
+        headers = {"user-agent": "sesame", "authorization": "Bearer sesame", "referer": "http://sesame/"}
+        for path in ("/classify", "/classify?sesame=1", "/sesame", "/models/sesame", "/v2/models/tiny/versions/sesame/infer"):
+            await client.post(path, json={"inputs": "sesame", "sesame": 1}, headers=headers)
+        await client.request("SESAME", "/classify")
+
+    traced(models, collector, check)
+    assert 6 <= len([span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER])
+    assert [] == [span for span in collector.spans if b"sesame" in span.SerializeToString().lower()]
+    assert {"_OTHER", "POST"} == {values(span)["http.request.method"] for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER}
+
+
+def test_what_a_caller_did_wrong_is_no_error_of_the_service(models: Path, collector: Collector) -> None:
+    """A refused request is not marked as an error, by the conventions of servers."""
+    assert 422 == ask(models, collector, {"inputs": 1}).status_code
+    server = collector.one("POST /classify")
+    assert 422 == values(server)["http.response.status_code"]
+    assert (None, Status.STATUS_CODE_UNSET) == (values(server).get("error.type"), server.status.code)
+
+
+def test_a_run_that_fails_is_an_error_of_its_batch_and_of_the_request(models: Path, collector: Collector) -> None:
+    """Both spans say so: the request's its status, the batch's the kind of error, and none its text."""
+    engine = FakeEngine()
+
+    def fail(_: Any) -> None:
+        raise EngineError("the graph failed with sesame.")
+
+    engine.run = fail  # type: ignore[method-assign, assignment]
+    with tracing(collector) as tracer:
+
+        async def check(client: httpx.AsyncClient) -> int:
+            return (await client.post("/classify", json={"inputs": "bad"})).status_code
+
+        assert 500 == play(replace(faked(models, engine), tracer=tracer), check)
+    batch, server = collector.one("batch tiny"), collector.one("POST /classify")
+    assert ("EngineError", Status.STATUS_CODE_ERROR) == (values(batch)["error.type"], batch.status.code)
+    assert ("500", Status.STATUS_CODE_ERROR) == (values(server)["error.type"], server.status.code)
+    assert "sesame" not in str(collector.exports)
+
+
+def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -> None:
+    """What comes every few seconds makes no span; everything else does, by its route."""
+
+    async def check(client: httpx.AsyncClient) -> None:
+        for path in ("/health/live", "/health/ready", "/metrics", "/ping", "/models/tiny/info"):
+            assert (await client.get(path)).status_code == 200
+
+    traced(models, collector, check)
+    assert ["GET /models/{name}/info"] == [span.name for span in collector.spans]
+
+
+def test_a_long_text_waits_before_its_tokenizer_too(models: Path, collector: Collector) -> None:
+    """A text that a lane tokenizes waits twice in the queue: before that, and before its run."""
+    ask(models, collector, {"inputs": LONG * 40})
+    named = [span.name for span in sorted(collector.spans, key=lambda span: span.start_time_unix_nano) if span.parent_span_id]
+    assert ["queue", "tokenize", "queue", "run", "decode"] == named
+
+
+def test_the_first_lines_of_a_stream_are_traced(models: Path, collector: Collector) -> None:
+    """Each of the first lines is a span below the stream's, with stages of its own."""
+    lines = "\n".join(['{"inputs": "good"}'] * (MAX_TRACED_LINES + 2) + ["nonsense"])
+
+    async def check(client: httpx.AsyncClient) -> None:
+        await client.post("/classify", content=lines, headers={"content-type": "application/x-ndjson"})
+
+    traced(models, collector, check)
+    stream = collector.one("POST /classify")
+    of_lines = [span for span in collector.spans if span.name == "line"]
+    assert MAX_TRACED_LINES == len(of_lines)
+    assert {stream.span_id} == {span.parent_span_id for span in of_lines}
+    assert {span.span_id for span in of_lines} == {span.parent_span_id for span in collector.spans if span.name == "run"}
+    assert {"200"} == {values(span)["bertserve.line.status"] for span in of_lines}
+
+
+def test_log_lines_have_the_trace(models: Path, collector: Collector, caplog: pytest.LogCaptureFixture) -> None:
+    """The lines of a request, those of errors too, name the trace and the span; a probe's have none."""
+    caplog.set_level(logging.INFO)
+
+    async def check(client: httpx.AsyncClient) -> None:
+        await client.post("/classify", json={"inputs": 1}, headers={"traceparent": TRACEPARENT})
+        await client.get("/health")
+
+    traced(models, collector, check, log_access=True)
+    lines = [record.__dict__ for record in caplog.records if record.name in ("bertserve.access", "bertserve.errors")]
+    span = collector.one("POST /classify").span_id.hex()
+    assert [(CALLER, span), (CALLER, span), (None, None)] == [(line.get("trace_id"), line.get("span_id")) for line in lines]
+
+
+def test_who_sends_is_described_and_variables_say_more(models: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The standard variables go over our own names: of the service, what is known of it, headers, how many traces are recorded."""
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "reviews")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    ask(models, collector, {"inputs": "good"})
+    [resource] = {tuple(sorted(resource.items())) for resource in collector.resources()}
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    sent = len(collector.spans)
+    ask(models, collector, {"inputs": "good"})
+    assert {"service.name": "reviews", "deployment.environment.name": "test"}.items() <= dict(resource).items()
+    assert {"service.version", "service.instance.id"} <= dict(resource).keys()
+    assert sent == len(collector.spans)
+
+
+def test_the_sdk_can_be_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OTEL_SDK_DISABLED turns traces off, whatever the setting says."""
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    assert Tracer.to("http://127.0.0.1:1") is None
+
+
+def test_a_collector_that_is_away_disturbs_nobody(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Requests are answered while nobody takes their spans, the end does not wait for them, and the log has no text of a caller."""
+    tracer = Tracer.to("http://127.0.0.1:1/v1/traces")
+    assert tracer is not None
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        return [(await client.post("/classify", json={"inputs": "sesame"})).status_code for _ in range(3)]
+
+    assert [200] * 3 == play(replace(build(Settings(models=models)), tracer=tracer), check)
+    tracer.close()
+    assert "sesame" not in caplog.text
+
+
+def test_nothing_of_it_is_there_where_it_is_off(models: Path) -> None:
+    """Without the setting no answer names a trace, whatever the caller sends."""
+
+    async def check(client: httpx.AsyncClient) -> httpx.Response:
+        return await client.post("/classify", json={"inputs": "good"}, headers={"traceparent": TRACEPARENT})
+
+    assert "traceparent" not in play(build(Settings(models=models)), check).headers["server-timing"]
+
+
+def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting without the library ends the start with one sentence that says what to install."""
+    monkeypatch.setitem(sys.modules, "service.tracing.tracer", None)
+    with pytest.raises(SettingsError, match=r"^--otlp-endpoint needs OpenTelemetry, .* pip install 'bertserve\[otel\]'"):
+        cli._tracer("http://localhost:4318")
+
+
+@pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    """An address is of HTTP, with a host; keys go into OTEL_EXPORTER_OTLP_HEADERS."""
+    with pytest.raises(SettingsError, match=r"--otlp-endpoint .* must be an address such as http://localhost:4318"):
+        parse(Settings, ["--otlp-endpoint", address])
+
+
+def test_waits_are_from_each_put_to_the_last_start_of_it() -> None:
+    """Two texts of a request that start one after the other are one wait; what never started waited until the request ended."""
+    trace = Trace(None, None, "", "", "", True, 0)  # type: ignore[arg-type]
+    trace.put(1.0)
+    for start in (2.0, 3.0):
+        trace.add(Stage("run", start, start + 0.5))
+    trace.add(Stage("decode", 3.5, 3.6))
+    trace.put(4.0)
+    assert [Stage("queue", 1.0, 3.0), Stage("queue", 4.0, 9.0)] == list(trace.waits(9.0))
+
+
+def test_a_trace_keeps_some_of_its_runs() -> None:
+    """A document of many windows keeps its first runs and its last one."""
+    trace = Trace(None, None, "", "", "", True, 0)  # type: ignore[arg-type]
+    for start in range(MAX_RUNS + 5):
+        trace.add(Stage("run", start, start + 1))
+        trace.add(Stage("decode", start, start + 1))
+    runs = [stage.start for stage in trace.stages if stage.name == "run"]
+    assert [*range(MAX_RUNS - 1), MAX_RUNS + 4] == runs
+
+
+@pytest.mark.full_grid
+@pytest.mark.serial
+def test_each_worker_sends_what_it_answered(models: Path, serve: Any, collector: Collector) -> None:
+    """Workers are forked and send all the same, each under an id of its own, what is left at the end too; JSON lines name the trace."""
+    flags = ("--workers", "2", "--lanes", "2", "--otlp-endpoint", collector.address, "--access-log", "--log-format", "json")
+    with serve(models, *flags) as served:
+        for _ in range(8):
+            with (
+                httpx.Client(base_url=served.url, timeout=30, trust_env=False) as one,
+                httpx.Client(base_url=served.url, trust_env=False) as other,
+            ):
+                for client in (one, other):
+                    assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
+    assert 2 == len({resource["service.instance.id"] for resource in collector.resources()})
+    sent = {span.trace_id.hex() for span in collector.spans if span.name == "POST /classify"}
+    logged = {line["trace_id"] for line in map(json.loads, served.log.read_text().splitlines()) if "trace_id" in line}
+    assert 16 == len(sent)
+    assert sent == logged
