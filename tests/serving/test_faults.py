@@ -52,7 +52,7 @@ def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: 
         for expected, answer in zip(before, innocent, strict=True):
             assert [one["label"] for one in expected[0]] == [one["label"] for one in answer.json()[0]]
             assert [one["score"] for one in answer.json()[0]] == pytest.approx([one["score"] for one in expected[0]], abs=1e-6)
-        assert len(together) in session.batches, "they shared no batch"
+        assert max(session.batches) > 1, "they shared no batch"
         assert 200 == (await blocker).status_code
         assert 200 == (await ask("good")).status_code
         assert 200 == (await client.get("/health/ready")).status_code

@@ -45,7 +45,7 @@ def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, M
 
 def rows_of(model: Model, task: str, requests: list[Any]) -> list[dict[str, Any]]:
     """Returns what is held of the requests' encodings, all run in one batch."""
-    stage = model._encode(requests, TASKS[task])
+    stage = model._encode(requests, TASKS[task], None)
     return list(stage.run([payload for _, payload in stage.work]))
 
 
@@ -58,7 +58,7 @@ def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: asked.append(len(texts)) or tokenize(self, texts))
     body = b'{"inputs": [%s], "parameters": {"targets": ["good", "zq", "xq"]}}' % b", ".join([b'"a [MASK] film"'] * 64)
-    models_of_all["fill-mask"]._encode(read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"])
+    models_of_all["fill-mask"]._encode(read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"], None)
 
     assert sorted([*[1] * 64, 2]) == sorted(asked)
 
@@ -127,7 +127,7 @@ def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], strid
         classification.Request("good " * 600, None, classification.ClassifyParameters(window="mean", stride=stride)),
         classification.Request("good " * 4, "good " * 600, parameters),
     ):
-        real = sum(tokens for tokens, _ in model._encode([request], TASKS[model.task]).work)
+        real = sum(tokens for tokens, _ in model._encode([request], TASKS[model.task], None).work)
         assert real / 2 <= classification.estimate(request, 32) <= 2 * real
 
 
