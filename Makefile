@@ -67,7 +67,7 @@ serving: dev .venv/.installed # all other tests that bear some beside them
 serial: dev .venv/.installed # those that load or signal processes, beside no other test
 	$(PYTEST) -m "serial and not full_grid" $(SERIAL)
 
-grid: dev ## every family with every head, and what else make test takes a part of
+grid: dev .venv-deploy/.installed ## every family with every head, and what else make test takes a part of
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "full_grid and not serial"
 	$(PYTEST) -m "full_grid and serial" $(SERIAL)
 
@@ -124,7 +124,7 @@ audit: ## look for known vulnerabilities in the pinned dependencies
 	.venv-audit/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 clean: ## remove the environments
-	rm -rf .checkpoints .venv .venv-dev .venv-clients .venv-clients-old tests/clients/node_modules .venv-qa .venv-audit .venv-lock
+	rm -rf .checkpoints .venv .venv-dev .venv-deploy .venv-clients .venv-clients-old tests/clients/node_modules .venv-qa .venv-audit .venv-lock
 
 # its files alone: what the package would need in order to run is not installed
 $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
@@ -143,6 +143,12 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 .venv-dev/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dev
 	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,otel,dev]'
+	@touch $@
+
+# validators of deploy/ and the Dockerfile
+.venv-deploy/.installed: tests/deploying/requirements.txt
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/deploying/requirements.txt
 	@touch $@
 
 .venv-clients/.installed: tests/clients/requirements.txt tests/clients/package.json

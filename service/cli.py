@@ -122,6 +122,9 @@ class BertServe(BaseSettings):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
+    if os.getpid() == 1:
+        # the first process of a container: what it does not handle the kernel lets pass, and until models are loaded nothing else would
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
         parsed = parse(BertServe, sys.argv[1:] if argv is None else argv)
         if parsed.version:

@@ -28,6 +28,7 @@ PAGES += sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/**/*.md")])
 CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 # flags of other programs that pages show
 OTHERS = {"--base", "--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--string-data", "--tmpfs"}
+OTHERS |= {"--build", "--from-file", "--home-dir", "--now", "--shell", "--stop-timeout", "--system"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
@@ -74,7 +75,7 @@ def test_every_page_is_linked() -> None:
 def test_named_files_exist(page: Path) -> None:
     """Files and folders that a page names, from the project's root, are there."""
     text = page.read_text(encoding="utf-8")
-    names = re.findall(r"`((?:service|export|bench|models|docs|tests)/[\w./-]*)`", text) + re.findall(r"\bdocs/[\w/-]+\.\w+", text)
+    names = re.findall(r"`((?:service|export|bench|models|docs|tests|deploy)/[\w./-]*)`", text) + re.findall(r"\bdocs/[\w/-]+\.\w+", text)
 
     assert [] == [name for name in names if not (ROOT / name).exists() and not (page.parent / name).exists()]
 

@@ -1,0 +1,73 @@
+"""Reads `deploy/`: documents of YAML files, and where containers, labels and durations stand in them. Knows no rule that they must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+KSERVE = DEPLOY / "kserve/inferenceservice.yaml"
+COMPOSE = DEPLOY / "compose/compose.yaml"
+UNIT = DEPLOY / "systemd/bertserve.service"
+
+Document = dict[str, Any]
+
+
+class Container(NamedTuple):
+    """A container as a file has it, and the pod that it is in."""
+
+    path: Path
+    pod: Document
+    spec: Document
+
+
+def documents(path: Path) -> list[Document]:
+    """Returns the documents of a YAML file."""
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def document(name: str) -> Document:
+    """Returns the one document of a file below `deploy/kubernetes`."""
+    [found] = documents(KUBERNETES / name)
+    return found
+
+
+def files() -> list[Path]:
+    """Returns all YAML files that Kubernetes reads."""
+    return [*sorted(KUBERNETES.rglob("*.yaml")), KSERVE]
+
+
+def pods() -> Iterator[tuple[Path, Document]]:
+    """Yields each pod, or the part of one that a patch has."""
+    for path in files():
+        for found in documents(path):
+            if found.get("kind") == "Deployment":
+                yield path, found["spec"]["template"]["spec"]
+            elif found.get("kind") == "InferenceService":
+                yield path, found["spec"]["predictor"]
+
+
+def containers() -> list[Container]:
+    """Returns all containers, init containers included."""
+    return [Container(path, pod, spec) for path, pod in pods() for spec in [*pod.get("initContainers", []), *pod["containers"]]]
+
+
+def seconds(duration: str) -> int:
+    """Returns the seconds of a duration such as `40s`."""
+    assert duration.endswith("s"), duration
+    return int(duration[:-1])
+
+
+def unit() -> dict[str, list[str]]:
+    """Returns the settings of the systemd unit; one that stands several times has several values."""
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text(encoding="utf-8").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found

@@ -1,0 +1,88 @@
+"""deploy/compose and deploy/systemd fit the service: ports, mounts, settings and the time that it takes to stop."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import manifests
+from manifests import COMPOSE, DEPLOY, ROOT
+from service.settings import PREFIX, Settings, setting_names
+
+[READ] = manifests.documents(COMPOSE)
+SERVICES = READ["services"]
+DEFAULT_STOP_S = sum(Settings.model_fields[name].default for name in ("drain_s", "grace_s")) + 10
+CONFIGURED = ("prometheus/prometheus.yml", "prometheus/alerts.yml", "grafana/provisioning", "grafana/bertserve.json")
+
+
+def mounted() -> dict[str, str]:
+    """Returns what is mounted from `deploy/`, with the place within the container."""
+    found = [volume.split(":") for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
+    return {source.removeprefix("../"): place for source, place, *_ in found}
+
+
+def test_the_composition_builds_the_image_of_the_repository() -> None:
+    """Its context is the folder of the Dockerfile."""
+    assert (COMPOSE.parent / SERVICES["bertserve"]["build"]["context"] / "Dockerfile").resolve() == ROOT / "Dockerfile"
+
+
+def test_nothing_is_published_beyond_loopback() -> None:
+    """The service has no key there, and Grafana anybody as a reader."""
+    ports = [port for service in SERVICES.values() for port in service["ports"]]
+    assert ["127.0.0.1:8000:8000", "127.0.0.1:9090:9090", "127.0.0.1:3000:3000"] == ports
+
+
+def test_the_service_has_the_time_that_it_takes_to_stop() -> None:
+    """In the composition and as a unit of systemd, with the settings that it has by default there."""
+    assert "environment" not in SERVICES["bertserve"]
+    assert DEFAULT_STOP_S == manifests.seconds(SERVICES["bertserve"]["stop_grace_period"])
+    assert [str(int(DEFAULT_STOP_S))] == manifests.unit()["TimeoutStopSec"]
+
+
+def test_containers_of_the_composition_have_no_rights() -> None:
+    """No capabilities, none to be gained, and the service writes to nothing but the memory for metrics."""
+    assert [["ALL"]] * 3 == [service["cap_drop"] for service in SERVICES.values()]
+    assert [["no-new-privileges:true"]] * 3 == [service["security_opt"] for service in SERVICES.values()]
+    assert (True, ["/dev/shm"]) == (SERVICES["bertserve"]["read_only"], SERVICES["bertserve"]["tmpfs"])
+
+
+def test_prometheus_and_grafana_get_their_configuration() -> None:
+    """Each file and folder of it is mounted, to be read only."""
+    assert set(CONFIGURED) == set(mounted())
+    lines = [volume for service in SERVICES.values() for volume in service.get("volumes", []) if volume.startswith("..")]
+    assert {True} == {line.endswith(":ro") for line in lines}
+
+
+def test_prometheus_and_grafana_find_each_other() -> None:
+    """What is mounted is there; targets, the data source and the folder of dashboards are those of the composition."""
+    assert [] == [name for name in CONFIGURED if not (DEPLOY / name).exists()]
+    [scraping] = manifests.documents(DEPLOY / "prometheus/prometheus.yml")
+    targets = [target for job in scraping["scrape_configs"] for each in job["static_configs"] for target in each["targets"]]
+    assert ["bertserve:8000"] == targets
+    [source] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/datasources/bertserve.yml")))["datasources"]
+    assert "http://prometheus:9090" == source["url"]
+    [provider] = next(iter(manifests.documents(DEPLOY / "grafana/provisioning/dashboards/bertserve.yml")))["providers"]
+    assert f"{provider['options']['path']}/bertserve.json" == mounted()["grafana/bertserve.json"]
+
+
+def test_the_unit_runs_a_command_of_ours() -> None:
+    """With flags that it has, and variables that are settings."""
+    program, command, *flags = shlex.split(manifests.unit()["ExecStart"][0])
+    assert ("bert-serve", "serve") == (program.rpartition("/")[2], command)
+    assert {flag for flag in flags if flag.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in setting_names()}
+    variables = [word.partition("=")[0] for line in manifests.unit()["Environment"] for word in shlex.split(line)]
+    ours = {name for name in variables if name.startswith(PREFIX)}
+    assert {f"{PREFIX}CACHE_DIR"} == ours <= {PREFIX + name.upper() for name in setting_names()}
+
+
+def test_the_unit_sets_the_memory_settings_of_the_image() -> None:
+    """Those that docs/how-to/tune.md explains."""
+    [made] = [word for line in manifests.unit()["Environment"] for word in shlex.split(line) if word.startswith("GLIBC_TUNABLES=")]
+    assert re.findall(r"GLIBC_TUNABLES=\S+", (ROOT / "Dockerfile").read_text(encoding="utf-8")) == [made]
+
+
+def test_the_unit_signals_the_main_process() -> None:
+    """It tells its workers; a wrong setting, which is exit code 2, is not tried again; SIGHUP reads keys again."""
+    unit = manifests.unit()
+    assert (["mixed"], ["2"], ["on-failure"]) == (unit["KillMode"], unit["RestartPreventExitStatus"], unit["Restart"])
+    assert ["/bin/kill -HUP $MAINPID"] == unit["ExecReload"]

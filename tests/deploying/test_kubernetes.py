@@ -1,0 +1,223 @@
+"""The manifests of Kubernetes and KServe fit the service: its paths, port, settings, metrics and the time that it takes to stop."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import facts
+import manifests
+from manifests import DEPLOY, KUBERNETES, ROOT, Container, document
+from service.metrics import Metrics
+from service.process import server, supervisor
+from service.settings import PREFIX, Settings, parse, setting_names
+
+DEPLOYMENT = document("base/deployment.yaml")
+POD = DEPLOYMENT["spec"]["template"]["spec"]
+[SERVICE] = POD["containers"]
+AUTOSCALER = document("components/autoscaling/horizontalpodautoscaler.yaml")
+LABELS = {"app.kubernetes.io/name": "bertserve"}
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+# What a stopping service does behind its grace takes less: it joins lanes and sends what was produced (test_stopping.py ends within it).
+MARGIN_S = 10
+
+each_pod = pytest.mark.parametrize(("path", "pod"), list(manifests.pods()), ids=lambda value: value.name if hasattr(value, "name") else "")
+each_container = pytest.mark.parametrize(
+    "container", manifests.containers(), ids=lambda each: f"{each.path.relative_to(DEPLOY)}:{each.spec['name']}"
+)
+
+
+def probed() -> list[Container]:
+    """Returns the containers that run the service as a whole, and are no patch."""
+    return [container for container in manifests.containers() if "readinessProbe" in container.spec]
+
+
+@pytest.fixture(name="settings")
+def settings_of_the_config_map() -> Settings:
+    """What the service makes of `bertserve.toml`."""
+    return parse(Settings, ["--config", str(KUBERNETES / "base/bertserve.toml")])
+
+
+def stop_s(container: Container, settings: Settings) -> float:
+    """Returns the seconds that a container's service may take to stop, without the margin."""
+    values = {item["name"]: item["value"] for item in container.spec["env"]}
+    drain = float(values.get(f"{PREFIX}DRAIN_S", settings.drain_s))
+    return drain + float(values.get(f"{PREFIX}GRACE_S", settings.grace_s))
+
+
+def test_every_file_is_used() -> None:
+    """Kustomizations name each file beside them, and the top one each component, where it is left out in a comment."""
+    for kustomization in KUBERNETES.rglob("kustomization.yaml"):
+        text = kustomization.read_text(encoding="utf-8")
+        beside = {path.name for path in kustomization.parent.iterdir() if path.is_file()} - {
+            "kustomization.yaml",
+            "prometheus-adapter.yaml",
+        }
+        assert set() == {name for name in beside if name not in text}
+    top = (KUBERNETES / "kustomization.yaml").read_text(encoding="utf-8")
+    assert {path.name for path in (KUBERNETES / "components").iterdir()} == set(re.findall(r"- components/([\w-]+)", top))
+
+
+def test_probes_ask_for_paths_that_there_are() -> None:
+    """Each path answers GET without a key, and each port is the container's."""
+    paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
+    assert 2 == len(probed())
+    for container in probed():
+        [port] = container.spec["ports"]
+        asked = [container.spec[name]["httpGet"] for name in PROBES]
+        assert {True} == {probe["path"] in paths for probe in asked}
+        assert {True} == {probe["port"] in (port["name"], port["containerPort"]) for probe in asked}
+
+
+def test_all_speak_of_the_port_of_the_image() -> None:
+    """The Dockerfile's, which containers name; Service, network policy and PodMonitor go by the name."""
+    [port] = re.findall(rf"{PREFIX}PORT=(\d+)", DOCKERFILE)
+    assert [port] == re.findall(r"^EXPOSE (\d+)$", DOCKERFILE, re.MULTILINE)
+    assert {int(port)} == {each["containerPort"] for container in probed() for each in container.spec["ports"]}
+    [http] = SERVICE["ports"]
+    assert [http["name"]] == [each["targetPort"] for each in document("base/service.yaml")["spec"]["ports"]]
+    [rule] = document("base/networkpolicy.yaml")["spec"]["ingress"]
+    assert [{"port": http["name"]}] == rule["ports"]
+    [endpoint] = document("components/monitoring/podmonitor.yaml")["spec"]["podMetricsEndpoints"]
+    assert (http["name"], True) == (endpoint["port"], endpoint["path"] in facts.openapi()["paths"])
+
+
+def test_variables_are_settings() -> None:
+    """Each BERT_SERVE_* variable of a container is one that the service knows; others would end its start."""
+    named = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
+    assert 5 == len(named)
+    assert set(named) <= {PREFIX + name.upper() for name in setting_names()}
+
+
+def test_the_file_of_settings_is_read(settings: Settings) -> None:
+    """Where the variable says, and the keys stand where it says: in the folder of the Secret."""
+    mounts = {mount["name"]: mount["mountPath"] for mount in SERVICE["volumeMounts"]}
+    [config] = document("base/kustomization.yaml")["configMapGenerator"]
+    [variable] = SERVICE["env"]
+    assert f"{mounts['config']}/{config['files'][0]}" == variable["value"]
+    assert f"{mounts['keys']}/keys.txt" == str(settings.api_key_file)
+    assert "--from-file=keys.txt" in (KUBERNETES / "base/deployment.yaml").read_text(encoding="utf-8")
+
+
+def test_a_pod_has_the_time_that_the_service_takes_to_stop(settings: Settings) -> None:
+    """Draining, the grace, and a margin that is longer than what the service does behind them."""
+    assert supervisor.MARGIN_S < MARGIN_S
+    assert server.FLUSH_S < supervisor.MARGIN_S
+    for container in probed():
+        assert stop_s(container, settings) + MARGIN_S == container.pod["terminationGracePeriodSeconds"]
+
+
+def test_a_pod_that_stops_is_not_restarted_and_gets_no_requests(settings: Settings) -> None:
+    """Readiness is seen to be red while the service drains; liveness, which asks for the same, waits for longer than a stop takes."""
+    for container in probed():
+        ready, live = container.spec["readinessProbe"], container.spec["livenessProbe"]
+        assert ready["periodSeconds"] * ready["failureThreshold"] <= settings.drain_s
+        assert live["periodSeconds"] * live["failureThreshold"] > container.pod["terminationGracePeriodSeconds"]
+
+
+def test_selectors_find_the_pods() -> None:
+    """Each selector is made of labels that the pods have, and none is empty, which would be every pod of the namespace."""
+    assert LABELS == DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
+    selectors: list[Any] = [
+        DEPLOYMENT["spec"]["selector"]["matchLabels"],
+        *(spread["labelSelector"]["matchLabels"] for spread in POD["topologySpreadConstraints"]),
+        document("base/service.yaml")["spec"]["selector"],
+        document("base/poddisruptionbudget.yaml")["spec"]["selector"]["matchLabels"],
+        document("base/networkpolicy.yaml")["spec"]["podSelector"]["matchLabels"],
+        document("components/monitoring/podmonitor.yaml")["spec"]["selector"]["matchLabels"],
+    ]
+    assert [LABELS] * 6 == selectors
+
+
+def test_alerts_know_the_job() -> None:
+    """The PodMonitor takes the job's name from a label of the pods, and that is `bertserve`."""
+    assert "bertserve" == LABELS[document("components/monitoring/podmonitor.yaml")["spec"]["jobLabel"]]
+
+
+def test_patches_meet_the_deployment() -> None:
+    """Components name the Deployment and its container, and the autoscaler its target."""
+    names = {path.parent.name: pod["containers"][0]["name"] for path, pod in manifests.pods() if "components" in path.parts}
+    assert {"gpu": SERVICE["name"], "models-volume": SERVICE["name"]} == names
+    assert ("Deployment", "bertserve") == (DEPLOYMENT["kind"], DEPLOYMENT["metadata"]["name"])
+    target = AUTOSCALER["spec"]["scaleTargetRef"]
+    assert ("apps/v1", "Deployment", "bertserve") == (target["apiVersion"], target["kind"], target["name"])
+
+
+def test_the_autoscaler_does_its_arithmetic() -> None:
+    """Lanes, which follow the limit of CPUs, times a lane's speed times the wait is its target, which is far below what the queue may hold."""
+    text = (KUBERNETES / "components/autoscaling/horizontalpodautoscaler.yaml").read_text(encoding="utf-8")
+    [(lanes, speed, wait, target)] = re.findall(r"(\d+) lanes \* (\d+) tokens/s \* ([\d.]+) s = (\d+) tokens", text)
+    pods = next(metric["pods"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
+
+    assert SERVICE["resources"]["limits"]["cpu"] == SERVICE["resources"]["requests"]["cpu"] == lanes
+    assert int(lanes) * int(speed) * float(wait) == int(target) == int(pods["target"]["averageValue"])
+    assert int(target) < Settings.model_fields["max_queue_tokens"].default / 10
+
+
+def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
+    """The adapter makes its metric of one of the service's, and all that comments and the guide name in queries are the service's."""
+    [rule] = document("prometheus-adapter.yaml")["rules"]["custom"]
+    asked = next(metric["pods"]["metric"]["name"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
+    shown = Metrics().page().decode()
+    guide = (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
+    text = (KUBERNETES / "components/autoscaling/horizontalpodautoscaler.yaml").read_text(encoding="utf-8") + guide + rule["seriesQuery"]
+
+    assert asked == rule["name"]["as"]
+    named = set(re.findall(r"\bbertserve_\w+", text)) - {asked}
+    assert {"bertserve_queue_tokens", "bertserve_tokens_total", "bertserve_inference_seconds_sum"} <= named
+    assert [] == [name for name in named if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", shown, re.MULTILINE)]
+
+
+@each_pod
+def test_pods_keep_to_the_restricted_standard(path: Any, pod: Any) -> None:
+    """They run as the image's user, without a token of the API, with the runtime's filter of system calls."""
+    if "components" in path.parts:
+        assert "securityContext" not in pod  # it stays as in the base
+        return
+    [user] = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
+    context = pod["securityContext"]
+    assert (True, int(user), int(user)) == (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"])
+    assert {"type": "RuntimeDefault"} == context["seccompProfile"]
+    assert (False, False) == (pod["automountServiceAccountToken"], pod["enableServiceLinks"])
+
+
+@each_container
+def test_containers_have_no_rights(container: Container) -> None:
+    """No capability, nothing to write to, and a limit of memory."""
+    if container.path.parent.name == "gpu" or (container.path.parent.name == "models-volume" and container.spec["name"] == "bertserve"):
+        assert "securityContext" not in container.spec  # it stays as in the base
+        return
+    assert {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    } == container.spec["securityContext"]
+    assert "memory" in container.spec["resources"]["limits"]
+
+
+def test_images_stand_at_one_place() -> None:
+    """Each image of a manifest has a name that a kustomization beside it, or the top one, gives a registry and a tag."""
+    for kustomization, *patches in [
+        [KUBERNETES / "kustomization.yaml", KUBERNETES / "base/deployment.yaml"],
+        *[
+            [folder / "kustomization.yaml", folder / "deployment.yaml"]
+            for folder in ((KUBERNETES / "components").iterdir())
+            if (folder / "deployment.yaml").exists()
+        ],
+    ]:
+        [read] = manifests.documents(kustomization)
+        named = {each.spec["image"] for each in manifests.containers() if each.path in patches and "image" in each.spec}
+        assert named == {image["name"] for image in read["images"]}
+        assert {True} == {bool(image["newTag"]) for image in read["images"]}
+
+
+def test_the_order_of_probes() -> None:
+    """The startup probe gives up only after minutes, and the others come more often than they may fail."""
+    for container in probed():
+        waits = [container.spec[name]["periodSeconds"] * container.spec[name]["failureThreshold"] for name in PROBES]
+        assert 300 == waits[0]
+        assert [True, True] == [longer > shorter for longer, shorter in pairwise([waits[0], waits[2], waits[1]])]
