@@ -140,7 +140,7 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 
 .venv-dev/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dev
-	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,dev]'
+	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,parquet,dev]'
 	@touch $@
 
 .venv-clients/.installed: tests/clients/requirements.txt tests/clients/package.json

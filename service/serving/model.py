@@ -17,6 +17,7 @@ from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from service.metrics import ModelMetrics
+from service.scheduling.fixed_batches import in_fixed_batches
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.stage import Stage
 from service.serving.prediction import Prediction
@@ -124,6 +125,7 @@ class Model:
         task: str | None = None,
         spec: TaskSpec | None = None,
         counts_refusals: bool = True,
+        fixed_batch_tokens: int | None = None,
     ) -> Prediction:
         """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
 
@@ -136,6 +138,8 @@ class Model:
             task: One of `tasks`; the model's own when None.
             spec: What runs in place of the task, which then only counts it.
             counts_refusals: Whether a refusal is one in the metrics; who will ask again himself was not refused yet.
+            fixed_batch_tokens: Run the requests in batches of their own, of at most that many padded tokens, which follow from the requests
+                alone; None lets them share batches with whatever waits.
 
         Raises:
             TooLargeError: Larger than the queue, or it would hold or answer too many numbers.
@@ -155,6 +159,8 @@ class Model:
             job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries)
             try:
                 stage = self._first_stage(requests, spec, chars)
+                if fixed_batch_tokens is not None:
+                    stage = in_fixed_batches(stage, fixed_batch_tokens)
             except BaseException:
                 self._scheduler.close(job)
                 raise
@@ -331,4 +337,6 @@ class Model:
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
         warnings = [warning for item in encoded for warning in item.warnings]
-        return self._after(Prediction(results, truncated, warnings, tokens, tokenize_s=tokenize_s, decode_s=time.perf_counter() - start))
+        warned = [index for index, item in enumerate(encoded) for _ in item.warnings]
+        decode_s = time.perf_counter() - start
+        return self._after(Prediction(results, truncated, warnings, tokens, warned=warned, tokenize_s=tokenize_s, decode_s=decode_s))
