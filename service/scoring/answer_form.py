@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 from service.tasks.spec import TaskSpec
 

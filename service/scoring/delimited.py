@@ -87,6 +87,10 @@ class DelimitedReader:
                 "that end, with quotes within it doubled. Correct the file, and start again with --restart."
             ) from error
 
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
     def _read(self, fields: list[str], line: int, size: int) -> Row:
         row = Row(self._row, line=line, size=size)
         if self._undecodable:

@@ -31,6 +31,10 @@ class Reader(Protocol):
         """Returns the next rows, or None at the end."""
         ...
 
+    def close(self) -> None:
+        """Closes the file."""
+        ...
+
 
 class Writer(Protocol):
     """Makes bytes of rows and answers."""
@@ -59,8 +63,15 @@ def format_of(path: Path, given: str | None, flag: str) -> str:
     return found
 
 
-def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int) -> Reader:
+def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, values: Sequence[str] | None) -> Reader:
     """Opens the input at a place.
+
+    Args:
+        path: The input.
+        kind: Its format.
+        place: Where to begin.
+        max_bytes: Of a line.
+        values: Columns of Parquet that become Python values; None is all.
 
     Raises:
         StartError: It cannot be read, or is not of the format.
@@ -68,14 +79,18 @@ def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int) -> Reade
     if kind == PARQUET:
         from service.scoring.parquet import ParquetReader
 
-        return ParquetReader(path, place)
+        return ParquetReader(path, place, values=values)
     try:
         file: BinaryIO = open(0, "rb", closefd=False) if path == STREAM else path.open("rb")  # noqa: SIM115 - it is read until the process ends
     except OSError as error:
         raise StartError(f"the input `{path}` cannot be read ({error.strerror}).") from error
     if kind == JSONL:
         return JsonLinesReader(file, place, max_bytes=max_bytes)
-    return DelimitedReader(file, place, delimiter=DELIMITERS[kind], max_bytes=max_bytes)
+    try:
+        return DelimitedReader(file, place, delimiter=DELIMITERS[kind], max_bytes=max_bytes)
+    except StartError:
+        file.close()
+        raise
 
 
 def make_writer(kind: str, reader: Reader, task: str, names: tuple[str, str], *, known: bytes) -> Writer:

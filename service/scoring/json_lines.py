@@ -38,6 +38,10 @@ class JsonLinesReader:
                 size += len(line)
         return Window(rows, Place(self._lines.offset, self._row, self._lines.number)) if rows else None
 
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
     def _read(self, line: bytes, whole: bool, size: int) -> Row:
         self._row += 1
         row = Row(self._row, line=self._lines.number, size=size, raw=line.strip())

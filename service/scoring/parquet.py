@@ -23,8 +23,13 @@ except ImportError as missing:
 class ParquetReader:
     """Reads rows of a Parquet file."""
 
-    def __init__(self, path: Path, place: Place, *, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, path: Path, place: Place, *, values: Sequence[str] | None) -> None:
         """Opens a file and begins at a place.
+
+        Args:
+            path: The file.
+            place: Where to begin.
+            values: Columns that become Python values, which others need not; None is all.
 
         Raises:
             StartError: It is no Parquet file.
@@ -36,13 +41,13 @@ class ParquetReader:
         self.schema: Any = pa.schema([_plain(field) for field in self._file.schema_arrow], metadata=self._file.schema_arrow.metadata)
         self.columns: Sequence[str] = self.schema.names
         self.rows = self._file.metadata.num_rows
-        self._used = columns
+        self._used = None if values is None else [name for name in self.columns if name in values]
         self._skip, self._row = place.row, 0
         self._tables: Iterator[Any] | None = None
 
-    def use(self, columns: Sequence[str] | None) -> None:
-        """Says which columns become Python values; None is all."""
-        self._used = columns
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
 
     def window(self, max_rows: int, max_bytes: int) -> Window | None:
         """Returns the next rows, as many as both limits allow; None at the end.

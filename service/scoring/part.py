@@ -12,7 +12,6 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -74,8 +73,9 @@ class Part:
         self.path = output.with_name(output.name + ".part")
         self._output, self._rejected_path, self._facts = output, rejected, json.loads(json.dumps(facts))
         self._state = output.with_name(output.name + ".state")
-        self._file: io.FileIO
-        self._rejected: io.FileIO
+        self._file: io.FileIO | None = None
+        self._rejected: io.FileIO | None = None
+        self._locked = False
 
     def open(self, *, restart: bool) -> Progress:
         """Opens the part, and returns how far it is.
@@ -88,29 +88,38 @@ class Part:
             StartError: Another run writes it, or it is broken, or cannot be written.
         """
         try:
-            self._file = self.path.open("ab+", buffering=0)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise StartError(f"another run writes `{self.path}`; wait for it, or choose another output.") from None
-            if restart:
-                self._state.unlink(missing_ok=True)
-            progress = self._read_state()
-            if progress is None:
-                progress = Progress()
-                if self._output.exists() and not restart:
-                    self.path.unlink()
-                    raise SettingsError(f"`{self._output}` exists already; give --restart to score again, or choose another output.")
-            if progress.complete and self._output.exists() and os.fstat(self._file.fileno()).st_size == 0 < progress.output_bytes:
-                return progress  # it has its name already
-            self._rejected = self._rejected_path.open("ab", buffering=0)
-            for file, size in ((self._file, progress.output_bytes), (self._rejected, progress.rejected_bytes)):
-                if os.fstat(file.fileno()).st_size < size:
-                    raise StartError(f"`{file.name}` is shorter than `{self._state}` says; give --restart to score again.")
-                os.ftruncate(file.fileno(), size)
-            return progress
+            self._file = file = self.path.open("ab+", buffering=0)
+            return self._open(file, restart)
         except OSError as error:
+            self.close()
             raise StartError(f"`{error.filename or self.path}` cannot be written ({error.strerror}).") from error
+        except StartError:
+            self.close()
+            raise
+
+    def _open(self, file: io.FileIO, restart: bool) -> Progress:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartError(f"another run writes `{self.path}`; wait for it, or choose another output.") from None
+        self._locked = True
+        if restart:
+            self._state.unlink(missing_ok=True)
+        progress = self._read_state() or Progress()
+        if self.is_named(progress):
+            return progress
+        if self._output.exists() and not restart and not self._state.exists():
+            raise SettingsError(f"`{self._output}` exists already; give --restart to score again, or choose another output.")
+        self._rejected = rejected = self._rejected_path.open("ab", buffering=0)
+        for each, size in ((file, progress.output_bytes), (rejected, progress.rejected_bytes)):
+            if os.fstat(each.fileno()).st_size < size:
+                raise StartError(f"`{each.name!s}` is shorter than `{self._state}` says; give --restart to score again.")
+            os.ftruncate(each.fileno(), size)
+        return progress
+
+    def is_named(self, progress: Progress) -> bool:
+        """Returns whether the whole part has got its name already, and only what is beside it is left."""
+        return progress.complete and self._output.exists() and self.path.stat().st_size == 0 < progress.output_bytes
 
     def _read_state(self) -> Progress | None:
         try:
@@ -140,7 +149,7 @@ class Part:
             OSError: They cannot be written, as where the disk is full. What counted before still does.
         """
         for file, added in ((self._file, data), (self._rejected, rejected)):
-            if added:
+            if added and file is not None:
                 _write(file, added)
                 os.fsync(file.fileno())
         progress = replace(progress, output_bytes=progress.output_bytes + len(data), rejected_bytes=progress.rejected_bytes + len(rejected))
@@ -177,10 +186,14 @@ class Part:
         self._state.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes the files."""
-        self._file.close()
-        with suppress(AttributeError):
-            self._rejected.close()
+        """Closes the files; those of which nothing counts go."""
+        for file in (self._file, self._rejected):
+            if file is not None:
+                file.close()
+        if self._locked and self.path.exists() and not self._state.exists():
+            self.path.unlink()
+            if self._rejected is not None:
+                self._rejected_path.unlink(missing_ok=True)
 
     def _write_state(self, progress: Progress) -> None:
         made = self._state.with_name(self._state.name + ".made")

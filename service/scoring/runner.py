@@ -78,8 +78,6 @@ class Run:
         waiting: deque[tuple[Window, asyncio.Task[list[Answer]]]] = deque()
         more = True
         try:
-            if self.progress.place.row == 0 and not self.progress.output_bytes:
-                await self._append(self.writer.begin(), b"", self.progress)
             while True:
                 while more and len(waiting) < WINDOWS:
                     window = await on_thread(lambda: self.reader.window(self.window_rows, WINDOW_BYTES))
@@ -87,11 +85,13 @@ class Run:
                     if window is not None:
                         waiting.append((window, asyncio.create_task(self.scorer.answer(window.rows, self.bar.advance))))
                 if not waiting:
-                    return
+                    break
                 window, answers = waiting[0]
                 answered = await answers
                 waiting.popleft()
                 await self._write(window, answered)
+            if self.progress.place.row == 0:
+                await self._append(self.writer.begin(), b"", self.progress)
         finally:
             for _, task in waiting:
                 task.cancel()
@@ -99,6 +99,8 @@ class Run:
 
     async def _write(self, window: Window, answers: Sequence[Answer]) -> None:
         data, wrong = await on_thread(lambda: self.writer.write(window, answers))
+        if self.progress.place.row == 0:
+            data = self.writer.begin() + data
         answers = [replace(answer, error=wrong.get(index, answer.error)) for index, answer in enumerate(answers)]
         lines = [_rejection(window, index, answer) for index, answer in enumerate(answers) if answer.error is not None]
         progress = replace(

@@ -16,10 +16,10 @@ from typing import Any
 from service import __version__
 from service.errors import BertServeError, SettingsError, StartError
 from service.scoring.columns import Columns, task_for
-from service.scoring.formats import STREAM, format_of, make_writer, open_reader, total_size
+from service.scoring.formats import PARQUET, STREAM, format_of, make_writer, open_reader, total_size
 from service.scoring.part import Part, Progress, identity_of
 from service.scoring.progress import ProgressBar
-from service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, Run
+from service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, Run, Sink
 from service.scoring.scorer import Scorer
 from service.serving.build import AppState, build
 from service.serving.model import Model
@@ -124,30 +124,53 @@ async def _run(
         beside = order.output.with_name(order.output.name + ".rejected.jsonl")
         rejected = rejected or beside
         part = Part(order.output, rejected, _facts(state, model, order, scorer, columns, kinds, parameters))
-    sink = Stream(rejected) if part is None else part
     progress = Progress() if part is None else part.open(restart=order.restart)
     try:
-        if part is not None and progress.complete and part.path.stat().st_size == 0 < progress.output_bytes:
+        if part is not None and part.is_named(progress):
             part.tidy(progress)
             return _end(progress, 0, 0.0, rejected)
-        reader = open_reader(order.source, kinds[0], progress.place, max_bytes=state.max_body_bytes)
+        return await _score(state, order, scorer, columns, kinds, part=part, progress=progress, rejected=rejected)
+    finally:
+        if part is not None:
+            part.close()
+
+
+async def _score(
+    state: AppState,
+    order: Order,
+    scorer: Scorer,
+    columns: Columns,
+    kinds: tuple[str, str],
+    *,
+    part: Part | None,
+    progress: Progress,
+    rejected: Path | None,
+) -> int:
+    """Scores from where the progress is; returns the exit code."""
+    sink: Sink = Stream(rejected) if part is None else part
+    # Parquet's own columns go to Parquet as they are
+    values = list(columns.by_field.values()) if kinds[1] == PARQUET else None
+    reader = open_reader(order.source, kinds[0], progress.place, max_bytes=state.max_body_bytes, values=values)
+    try:
         writer = make_writer(kinds[1], reader, columns.task, order.names, known=b"" if part is None else part.head())
         if reader.columns is not None:
             columns.check(reader.columns, order.names)
         bar = ProgressBar(total_size(order.source, reader), progress.place.offset)
-        run = Run(reader, scorer, writer, sink, progress, bar, order.max_rejected, rejected)
-        stopped = await _until_signal(state, run)
-        seconds = bar.close()
-        if stopped is not None:
-            again = "the same command goes on there" if part is not None and order.source != STREAM else "what was written stays"
-            print(f"stopped after {run.progress.place.row} rows; {again}.", file=sys.stderr)
-            return 128 + stopped
-        if part is not None:
-            await _finish(part, run.progress, writer)
-        return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
+        run = Run(reader, scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
+        try:
+            stopped = await _until_signal(state, run)
+        finally:
+            seconds = bar.close()
     finally:
-        if part is not None:
-            part.close()
+        if order.source != STREAM:  # a thread may still wait for a pipe
+            reader.close()
+    if stopped is not None:
+        again = "the same command goes on there" if part is not None and order.source != STREAM else "what was written stays"
+        print(f"stopped after {run.progress.place.row} rows; {again}.", file=sys.stderr)
+        return 128 + stopped
+    if part is not None:
+        await _finish(part, run.progress, writer)
+    return _end(run.progress, run.progress.place.row - progress.place.row, seconds, rejected)
 
 
 async def _until_signal(state: AppState, run: Run) -> int | None:

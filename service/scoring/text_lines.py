@@ -40,3 +40,7 @@ class TextLines:
         if self.number == 1 and line.startswith(_BOM):
             line = line[len(_BOM) :]
         return line, whole
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
