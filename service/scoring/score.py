@@ -64,16 +64,19 @@ class Stream:
     """Stdout as an output, which nothing can go on with."""
 
     def __init__(self, rejected: Path | None) -> None:
-        """Opens the file of rejected rows, if there is to be one."""
+        """Empties the file of rejected rows, if there is to be one."""
+        self._rejected = rejected
         try:
-            self._rejected = None if rejected is None else rejected.open("wb", buffering=0)
+            if rejected is not None:
+                rejected.write_bytes(b"")
         except OSError as error:
             raise StartError(f"`{rejected}` cannot be written ({error.strerror}).") from error
 
     def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
         """Writes both."""
         if self._rejected is not None and rejected:
-            self._rejected.write(rejected)
+            with self._rejected.open("ab") as file:
+                file.write(rejected)
         with suppress(ValueError):  # stdout was closed
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()

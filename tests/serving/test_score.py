@@ -302,6 +302,20 @@ def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path,
     assert "cannot be read as Parquet" in capsys.readouterr().err
 
 
+def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
+    models: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Rows go to stdout; a bad one is never lost there: it ends the run, or goes to the file of --rejected."""
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
+    assert run(models, source, Path("-")) == 1
+    assert b"row 2 cannot be answered: " in capsysbinary.readouterr().err
+    assert run(models, source, Path("-"), "--rejected", str(tmp_path / "bad.jsonl")) == 3
+    assert 1 == len(capsysbinary.readouterr().out.splitlines())
+    assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
+    assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "bad.jsonl")) == 2
+    assert b"JSON Lines cannot become csv" in capsysbinary.readouterr().err
+
+
 class Killed(BaseException):
     """Stands for a kill."""
 
