@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bench import flags as bench_flags
 from export import analyze_cli, cli, verify_cli
-from service.cli import BertServe
+from service.cli import BertServe, Score
 from service.http.app import create_fastapi
 from service.metrics import Metrics
 from service.serving.build import build
@@ -51,6 +51,11 @@ class Metric(NamedTuple):
 def settings() -> Mapping[str, FieldInfo]:
     """Returns the fields of the service's settings."""
     return Settings.model_fields
+
+
+def score_settings() -> Mapping[str, FieldInfo]:
+    """Returns the fields that `bert-serve score` has beside the service's settings; positional ones first."""
+    return {name: field for name, field in Score.model_fields.items() if name not in Settings.model_fields}
 
 
 def service_commands() -> list[str]:

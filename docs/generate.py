@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 import facts
 from facts import ROOT, Flag
@@ -36,6 +37,15 @@ def settings_table() -> str:
         for name, field in facts.settings().items()
     ]
     return _table(("flag", "variable", "default", "values", "meaning"), rows)
+
+
+def score_table() -> str:
+    """Returns a row for each argument of `bert-serve score` that is no setting of the service."""
+    rows = [
+        (f"`{name.upper() if field.is_required() else _flag(name)}`", _default(field.get_default()), _cell(field.description))
+        for name, field in facts.score_settings().items()
+    ]
+    return _table(("flag", "default", "meaning"), rows)
 
 
 def flags_table(command: str) -> str:
@@ -126,6 +136,7 @@ def blocks() -> dict[str, Callable[[], str]]:
     tasks = [path for path, operation in inference.items() if "$ref" in operation["requestBody"]["content"]["application/json"]["schema"]]
     return {
         "settings": settings_table,
+        "flags of bert-serve score": score_table,
         "flags of bert-export": lambda: flags_table("bert-export"),
         "flags of bert-export verify": lambda: flags_table("bert-export verify"),
         "flags of bert-export analyze": lambda: flags_table("bert-export analyze"),
@@ -182,7 +193,7 @@ def _sentence(flag: Flag) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None or value in ({}, (), ""):
+    if value is None or value is PydanticUndefined or value in ({}, (), ""):
         return "none"
     if isinstance(value, tuple):
         value = ",".join(map(str, value))

@@ -1,6 +1,6 @@
-"""bert-serve: `serve` models, `check` that each answers as it did at export, list `models`, ask for `health`, make a `new-key`.
+"""bert-serve: `serve` models, `score` files, `check` that each answers as it did at export, list `models`, ask for `health`, make a `new-key`.
 
-Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage.
+Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage, 3 scored but for rows that were rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag, SettingsConfigDict
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("bertserve")
 
+# Flags of `score` that name columns: the inputs of all tasks. They stand here because the tasks take a while to import.
+INPUTS = ("text", "text_pair", "question", "context", "prompt", "choices", "source_sentence", "sentences", "query", "texts")
+
 
 class Serve(Settings):
     """Serve the models of a folder over HTTP. Every flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
@@ -50,6 +53,78 @@ class Serve(Settings):
     def run(self) -> int:
         """Serves until a signal says stop; returns the exit code."""
         return _serve(self)
+
+
+class Score(Settings):
+    """Score the rows of a file by a model: a prediction for each, in a file. Takes the settings of serve that are about models and limits."""
+
+    source: CliPositionalArg[Path] = Field(description="Input: JSON Lines, CSV, TSV or Parquet; - is stdin.")
+    output: CliPositionalArg[Path] = Field(description="Output; - is stdout.")
+    input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
+        None, description="Format of the input; by default its name says it."
+    )
+    output_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
+        None, description="Format of the output; by default its name says it, and of stdout the input's."
+    )
+    task: str | None = Field(
+        None, description="Task, by its name or its endpoint's; by default the model's own, or the one that parameters or columns show."
+    )
+    parameters: str = Field("{}", description="Parameters of each request as JSON, as the endpoint takes them, such as '{\"top_k\": 1}'.")
+    text: str | None = Field(None, description="Column of the text. Without any of these flags columns have the names of the inputs.")
+    text_pair: str | None = Field(None, description="Column of the second text of a pair.")
+    question: str | None = Field(None, description="Column of the question.")
+    context: str | None = Field(None, description="Column of the context.")
+    prompt: str | None = Field(None, description="Column of the text that a choice completes.")
+    choices: str | None = Field(None, description="Column of the choices, a list, in text files as JSON.")
+    source_sentence: str | None = Field(None, description="Column of the sentence that others are compared with.")
+    sentences: str | None = Field(None, description="Column of these others, a list, in text files as JSON.")
+    query: str | None = Field(None, description="Column of the query that texts are ranked by.")
+    texts: str | None = Field(None, description="Column of these texts, a list, in text files as JSON.")
+    prediction_column: str = Field("prediction", min_length=1, description="Name of the column that predictions come in.")
+    warnings_column: str = Field("warnings", min_length=1, description="Name of the column that warnings come in, such as of a cut text.")
+    rejected: Path | None = Field(
+        None, description="File for rows without an answer, with their reasons; by default OUTPUT.rejected.jsonl, and none for stdout."
+    )
+    max_rejected: int = Field(1000, ge=0, description="Rows that may have no answer; one more ends the run.")
+    restart: bool = Field(False, description="Begin from the first row, and replace the output, where either is there already.")
+
+    def run(self) -> int:
+        """Scores; returns the exit code."""
+        from service.process.logs import configure_logging
+        from service.scoring.score import Order, score
+
+        configure_logging(self.log_format)
+        logging.getLogger().setLevel(logging.WARNING)
+        order = Order(
+            source=self.source,
+            output=self.output,
+            input_format=self.input_format,
+            output_format=self.output_format,
+            task=self.task,
+            columns={name: column for name in INPUTS if (column := getattr(self, name)) is not None},
+            parameters=self.parameters,
+            names=(self.prediction_column, self.warnings_column),
+            rejected=self.rejected,
+            max_rejected=self.max_rejected,
+            restart=self.restart,
+        )
+        if self.prediction_column == self.warnings_column:
+            raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
+        return score(_with_one_model(self), order)
+
+
+def _with_one_model(settings: Settings) -> Settings:
+    """Returns settings with one model alone: the bundle of that name in the folders of --models, or the source that it is.
+
+    Raises:
+        SettingsError: None is named, or several are.
+    """
+    if len(settings.model) != 1:
+        raise SettingsError(f"--model names {len(settings.model)} models, and score takes one; give --model NAME or --model SOURCE.")
+    (name,) = settings.model
+    found = next((folder / name for folder in settings.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
+    settings = with_sources(settings.model_copy(update={"model": (name if found is None else str(found),)}))
+    return settings.model_copy(update={"models": settings.models[-1:], "model": (), "default": {}, "workers": 1})
 
 
 class Check(Settings):
@@ -113,6 +188,7 @@ class BertServe(BaseSettings):
     )
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
+    score: CliSubCommand[Score] = Field(description="Score the rows of a file by a model.")
     check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
     models: CliSubCommand[Models] = Field(description="List the models that serve would serve: task, labels, graphs, evidence, card.")
     health: CliSubCommand[Health] = Field(description="Ask the service that runs here with the same settings whether it is ready.")
@@ -130,9 +206,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if parsed.version:
             print(f"bert-serve {__version__}")
             return 0
-        command = parsed.serve or parsed.check or parsed.models or parsed.health or parsed.new_key
+        command = parsed.serve or parsed.score or parsed.check or parsed.models or parsed.health or parsed.new_key
         if command is None:
-            raise SettingsError("give a command, `serve`, `check`, `models`, `health` or `new-key`; `bert-serve --help` says what they do.")
+            raise SettingsError(
+                "give a command, `serve`, `score`, `check`, `models`, `health` or `new-key`; `bert-serve --help` says what they do."
+            )
         return command.run()
     except StartError as error:
         print(f"bert-serve: {error}", file=sys.stderr)

@@ -308,7 +308,8 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         message = first["msg"].removeprefix("Value error, ")
         name = str(first["loc"][-1]) if first["loc"] else ""
         if name not in setting_names():
-            raise SettingsError(f"{message}.") from error
+            flag = f"{_flag(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
+            raise SettingsError(f"{flag}{message}.") from error
         raise SettingsError(f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {message}.") from error
 
 

@@ -95,6 +95,7 @@ def test_named_flags_exist(page: Path) -> None:
     """Each flag that a page names is one of our programs', or of a program that the page shows beside them."""
     known = {f"--{name.replace('_', '-')}" for name in setting_names()} | OTHERS
     known |= {f"--no-{name.replace('_', '-')}" for name, field in facts.settings().items() if field.annotation is bool}
+    known |= {f"--{name.replace('_', '-')}" for name in facts.score_settings()}
     known |= {option for parser in facts.parsers().values() for action in parser._actions for option in action.option_strings}
 
     assert set() == set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*\w", page.read_text(encoding="utf-8"))) - known

@@ -16,6 +16,7 @@ from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec
 from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
 from service.metrics import ModelMetrics
+from service.scheduling.fixed_batches import in_fixed_batches
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.stage import Stage
 from service.serving.prediction import Prediction
@@ -119,6 +120,7 @@ class Model:
         spec: TaskSpec | None = None,
         counts_refusals: bool = True,
         trace: Trace | None = None,
+        fixed_batch_tokens: int | None = None,
     ) -> Prediction:
         """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
 
@@ -132,6 +134,8 @@ class Model:
             spec: What runs in place of the task, which then only counts it.
             counts_refusals: Whether a refusal is one in the metrics; who will ask again himself was not refused yet.
             trace: Where its stages are noted, if it is traced.
+            fixed_batch_tokens: Run the requests in batches of their own, of at most that many padded tokens, which follow from the requests
+                alone; None lets them share batches with whatever waits.
 
         Raises:
             TooLargeError: Larger than the queue, or it would hold or answer too many numbers.
@@ -151,6 +155,8 @@ class Model:
             job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries)
             try:
                 stage = self._first_stage(requests, spec, chars, trace)
+                if fixed_batch_tokens is not None:
+                    stage = in_fixed_batches(stage, fixed_batch_tokens)
             except BaseException:
                 self._scheduler.close(job)
                 raise
@@ -347,8 +353,10 @@ class Model:
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
         warnings = [warning for item in encoded for warning in item.warnings]
+        warned = [index for index, item in enumerate(encoded) for _ in item.warnings]
         decode_s = self._decoded(start, trace)
-        return self._after(Prediction(results, truncated, warnings, tokens, tokenize_s=tokenize_s, decode_s=decode_s), trace)
+        prediction = Prediction(results, truncated, warnings, tokens, warned=warned, tokenize_s=tokenize_s, decode_s=decode_s)
+        return self._after(prediction, trace)
 
     @staticmethod
     def _decoded(start: float, trace: Trace | None) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -15,6 +15,7 @@ class Prediction:
         truncated: Indices of inputs of which text was cut off.
         warnings: What else the caller should know, each `topic; message`.
         tokens: What the model read, special tokens included; each mask to be filled counts for one more.
+        warned: Index of the input that each of the warnings is about.
         tokenize_s: Seconds to tokenize all inputs.
         queue_s: Seconds until the last encoding started.
         inference_s: Seconds of the longest run.
@@ -25,6 +26,7 @@ class Prediction:
     truncated: list[int]
     warnings: list[str]
     tokens: int = 0
+    warned: list[int] = field(default_factory=list)
     tokenize_s: float = 0.0
     queue_s: float = 0.0
     inference_s: float = 0.0

@@ -1,0 +1,44 @@
+"""The forms that the answer to one row of a task may have, as plain descriptions: what a column needs that has one type."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from typing_extensions import is_typeddict
+
+from service.tasks.spec import TaskSpec
+
+
+def answer_forms(spec: TaskSpec) -> list[Any]:
+    """Returns the forms, likely ones first: a scalar type, a list with the form of its items, or a mapping of names to forms."""
+    answers = [_form(option) for option in _options(spec.answer)]
+    # of a body that is answered like a list of one, each answer is that of a list
+    items = [answer[0] for answer in answers if isinstance(answer, list)]
+    forms = items if spec.body.always_list else [*answers, *items]
+    return [form for index, form in enumerate(forms) if form not in forms[:index]]
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) is Annotated:
+        yield from _options(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for option in get_args(annotation):
+            if option is not types.NoneType:
+                yield from _options(option)
+    else:
+        yield annotation
+
+
+def _form(annotation: Any) -> Any:
+    kind = next(_options(annotation))
+    if get_origin(kind) is list:
+        return [_form(get_args(kind)[0])]
+    if is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        # of a model `get_type_hints` also has what pydantic keeps for itself
+        names = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else kind.__annotations__
+        hints = get_type_hints(kind, include_extras=True)
+        return {name: _form(hints[name]) for name in names}
+    return kind

@@ -1,0 +1,195 @@
+"""Columns: which columns of a row are which inputs of a task, and the request body that they make. Follows from the list of tasks."""
+
+from __future__ import annotations
+
+import difflib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from service.errors import BertServeError, InvalidValueError, SettingsError
+from service.tasks.catalog import TASKS
+from service.tasks.spec import TaskSpec
+from service.wire.keys import listed, required
+from service.wire.reading import Limits, parse_json, validate_body
+
+TEXT = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class InputField:
+    """An input of a task.
+
+    Attributes:
+        name: Its name in a body.
+        needed: Whether each row must have it.
+        is_list: Whether it is a list of texts, which a text file has as JSON.
+    """
+
+    name: str
+    needed: bool
+    is_list: bool
+
+
+def input_fields(spec: TaskSpec) -> dict[str, InputField]:
+    """Returns the inputs of a task by name: those of an object within `inputs`, `text` where that may be a text, or what stands in its place."""
+    keys = required(spec.body)
+    if keys != ["inputs"]:
+        found = {name: spec.body.model_fields[name] for name in keys}
+        return {name: InputField(name, True, list in set(_kinds(field.annotation))) for name, field in found.items()}
+    kinds = list(_kinds(spec.body.model_fields["inputs"].annotation))
+    fields = {TEXT: InputField(TEXT, True, False)} if str in kinds else {}
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            for name, field in kind.model_fields.items():
+                fields[name] = InputField(name, field.is_required(), list in set(_kinds(field.annotation)))
+    return fields
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Yields the types that a value may be; a list is one of them, and its items are not."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _kinds(get_args(annotation)[0])
+    elif origin in (Union, types.UnionType):
+        for option in get_args(annotation):
+            yield from _kinds(option)
+    else:
+        yield origin or annotation
+
+
+def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, Any], named: Mapping[str, str]) -> str:
+    """Returns the task to score by: the one asked for, or one that parameters or columns show, or the model's own.
+
+    Args:
+        tasks: Those that the model answers, its own first.
+        asked: A task's name, or its path.
+        parameters: The parameters.
+        named: Field -> column, as given.
+
+    Raises:
+        SettingsError: The model does not answer the task.
+    """
+    if asked is not None:
+        found = next((name for name, spec in TASKS.items() if asked in (name, spec.path)), asked)
+        if found not in tasks:
+            raise SettingsError(f"--task is `{asked}`, and the model answers {', '.join(tasks)}.")
+        return found
+    for name in tasks[1:]:
+        derivation = TASKS[name].derivation
+        if derivation is not None and (derivation.marker[-1] in parameters or derivation.marker[-1] in named):
+            return name
+    return tasks[0]
+
+
+class Columns:
+    """Makes request bodies of rows, and reads them as the endpoint does."""
+
+    def __init__(self, task: str, named: Mapping[str, str], parameters: Mapping[str, Any], limits: Limits) -> None:
+        """Creates it.
+
+        Args:
+            task: The task.
+            named: Field -> column. Without any, columns are found by the names of the fields.
+            parameters: Parameters of each request, as the endpoint takes them.
+            limits: What a request may measure.
+
+        Raises:
+            SettingsError: A field is not the task's, one that it needs has no column, or the endpoint refuses the parameters.
+        """
+        self._task, self._limits = task, limits
+        self._spec = TASKS[task]
+        fields = input_fields(self._spec)
+        if wrong := [name for name in named if name not in fields]:
+            raise SettingsError(f"--{_flag(wrong[0])} is for other tasks; {task} has the inputs {listed(list(fields))}.")
+        if named and (missing := [field.name for field in fields.values() if field.needed and field.name not in named]):
+            raise SettingsError(
+                f"--{_flag(missing[0])} is missing: {task} needs it, and columns are given for {listed(list(named))} alone."
+            )
+        self.by_field = dict(named) or {name: name for name in fields}
+        self._fields, self._optional = fields, not named
+        self._beside = dict(parameters)
+        if parameters and self._spec.body.parameters_type.model_fields:
+            self._beside = {"parameters": dict(parameters)}
+        self._check_parameters()
+
+    @property
+    def task(self) -> str:
+        """The task."""
+        return self._task
+
+    def check(self, columns: Sequence[str], taken: Sequence[str]) -> None:
+        """Checks the columns of a file.
+
+        Args:
+            columns: Those of the file.
+            taken: Those that the output has besides.
+
+        Raises:
+            SettingsError: One that is needed is not there, or there is one that the output would have twice.
+        """
+        for field, column in self.by_field.items():
+            if column not in columns and (not self._optional or self._fields[field].needed):
+                near = difflib.get_close_matches(column, columns, n=1)
+                hint = f"did you mean `{near[0]}`? " if near else ""
+                raise SettingsError(
+                    f"the input has no column `{column}`; {hint}It has {listed(columns[:20])}; choose one with --{_flag(field)}."
+                )
+        self._check_taken(columns, taken, SettingsError)
+
+    def request(self, values: Mapping[str, Any], config: Any, taken: Sequence[str]) -> Any:
+        """Returns the request of a row.
+
+        Args:
+            values: Its columns.
+            config: The model's manifest.
+            taken: Columns that the output has besides.
+
+        Raises:
+            CallerError: The endpoint would refuse it, or it has no column that is needed, or one that the output would have twice.
+        """
+        self._check_taken(values, taken, InvalidValueError)
+        given: dict[str, Any] = {}
+        for name, column in self.by_field.items():
+            field = self._fields[name]
+            value = values.get(column)
+            if column not in values and field.needed:
+                raise InvalidValueError(f"the row has no column `{column}`; it has {listed(list(values)[:20])}.")
+            if field.is_list and isinstance(value, str):
+                value = self._list(column, value)
+            if field.needed or value not in (None, ""):
+                given[name] = value
+        body = validate_body(self._task, self._body(given), self._limits)
+        (request,) = body.requests(config)
+        return request
+
+    def _body(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        if required(self._spec.body) != ["inputs"]:
+            return {**given, **self._beside}
+        return {"inputs": given[TEXT] if list(given) == [TEXT] else given, **self._beside}
+
+    def _list(self, column: str, value: str) -> Any:
+        try:
+            return parse_json(value.encode())
+        except BertServeError as error:
+            raise InvalidValueError(f"the column `{column}` must be a JSON list of texts, and is no JSON.") from error
+
+    def _check_parameters(self) -> None:
+        example = {name: value for name, value in self._spec.body.example().items() if name in required(self._spec.body)}
+        try:
+            validate_body(self._task, example | self._beside, Limits(max_inputs=2**14, max_chars=2**20))
+        except BertServeError as error:
+            raise SettingsError(f"--parameters is not what /{self._spec.path} takes: {error.message}") from error
+
+    @staticmethod
+    def _check_taken(columns: Any, taken: Sequence[str], kind: type[BertServeError]) -> None:
+        for name, flag in zip(taken, ("--prediction-column", "--warnings-column"), strict=True):
+            if name in columns:
+                raise kind(f"the input has a column `{name}`, which the output adds; give another name with {flag}.")
+
+
+def _flag(field: str) -> str:
+    return field.replace("_", "-")

@@ -1,0 +1,137 @@
+"""CSV and TSV: rows of text below a header. A row with too many or too few fields is a row with an error; a quote without end ends the run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from service.errors import BertServeError, InvalidValueError, SettingsError, StartError
+from service.scoring.row import Answer, Place, Row, Window
+from service.scoring.text_lines import TextLines
+from service.wire.rendering import to_json
+
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+class DelimitedReader:
+    """Reads rows of CSV or TSV in UTF-8."""
+
+    def __init__(self, file: BinaryIO, place: Place, *, delimiter: str, max_bytes: int) -> None:
+        """Reads the header, and begins to read at a place.
+
+        Args:
+            file: The file, at its beginning.
+            place: Where to begin.
+            delimiter: What divides fields.
+            max_bytes: Of a line, and characters of a field.
+
+        Raises:
+            StartError: There is no header, or it is no CSV in UTF-8.
+            SettingsError: Two columns have one name.
+        """
+        csv.field_size_limit(max_bytes)
+        self._delimiter, self._undecodable = delimiter, False
+        self._lines = TextLines(file, Place(), max_bytes)
+        self._start(0)
+        header = self._next()
+        if not header or self._undecodable:
+            raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
+        self.columns: Sequence[str] = header
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise SettingsError(f"the header of the input has the column `{twice[0][:64]}` twice; give each a name of its own.")
+        if place.offset:
+            self._lines = TextLines(file, place, max_bytes)
+        self._start(place.row)
+
+    def window(self, max_rows: int, max_bytes: int) -> Window | None:
+        """Returns the next rows, as many as both limits allow and at least one; None at the end.
+
+        Raises:
+            StartError: A quote does not end, or the file is no CSV.
+        """
+        rows: list[Row] = []
+        size = 0
+        while len(rows) < max_rows and size < max_bytes:
+            before, line = self._lines.offset, self._lines.number + 1
+            fields = self._next()
+            if fields is None:
+                break
+            if fields:  # a blank line is no row
+                self._row += 1
+                rows.append(self._read(fields, line, self._lines.offset - before))
+                size += rows[-1].size
+        return Window(rows, Place(self._lines.offset, self._row, self._lines.number)) if rows else None
+
+    def _start(self, row: int) -> None:
+        self._row = row
+        self._records = csv.reader(self._decoded(), delimiter=self._delimiter, strict=True)
+
+    def _decoded(self) -> Iterator[str]:
+        while (line := self._lines.next()[0]) != b"":
+            try:
+                yield line.decode()
+            except UnicodeDecodeError:
+                self._undecodable = True
+                yield line.decode(errors="surrogateescape")
+
+    def _next(self) -> list[str] | None:
+        self._undecodable = False
+        line = self._lines.number + 1
+        try:
+            return next(self._records, None)
+        except csv.Error as error:
+            raise StartError(
+                f"the input is broken in the row that begins on line {line}: {error}; a field with quotes or line ends must stand in quotes "
+                "that end, with quotes within it doubled. Correct the file, and start again with --restart."
+            ) from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+    def _read(self, fields: list[str], line: int, size: int) -> Row:
+        row = Row(self._row, line=line, size=size)
+        if self._undecodable:
+            row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
+        elif len(fields) != len(self.columns):
+            row.error = InvalidValueError(
+                f"the row has {len(fields)} fields, and the header has {len(self.columns)}; quote what has a delimiter in it."
+            )
+        else:
+            row.values = dict(zip(self.columns, fields, strict=True))
+        return row
+
+
+class DelimitedWriter:
+    """Makes CSV or TSV of rows and answers; what is no text or number is JSON."""
+
+    def __init__(self, columns: Sequence[str], prediction: str, warnings: str, *, delimiter: str) -> None:
+        """Takes the columns of the input, and the names of the two that it adds."""
+        self._columns, self._added, self._delimiter = columns, (prediction, warnings), delimiter
+
+    def begin(self) -> bytes:
+        """Returns the header."""
+        return self._encoded([[*self._columns, *self._added]])
+
+    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+        """Returns the rows that have an answer, and the errors of rows that cannot be written, by their index."""
+        return self._encoded(
+            [
+                *(_cell(row.values[name]) for name in self._columns),
+                to_json(answer.prediction).decode(),
+                to_json(answer.warnings).decode() if answer.warnings else "",
+            ]
+            for row, answer in zip(window.rows, answers, strict=True)
+            if answer.error is None
+        ), {}
+
+    def _encoded(self, rows: Iterator[list[str]] | list[list[str]]) -> bytes:
+        text = io.StringIO()
+        csv.writer(text, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
+        return text.getvalue().encode()
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else to_json(value).decode()

@@ -1,0 +1,127 @@
+"""Formats: which reader and which writer a name or a flag asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from service.errors import BertServeError, SettingsError, StartError
+from service.scoring.answer_form import answer_forms
+from service.scoring.delimited import DELIMITERS, DelimitedReader, DelimitedWriter
+from service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
+from service.scoring.row import Answer, Place, Window
+from service.tasks.catalog import TASKS
+
+STREAM = Path("-")
+JSONL, PARQUET = "jsonl", "parquet"
+SUFFIXES = {".jsonl": JSONL, ".ndjson": JSONL, ".csv": "csv", ".tsv": "tsv", ".parquet": PARQUET}
+
+
+class Reader(Protocol):
+    """Reads windows of rows."""
+
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """The columns that all rows have, or None where rows may differ."""
+        ...
+
+    def window(self, max_rows: int, max_bytes: int) -> Window | None:
+        """Returns the next rows, or None at the end."""
+        ...
+
+    def close(self) -> None:
+        """Closes the file."""
+        ...
+
+
+class Writer(Protocol):
+    """Makes bytes of rows and answers."""
+
+    def begin(self) -> bytes:
+        """Returns what stands before the first row."""
+        ...
+
+    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+        """Returns the rows that have an answer, and the errors of rows that cannot be written, by their index."""
+        ...
+
+
+def format_of(path: Path, given: str | None, flag: str) -> str:
+    """Returns the format that a flag names, or else a file's suffix.
+
+    Raises:
+        SettingsError: Neither says, or Parquet is asked for on a stream.
+    """
+    found = given or SUFFIXES.get(path.suffix.lower())
+    if found is None:
+        what = "it is a stream" if path == STREAM else f"`{path.name}` ends with none of {', '.join(SUFFIXES)}"
+        raise SettingsError(f"{flag} is missing: {what}; give one of jsonl, csv, tsv and parquet.")
+    if found == PARQUET and path == STREAM:
+        raise SettingsError("Parquet needs a file, for what it holds stands at its end; give a path in place of `-`, or another format.")
+    return found
+
+
+def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, values: Sequence[str] | None) -> Reader:
+    """Opens the input at a place.
+
+    Args:
+        path: The input.
+        kind: Its format.
+        place: Where to begin.
+        max_bytes: Of a line.
+        values: Columns of Parquet that become Python values; None is all.
+
+    Raises:
+        StartError: It cannot be read, or is not of the format.
+    """
+    if kind == PARQUET:
+        from service.scoring.parquet import ParquetReader
+
+        return ParquetReader(path, place, values=values)
+    try:
+        file: BinaryIO = open(0, "rb", closefd=False) if path == STREAM else path.open("rb")  # noqa: SIM115 - it is read until the process ends
+    except OSError as error:
+        raise StartError(f"the input `{path}` cannot be read ({error.strerror}).") from error
+    if kind == JSONL:
+        return JsonLinesReader(file, place, max_bytes=max_bytes)
+    try:
+        return DelimitedReader(file, place, delimiter=DELIMITERS[kind], max_bytes=max_bytes)
+    except StartError:
+        file.close()
+        raise
+
+
+def make_writer(kind: str, reader: Reader, task: str, names: tuple[str, str], *, known: bytes) -> Writer:
+    """Returns what makes the output.
+
+    Args:
+        kind: Its format.
+        reader: Of the input.
+        task: The task.
+        names: Of the columns for predictions and warnings.
+        known: The beginning of what an earlier run wrote.
+
+    Raises:
+        SettingsError: The format has fixed columns, and the input has none.
+    """
+    if kind == JSONL:
+        return JsonLinesWriter(*names)
+    if reader.columns is None:
+        raise SettingsError(
+            f"JSON Lines cannot become {kind}: their lines may differ in what they have, and {kind} has the same columns in each row; "
+            "write JSON Lines."
+        )
+    if kind == PARQUET:
+        from service.scoring import parquet
+
+        schema = reader.schema if isinstance(reader, parquet.ParquetReader) else parquet.text_schema(reader.columns)
+        return parquet.ParquetWriter(schema, parquet.answer_types(answer_forms(TASKS[task])), *names, known=known)
+    return DelimitedWriter(reader.columns, *names, delimiter=DELIMITERS[kind])
+
+
+def total_size(path: Path, reader: Reader) -> int | None:
+    """Returns the size of the input in what its rows count for, or None where nobody knows."""
+    rows: Any = getattr(reader, "rows", None)
+    return rows if rows is not None else None if path == STREAM else os.stat(path).st_size

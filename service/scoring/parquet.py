@@ -1,0 +1,203 @@
+"""Parquet by pyarrow: row groups read in pieces, and the answers as nested columns.
+
+A Parquet file cannot be gone on with after a kill, since what it holds stands at its end. So the part is an Arrow stream, which is bytes
+that only grow, and becomes Parquet when it is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from service.errors import BertServeError, InvalidValueError, SettingsError, StartError
+from service.scoring.row import Answer, Place, Row, Window
+
+try:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+except ImportError as missing:
+    raise SettingsError("Parquet needs pyarrow, which is not installed; `pip install 'bertserve[parquet]'` adds it.") from missing
+
+
+class ParquetReader:
+    """Reads rows of a Parquet file."""
+
+    def __init__(self, path: Path, place: Place, *, values: Sequence[str] | None) -> None:
+        """Opens a file and begins at a place.
+
+        Args:
+            path: The file.
+            place: Where to begin.
+            values: Columns that become Python values, which others need not; None is all.
+
+        Raises:
+            StartError: It is no Parquet file.
+        """
+        try:
+            self._file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as error:
+            raise StartError(f"the input `{path}` cannot be read as Parquet: {error}.") from error
+        self.schema: Any = pa.schema([_plain(field) for field in self._file.schema_arrow], metadata=self._file.schema_arrow.metadata)
+        self.columns: Sequence[str] = self.schema.names
+        self.rows = self._file.metadata.num_rows
+        self._used = None if values is None else [name for name in self.columns if name in values]
+        self._skip, self._row = place.row, 0
+        self._tables: Iterator[Any] | None = None
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def window(self, max_rows: int, max_bytes: int) -> Window | None:
+        """Returns the next rows, as many as both limits allow; None at the end.
+
+        Raises:
+            StartError: The file is broken.
+        """
+        if self._tables is None:
+            self._tables = self._pieces(max_rows, max_bytes)
+        try:
+            table = next(self._tables, None)
+        except (pa.ArrowException, OSError) as error:
+            raise StartError(f"the input is broken after row {self._row}: {error}.") from error
+        if table is None:
+            return None
+        first = self._row - table.num_rows
+        values = (table if self._used is None else table.select(self._used)).to_pylist()
+        rows = [Row(first + index, values=value) for index, value in enumerate(values, start=1)]
+        return Window(rows, Place(self._row, self._row), table)
+
+    def _pieces(self, max_rows: int, max_bytes: int) -> Iterator[Any]:
+        for group in range(self._file.num_row_groups):
+            count = self._file.metadata.row_group(group).num_rows
+            if self._row + count <= self._skip:
+                self._row += count
+                continue
+            for batch in self._file.iter_batches(max_rows, row_groups=[group]):
+                table = pa.Table.from_batches([batch]).cast(self.schema)
+                each = max(1, max_rows * max_bytes // max(table.nbytes, max_bytes))  # the same pieces, wherever one begins
+                for start in range(0, table.num_rows, each):
+                    piece = table.slice(start, each)
+                    self._row += piece.num_rows
+                    if self._row > self._skip:
+                        yield piece
+
+
+def _plain(field: Any) -> Any:
+    """Returns a field without a dictionary, whose values differ from batch to batch."""
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+
+
+class ParquetWriter:
+    """Makes an Arrow stream of rows and answers, and Parquet of that."""
+
+    def __init__(self, schema: Any, answer_types: Sequence[Any], prediction: str, warnings: str, *, known: bytes = b"") -> None:
+        """Creates it.
+
+        Args:
+            schema: Of the columns that come from the input; None makes them texts.
+            answer_types: What an answer may be; the first that all answers of the first window are is the column's type.
+            prediction: Name of its column.
+            warnings: Name of theirs.
+            known: The beginning of the stream, where there is one already.
+        """
+        self._input, self._candidates, self._names = schema, answer_types, (prediction, warnings)
+        self._schema: Any = pa.ipc.read_schema(pa.py_buffer(known)) if known else None
+
+    def begin(self) -> bytes:
+        """Returns nothing: the stream begins with its schema, which the first window decides."""
+        return b""
+
+    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+        """Returns the rows that have an answer as messages of the stream, and the errors of rows that cannot be written, by their index."""
+        kept = [index for index, answer in enumerate(answers) if answer.error is None]
+        head = b""
+        if self._schema is None and kept:
+            self._schema = self._decide([answers[index].prediction for index in kept])
+            head = self._schema.serialize().to_pybytes()
+        if not kept:
+            return b"", {}
+        kind = self._schema.field(self._names[0]).type
+        wrong: dict[int, BertServeError] = {
+            index: InvalidValueError(
+                f"the prediction is of another form than those of the first rows, {kind}, and a Parquet column has one; write JSON Lines."
+            )
+            for index in kept
+            if not _fits(kind, answers[index].prediction)
+        }
+        kept = [index for index in kept if index not in wrong]
+        table = window.table if window.table is not None else pa.Table.from_pylist([dict(row.values) for row in window.rows], self._input)
+        columns = table.take(pa.array(kept, pa.int64())).columns
+        predictions = pa.array([_listed(answers[index].prediction) for index in kept], kind)
+        warnings = pa.array([list(answers[index].warnings) for index in kept], pa.list_(pa.string()))
+        whole = pa.table([*columns, predictions, warnings], self._schema).combine_chunks()
+        return b"".join([head, *(batch.serialize().to_pybytes() for batch in whole.to_batches())]), wrong
+
+    def _decide(self, predictions: Sequence[Any]) -> Any:
+        kinds = [kind for kind in self._candidates if all(_fits(kind, prediction) for prediction in predictions)]
+        if not kinds:
+            raise StartError("the predictions of the first rows differ in their form, and a Parquet column has one; write JSON Lines.")
+        added = [
+            pa.field(self._names[0], _narrowed(kinds[0], predictions[0] if predictions else None)),
+            pa.field(self._names[1], pa.list_(pa.string())),
+        ]
+        return pa.schema([*self._input, *added], metadata=self._input.metadata)
+
+    def finish(self, part: Path, output: Path) -> None:
+        """Makes the Parquet file of a whole part."""
+        if part.stat().st_size == 0:
+            schema = self._decide([])
+            pq.write_table(schema.empty_table(), output)
+            return
+        with pa.OSFile(str(part)) as source, pa.ipc.open_stream(source) as stream, pq.ParquetWriter(output, stream.schema) as writer:
+            for batch in stream:
+                writer.write_batch(batch)
+
+
+def answer_types(options: Sequence[Any]) -> list[Any]:
+    """Returns Arrow types of plain descriptions: a Python scalar type, a list with one description, or a mapping of names to them."""
+    return [_arrow(option) for option in options]
+
+
+def _arrow(option: Any) -> Any:
+    if isinstance(option, list):
+        return pa.list_(_arrow(option[0]))
+    if isinstance(option, Mapping):
+        return pa.struct([pa.field(name, _arrow(kind)) for name, kind in option.items()])
+    return {str: pa.string(), float: pa.float64(), int: pa.int64(), bool: pa.bool_()}[option]
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Returns whether a value is of a type; None is of each."""
+    if value is None:
+        return True
+    if pa.types.is_list(kind):
+        if hasattr(value, "ndim"):
+            deep = kind.value_type
+            for _ in range(value.ndim - 1):
+                deep = deep.value_type if pa.types.is_list(deep) else None
+            return deep is not None and pa.types.is_floating(deep)
+        return isinstance(value, list) and all(_fits(kind.value_type, item) for item in value)
+    if pa.types.is_struct(kind):
+        names = {field.name for field in kind}
+        return isinstance(value, dict) and value.keys() <= names and all(_fits(kind.field(name).type, item) for name, item in value.items())
+    if pa.types.is_floating(kind):
+        return isinstance(value, float | int) and not isinstance(value, bool)
+    return isinstance(value, {pa.string(): str, pa.int64(): int, pa.bool_(): bool}[kind])
+
+
+def _narrowed(kind: Any, value: Any) -> Any:
+    """Returns the type with numbers of four bytes, where the value is an array of them."""
+    if pa.types.is_list(kind) and hasattr(value, "ndim"):
+        return pa.list_(_narrowed(kind.value_type, value))
+    return pa.float32() if pa.types.is_floating(kind) and hasattr(value, "ndim") else kind
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "ndim") else value
+
+
+def text_schema(columns: Sequence[str]) -> Any:
+    """Returns a schema of texts."""
+    return pa.schema([pa.field(name, pa.string()) for name in columns])

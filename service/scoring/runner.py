@@ -1,0 +1,167 @@
+"""Runner: windows of rows through a Scorer to an output, in their order, two at once so that no lane waits for the end of one.
+
+Reading and writing happen on threads, because files block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from service.errors import StartError
+from service.scoring.formats import Reader, Writer
+from service.scoring.part import Progress
+from service.scoring.progress import ProgressBar
+from service.scoring.row import Answer, Window
+from service.scoring.scorer import Scorer
+from service.wire.rendering import to_json
+
+WINDOW_ROWS = 4096
+# Of the rows of a window as they stand in the file, so that long ones take no more memory than short ones.
+WINDOW_BYTES = 2**24
+# Windows under way: while the last rows of one run, those of the next begin.
+WINDOWS = 2
+
+T = TypeVar("T")
+
+
+class Sink(Protocol):
+    """Where the output goes."""
+
+    def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
+        """Writes bytes of the output and of the rejected rows; returns the progress with their sizes."""
+        ...
+
+
+class TooManyRejectedError(StartError):
+    """More rows than allowed have no answer."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A run under way.
+
+    Attributes:
+        reader: Gives windows.
+        scorer: Answers rows.
+        writer: Makes bytes of answers.
+        sink: Takes them.
+        progress: How far it is; what was written counts.
+        bar: Shows it.
+        max_rejected: Rows that may have no answer.
+        rejected_to: Where they stand, for errors; None where there is no such file, and the first of them ends the run.
+        window_rows: Rows of a window.
+    """
+
+    reader: Reader
+    scorer: Scorer
+    writer: Writer
+    sink: Sink
+    progress: Progress
+    bar: ProgressBar
+    max_rejected: int
+    rejected_to: Path | None
+    window_rows: int = WINDOW_ROWS
+
+    async def __call__(self) -> None:
+        """Scores the input from where the progress is to its end.
+
+        Raises:
+            TooManyRejectedError: More rows than allowed have no answer.
+            StartError: The input is broken, or the output cannot be written. What was written counts.
+        """
+        waiting: deque[tuple[Window, asyncio.Task[list[Answer]]]] = deque()
+        more = True
+        try:
+            while True:
+                while more and len(waiting) < WINDOWS:
+                    window = await on_thread(lambda: self.reader.window(self.window_rows, WINDOW_BYTES))
+                    more = window is not None
+                    if window is not None:
+                        waiting.append((window, asyncio.create_task(self.scorer.answer(window.rows, self.bar.advance))))
+                if not waiting:
+                    break
+                window, answers = waiting[0]
+                answered = await answers
+                waiting.popleft()
+                await self._write(window, answered)
+            if self.progress.place.row == 0:
+                await self._append(self.writer.begin(), b"", self.progress)
+        finally:
+            for _, task in waiting:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+    async def _write(self, window: Window, answers: Sequence[Answer]) -> None:
+        data, wrong = await on_thread(lambda: self.writer.write(window, answers))
+        if self.progress.place.row == 0:
+            data = self.writer.begin() + data
+        answers = [replace(answer, error=wrong.get(index, answer.error)) for index, answer in enumerate(answers)]
+        lines = [_rejection(window, index, answer) for index, answer in enumerate(answers) if answer.error is not None]
+        progress = replace(
+            self.progress,
+            place=window.after,
+            rejected=self.progress.rejected + len(lines),
+            warned=self.progress.warned + sum(bool(answer.warnings) and answer.error is None for answer in answers),
+        )
+        if lines and self.rejected_to is None:
+            first = next((row, answer.error) for row, answer in zip(window.rows, answers, strict=True) if answer.error is not None)
+            raise TooManyRejectedError(
+                f"row {first[0].number} cannot be answered: {first[1] and first[1].message} To go on without such rows, give --rejected FILE for them."
+            )
+        if progress.rejected > self.max_rejected:
+            raise TooManyRejectedError(
+                f"{progress.rejected} rows up to row {window.after.row} cannot be answered, and --max-rejected is {self.max_rejected}. The first "
+                f"of these rows: {lines[0].decode().strip()} Correct the input or the flags, or raise --max-rejected and start again."
+            )
+        await self._append(data, b"".join(lines), progress)
+
+    async def _append(self, data: bytes, rejected: bytes, progress: Progress) -> None:
+        try:
+            self.progress = await on_thread(lambda: self.sink.append(data, rejected, progress))
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise StartError(
+                f"the output cannot be written ({error.strerror}); {self.progress.place.row} rows are done. Make room, and start the same "
+                "command again: it goes on there."
+            ) from error
+
+
+def _rejection(window: Window, index: int, answer: Answer) -> bytes:
+    """Returns the line of a row without an answer."""
+    row, error = window.rows[index], answer.error
+    assert error is not None, "only these are rejected"
+    line = {} if row.line is None else {"line": row.line}
+    return to_json({"row": row.number, **line, "error": error.message, "error_type": type(error).__name__}) + b"\n"
+
+
+async def on_thread(work: Callable[[], T]) -> T:
+    """Returns what a function returns that may block for long, as on a pipe; nobody waits for its thread when the process ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: Any, error: BaseException | None) -> None:
+        if not future.done():
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+    def run() -> None:
+        try:
+            value, error = work(), None
+        except BaseException as caught:  # noqa: BLE001 - the boundary of a thread: who waits gets it
+            value, error = None, caught
+        try:
+            loop.call_soon_threadsafe(settle, value, error)
+        except RuntimeError:  # the loop is closed, and nobody waits any more
+            return
+
+    threading.Thread(target=run, daemon=True, name="scoring").start()
+    return await future

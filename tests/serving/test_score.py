@@ -1,0 +1,481 @@
+"""The command `bert-serve score`: what it writes of which files, what it refuses, and that a run which was ended anywhere goes on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tiny
+from application import LONG, play
+from service.cli import INPUTS, main
+from service.process import logs
+from service.scoring import part, runner, score
+from service.scoring.columns import input_fields
+from service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
+from service.scoring.part import Progress
+from service.scoring.progress import ProgressBar
+from service.scoring.row import Answer, Place, Row
+from service.serving.build import build
+from service.settings import Settings
+from service.tasks.catalog import TASKS
+
+WORDS = "a good bad film very the was book".split()
+TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
+
+
+@pytest.fixture(autouse=True)
+def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command must not replace the log handlers of the test run, nor their level."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows are several windows."""
+    monkeypatch.setattr(score, "WINDOW_ROWS", 16)
+
+
+def write_lines(path: Path, rows: Sequence[Any]) -> Path:
+    """Writes JSON Lines."""
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads JSON Lines."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(models: Path, source: Path, output: Path, *flags: str) -> int:
+    """Scores by the model `tiny`."""
+    return main(["score", "--models", str(models), "--model", "tiny", *flags, str(source), str(output)])
+
+
+def served(models: Path, path: str, body: dict[str, Any]) -> Any:
+    """Returns what the service answers to a body."""
+
+    async def ask(client: httpx.AsyncClient) -> Any:
+        return (await client.post(path, json=body)).json()
+
+    return play(build(Settings(models=models)), ask)
+
+
+def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path) -> None:
+    """Each row keeps its columns as they stood and its place, and has the endpoint's answer to its text behind them."""
+    source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
+
+    assert run(models, source, tmp_path / "out.jsonl", "--parameters", '{"top_k": 2}') == 0
+
+    found = (tmp_path / "out.jsonl").read_text().splitlines()
+    expected = served(models, "/classify", {"inputs": TEXTS, "parameters": {"top_k": 2}})
+    assert [f'{{"id": {i}.10, "text": "{text}"' for i, text in enumerate(TEXTS)] == [line.split(', "prediction"')[0] for line in found]
+    assert [[each["label"] for each in answer] for answer in expected] == [
+        [each["label"] for each in json.loads(line)["prediction"]] for line in found
+    ]
+    assert [answer[0]["score"] for answer in expected] == pytest.approx(
+        [json.loads(line)["prediction"][0]["score"] for line in found], abs=1e-6
+    )
+    assert ["in.jsonl", "models", "out.jsonl"] == sorted(os.listdir(tmp_path))
+
+
+CASES = {
+    "text-classification": ({"text": "good", "text_pair": "bad"}, {}, "/classify", {"inputs": {"text": "good", "text_pair": "bad"}}),
+    "token-classification": ({"text": "a good film"}, {}, "/ner", {"inputs": "a good film"}),
+    "question-answering": (
+        {"question": "good?", "context": "a good film"},
+        {},
+        "/answer",
+        {"inputs": {"question": "good?", "context": "a good film"}},
+    ),
+    "fill-mask": ({"text": "a [MASK] film"}, {"top_k": 2}, "/fill-mask", {"inputs": "a [MASK] film", "parameters": {"top_k": 2}}),
+    "multiple-choice": (
+        {"prompt": "the film was", "choices": ["very good", "a book"]},
+        {},
+        "/choose",
+        {"inputs": {"prompt": "the film was", "choices": ["very good", "a book"]}},
+    ),
+    "feature-extraction": ({"text": "a film"}, {"normalize": True}, "/embed", {"inputs": "a film", "normalize": True}),
+    "sentence-similarity": (
+        {"source_sentence": "a film", "sentences": ["a book", "a film"]},
+        {},
+        "/similarity",
+        {"inputs": {"source_sentence": "a film", "sentences": ["a book", "a film"]}},
+    ),
+    "text-ranking": (
+        {"query": "a film", "texts": ["a book", "good"]},
+        {"return_text": True},
+        "/rerank",
+        {"query": "a film", "texts": ["a book", "good"], "return_text": True},
+    ),
+    "zero-shot-classification": (
+        {"text": "a film"},
+        {"candidate_labels": ["good", "bad"]},
+        "/zero-shot",
+        {"inputs": "a film", "parameters": {"candidate_labels": ["good", "bad"]}},
+    ),
+}
+BASES = {
+    "sentence-similarity": "feature-extraction",
+    "text-ranking": "text-classification",
+    "zero-shot-classification": "text-classification",
+}
+LABELS = {"text-ranking": ("relevant",), "zero-shot-classification": ("contradiction", "entailment")}
+
+
+ALL = pytest.mark.full_grid
+GRID = [(task, suffix) for task in TASKS for suffix in ("jsonl", "csv", "parquet")]
+# each format with what differs most, each task in one format
+SOME = {(task, "jsonl") for task in TASKS} | {
+    ("sentence-similarity", "csv"),
+    ("token-classification", "parquet"),
+    ("feature-extraction", "parquet"),
+}
+
+
+@pytest.mark.parametrize(("task", "suffix"), [case if case in SOME else pytest.param(*case, marks=ALL) for case in GRID])
+def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) -> None:
+    """The columns are the inputs of the task, and the answer is the endpoint's, as JSON or as nested columns."""
+    row, parameters, path, body = CASES[task]
+    more = {"labels": LABELS[task]} if task in LABELS else {}
+    tiny.bundle(tmp_path / "models", task=BASES.get(task, task), **more)
+    source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
+    columns = {f"my {name}": value for name, value in row.items()}
+    if suffix == "jsonl":
+        write_lines(source, [columns])
+    elif suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist([columns]), source)
+    else:
+        with source.open("w", newline="") as file:
+            csv.writer(file).writerows([columns, [value if isinstance(value, str) else json.dumps(value) for value in columns.values()]])
+    flags = [word for name in row for word in (f"--{name.replace('_', '-')}", f"my {name}")]
+
+    assert run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path) == 0
+
+    expected = served(tmp_path / "models", path, body)
+    expected = expected[0] if TASKS[task].body.always_list else expected
+    if suffix == "jsonl":
+        found = read_lines(output)[0]["prediction"]
+    elif suffix == "parquet":
+        found = without_nulls(pq.read_table(output).to_pylist()[0]["prediction"])
+    else:
+        with output.open(newline="") as file:
+            found = json.loads(next(csv.DictReader(file))["prediction"])
+    assert rounded(expected) == rounded(found)
+
+
+def without_nulls(value: Any) -> Any:
+    """Returns a value without the fields of structs that are null, which a column of one type has."""
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return {name: without_nulls(item) for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
+def rounded(value: Any) -> Any:
+    """Returns a value with its numbers at five digits."""
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return round(value, 5) if isinstance(value, float) else value
+
+
+def test_each_input_of_a_task_has_a_flag() -> None:
+    """A new task's inputs are columns that a flag can name."""
+    assert set(INPUTS) == {name for spec in TASKS.values() for name in input_fields(spec)}
+
+
+def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text over the model's length has a warning in its row, and the last line counts it."""
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": LONG}])
+    assert run(models, source, tmp_path / "out.jsonl") == 0
+    assert [[], ["truncation; cut to the model's 32 tokens"]] == [row["warnings"] for row in read_lines(tmp_path / "out.jsonl")]
+    assert "2 rows: 2 answered, 1 of them with warnings" in capsys.readouterr().err
+
+
+BAD = [
+    ("nope", "is not valid JSON: expected"),
+    ("[1]", "no object"),
+    ({"txt": "good"}, "has no column `text`; it has `txt`"),
+    ({"text": 5}, "must be a text"),
+    ({"text": "good", "prediction": 1}, "has a column `prediction`"),
+    ({"text": LONG}, "shorten it, or set `truncation`"),
+    ('{"text": "\udcff"}', "is not UTF-8"),
+    ({"text": "g" * 5000}, "more than 4096 bytes"),
+]
+
+
+def test_bad_rows_stand_in_a_file_of_their_own(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row that cannot be read or answered is left out with its number and reason, the others are answered, and the exit code is 3."""
+    rows: list[Any] = [row for bad, _ in BAD for row in (bad, {"text": "good"})]
+    text = "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n\n" for row in rows)
+    (tmp_path / "in.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    flags = ["--parameters", '{"truncation": false}', "--max-body-bytes", "4096", "--max-chars", "4000"]
+
+    assert run(models, tmp_path / "in.jsonl", tmp_path / "out.jsonl", *flags) == 3
+
+    rejected = read_lines(tmp_path / "out.jsonl.rejected.jsonl")
+    assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejected]
+    assert [] == [(words, row["error"]) for (_, words), row in zip(BAD, rejected, strict=True) if words not in row["error"]]
+    assert len(BAD) == len(read_lines(tmp_path / "out.jsonl"))
+    assert "8 rejected" in capsys.readouterr().err
+
+
+def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over --max-rejected the run ends with the first reason; with a higher limit the same command goes on."""
+    source = write_lines(tmp_path / "in.jsonl", [*({"text": "good"} for _ in range(20)), *({"txt": 1} for _ in range(3))])
+    assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "2") == 1
+    assert "3 rows up to row 23 cannot be answered, and --max-rejected is 2" in capsys.readouterr().err
+    assert run(models, source, tmp_path / "out.jsonl", "--max-rejected", "3") == 3
+    assert "7 scored" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "words"),
+    [
+        (b"", [], "has no header"),
+        (b"text,text\na,b\n", [], "the column `text` twice"),
+        (b"texts\na\n", [], "did you mean `texts`?"),
+        (b"text,warnings\na,b\n", [], "give another name with --warnings-column"),
+        (b'text\n"a\nb\n', [], "broken in the row that begins on line 2: unexpected end of data"),
+        (b"text\na\n", ["--question", "text"], "--question is for other tasks"),
+        (b"text\na\n", ["--text-pair", "text"], "--text is missing"),
+        (b"text\na\n", ["--parameters", '{"topk": 1}'], "did you mean `top_k`?"),
+        (b"text\na\n", ["--parameters", "{"], "--parameters is no JSON"),
+        (b"text\na\n", ["--task", "ner"], "--task is `ner`, and the model answers text-classification"),
+        (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: Input should be greater than or equal to 0"),
+        (b"text\na\n", ["--model", "other"], "names 2 models"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(
+    models: Path, tmp_path: Path, content: bytes, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broken file or a wrong flag ends with one line that says what to do, and leaves nothing behind."""
+    (tmp_path / "in.csv").write_bytes(content)
+    assert run(models, tmp_path / "in.csv", tmp_path / "out.csv", *flags) in (1, 2)
+    assert words in capsys.readouterr().err
+    assert ["in.csv", "models"] == sorted(os.listdir(tmp_path))
+
+
+def test_rows_of_csv_with_other_fields_or_bytes_are_rejected(models: Path, tmp_path: Path) -> None:
+    """Fields may hold delimiters, quotes and line ends; a row with a field too many, or that is not UTF-8, is rejected alone."""
+    (tmp_path / "in.csv").write_bytes(b'\xef\xbb\xbfid,text\r\n1,"good,\n""film"""\r\n2,bad,x\r\n3,\xff\r\n\r\n4,bad\r\n')
+    assert run(models, tmp_path / "in.csv", tmp_path / "out.csv") == 3
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [("1", 'good,\n"film"'), ("4", "bad")] == [(row["id"], row["text"]) for row in csv.DictReader(file)]
+    rejected = [(row["row"], row["line"]) for row in read_lines(tmp_path / "out.csv.rejected.jsonl")]
+    assert [(2, 4), (3, 5)] == rejected
+
+
+def test_parquet_keeps_the_columns_and_their_types(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Row groups, types that JSON lacks and nulls come through; a file without the column is refused."""
+    columns = {"when": pa.array([i * 10**9 for i in range(90)], pa.timestamp("ns")), "kind": pa.array(["x", None] * 45).dictionary_encode()}
+    table = pa.table({"text": TEXTS, **columns})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=40)
+
+    assert run(models, tmp_path / "in.parquet", tmp_path / "out.parquet") == 0
+
+    found = pq.read_table(tmp_path / "out.parquet")
+    assert table.cast(pa.schema([found.schema.field(name) for name in table.column_names])).equals(found.select(table.column_names))
+    assert "list<element: struct<label: string, score: double>>" == str(found.schema.field("prediction").type)
+    assert run(models, tmp_path / "in.parquet", tmp_path / "2.parquet", "--text", "txt") == 2
+    assert "no column `txt`; did you mean `text`?" in capsys.readouterr().err
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
+    assert run(models, tmp_path / "bad.parquet", tmp_path / "2.parquet") == 1
+    assert "cannot be read as Parquet" in capsys.readouterr().err
+
+
+def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
+    models: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Rows go to stdout; a bad one is never lost there: it ends the run, or goes to the file of --rejected."""
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}, {"text": 1}])
+    assert run(models, source, Path("-")) == 1
+    assert b"row 2 cannot be answered: " in capsysbinary.readouterr().err
+    assert run(models, source, Path("-"), "--rejected", str(tmp_path / "bad.jsonl")) == 3
+    assert 1 == len(capsysbinary.readouterr().out.splitlines())
+    assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
+    assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "bad.jsonl")) == 2
+    assert b"JSON Lines cannot become csv" in capsysbinary.readouterr().err
+
+
+class Killed(BaseException):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "step"), [("jsonl", 7), ("parquet", 11), *(pytest.param(kind, 1, marks=ALL) for kind in ("jsonl", "parquet"))]
+)
+def test_a_run_that_was_killed_anywhere_goes_on(
+    models: Path, tmp_path: Path, suffix: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended before any write, sync, rename or removal, the same command gives the bytes of a run that was not, and the same bad rows."""
+    rows = [{"text": text} if i % 30 else {"txt": text} for i, text in enumerate(TEXTS[:50])]
+    source = tmp_path / f"in.{suffix}"
+    if suffix == "jsonl":
+        write_lines(source, rows)
+    else:
+        pq.write_table(pa.Table.from_pylist([{"text": row.get("text")} for row in rows]), source, row_group_size=20)
+    output = tmp_path / f"out.{suffix}"
+    assert run(models, source, output) == 3
+    expected = [output.read_bytes(), (rejected := tmp_path / f"{output.name}.rejected.jsonl").read_bytes()]
+    count, last = 0, 10**6
+
+    def counted(call: Any) -> Any:
+        def replaced(*args: Any, **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == last:
+                if call is part._write:  # half of it is written
+                    call(args[0], args[1][: len(args[1]) // 2])
+                raise Killed
+            return call(*args, **options)
+
+        return replaced
+
+    monkeypatch.setattr(part, "_write", counted(part._write))
+    for name in ("fsync", "replace"):
+        monkeypatch.setattr(part.os, name, counted(getattr(os, name)))
+    monkeypatch.setattr(Path, "unlink", counted(Path.unlink))
+    outcomes = []
+    for last in range(1, 60, step):  # noqa: B007 - the calls that are counted look at it
+        for path in (output, rejected):
+            if path.exists():
+                os.remove(path)
+        count = 0
+        try:
+            run(models, source, output)
+            break
+        except Killed:
+            count = -(10**6)
+        if output.exists() and not (tmp_path / f"{output.name}.state").exists():
+            break
+        run(models, source, output)
+        outcomes.append([output.read_bytes(), rejected.read_bytes()] == expected)
+    assert len(outcomes) > 1
+    assert all(outcomes)
+
+
+def test_another_input_model_or_option_does_not_go_on(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is begun goes on with the same alone; else the message says what differs, and --restart begins again. A whole output stays."""
+    source, output = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in TEXTS]), tmp_path / "out.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(part.os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert run(models, source, output) == 1
+    assert (
+        "cannot be written (No space left on device); 0 rows are done. Make room, and start the same command again"
+        in capsys.readouterr().err
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(part, "_write", full_after(2, part._write))
+        assert run(models, source, output) == 1
+    assert "32 rows are done" in capsys.readouterr().err
+    assert run(models, source, output, "--parameters", '{"top_k": 1}') == 2
+    assert "was begun with another parameters; score with the same again to go on, or give --restart" in capsys.readouterr().err
+    with source.open("a") as file:
+        file.write('{"text": "good"}\n')
+    assert run(models, source, output) == 2
+    assert "begun with another input" in capsys.readouterr().err
+    assert run(models, source, output, "--restart") == 0
+    assert "91 rows: 91 answered" in capsys.readouterr().err
+    assert run(models, source, output) == 2
+    assert f"`{output}` exists already; give --restart" in capsys.readouterr().err
+
+
+def full_after(writes: int, write: Any) -> Any:
+    """Returns a write to a disk that is full after so many."""
+
+    def replaced(file: Any, data: bytes) -> None:
+        nonlocal writes
+        if writes == 0:
+            write(file, data[:10])
+            raise OSError(28, "No space left on device")
+        writes -= 1
+        write(file, data)
+
+    return replaced
+
+
+class Echo:
+    """A Scorer without a model."""
+
+    async def answer(self, rows: Sequence[Row], on_done: Any) -> list[Answer]:
+        """Returns the length of each text."""
+        return [Answer(len(row.values["text"])) for row in rows]
+
+
+class Nowhere:
+    """A sink that counts."""
+
+    def append(self, data: bytes, rejected: bytes, progress: Progress) -> Progress:
+        """Drops both."""
+        return Progress(progress.place, output_bytes=progress.output_bytes + len(data))
+
+
+def peak_bytes(path: Path, rows: int) -> int:
+    """Returns the most memory that Python holds while it scores so many rows."""
+    import asyncio
+
+    path.write_text('{"text": "a good film and a bad book"}\n' * rows)
+    bar = ProgressBar(None, 0)
+    with path.open("rb") as file:
+        reader = JsonLinesReader(file, Place(), max_bytes=4096)
+        scoring = runner.Run(reader, Echo(), JsonLinesWriter("p", "w"), Nowhere(), Progress(), bar, 0, None, window_rows=256)  # type: ignore[arg-type]
+        tracemalloc.start()
+        asyncio.run(scoring())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    bar.close()
+    assert rows == scoring.progress.place.row
+    return peak
+
+
+def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
+    """Eight times as many rows take the same memory."""
+    few = peak_bytes(tmp_path / "in.jsonl", 1500)
+    assert peak_bytes(tmp_path / "in.jsonl", 12000) < 1.3 * few
+
+
+@ALL
+@pytest.mark.serial
+def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
+    """Stdin goes to stdout; SIGTERM ends a run in order, and a killed one goes on to the same bytes."""
+    command = [str(Path(sys.executable).with_name("bert-serve")), "score", "--models", str(models), "--model", "tiny"]
+    lines = b'{"text": "good"}\n' * 3
+    done = subprocess.run([*command, "--input-format", "jsonl", "-", "-"], input=lines, capture_output=True, check=True)
+    assert 3 == len(done.stdout.splitlines())
+    assert b"3 rows: 3 answered" in done.stderr
+
+    source = write_lines(tmp_path / "in.jsonl", [{"text": f"{text} {i}"} for i in range(300) for text in TEXTS])
+    subprocess.run([*command, source, tmp_path / "whole.jsonl"], check=True, capture_output=True)
+    output, state = tmp_path / "out.jsonl", tmp_path / "out.jsonl.state"
+    for number, code in ((signal.SIGKILL, -9), (signal.SIGTERM, 143)):
+        process = subprocess.Popen([*command, source, output], stderr=subprocess.PIPE)
+        before = state.stat().st_mtime_ns if state.exists() else 0
+        while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == before):
+            time.sleep(0.01)
+        process.send_signal(number)
+        said = process.communicate()[1]
+        assert code == process.returncode, said
+    assert b"the same command goes on there" in said
+    subprocess.run([*command, source, output], check=True, capture_output=True)
+    assert (tmp_path / "whole.jsonl").read_bytes() == output.read_bytes()
