@@ -34,7 +34,7 @@ def _options(annotation: Any) -> Iterator[Any]:
 
 def _form(annotation: Any) -> Any:
     kind = next(_options(annotation))
-    if get_origin(kind) is list:
+    if get_origin(kind) in (list, tuple):  # a tuple, such as a pair of offsets, has items of one type
         return [_form(get_args(kind)[0])]
     if is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel)):
         # of a model `get_type_hints` also has what pydantic keeps for itself

@@ -178,7 +178,7 @@ def _fits(kind: Any, value: Any) -> bool:
             for _ in range(value.ndim - 1):
                 deep = deep.value_type if pa.types.is_list(deep) else None
             return deep is not None and pa.types.is_floating(deep)
-        return isinstance(value, list) and all(_fits(kind.value_type, item) for item in value)
+        return isinstance(value, list | tuple) and all(_fits(kind.value_type, item) for item in value)
     if pa.types.is_struct(kind):
         names = {field.name for field in kind}
         return isinstance(value, dict) and value.keys() <= names and all(_fits(kind.field(name).type, item) for name, item in value.items())
@@ -195,6 +195,11 @@ def _narrowed(kind: Any, value: Any) -> Any:
 
 
 def _listed(value: Any) -> Any:
+    """Returns a value with lists in place of arrays, at any depth: Arrow takes no array of several dimensions."""
+    if isinstance(value, dict):
+        return {name: _listed(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_listed(item) for item in value]
     return value.tolist() if hasattr(value, "ndim") else value
 
 

@@ -97,6 +97,12 @@ def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path)
 
 
 CASES = {
+    "attention": (
+        {"text": "good", "text_pair": "bad"},
+        {"layers": [0]},
+        "/attention",
+        {"inputs": {"text": "good", "text_pair": "bad"}, "parameters": {"layers": [0]}},
+    ),
     "text-classification": ({"text": "good", "text_pair": "bad"}, {}, "/classify", {"inputs": {"text": "good", "text_pair": "bad"}}),
     "token-classification": ({"text": "a good film"}, {}, "/ner", {"inputs": "a good film"}),
     "question-answering": (
@@ -133,6 +139,7 @@ CASES = {
     ),
 }
 BASES = {
+    "attention": "text-classification",
     "sentence-similarity": "feature-extraction",
     "text-ranking": "text-classification",
     "zero-shot-classification": "text-classification",
@@ -154,7 +161,7 @@ SOME = {(task, "jsonl") for task in TASKS} | {
 def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) -> None:
     """The columns are the inputs of the task, and the answer is the endpoint's, as JSON or as nested columns."""
     row, parameters, path, body = CASES[task]
-    more = {"labels": LABELS[task]} if task in LABELS else {}
+    more = ({"labels": LABELS[task]} if task in LABELS else {}) | ({"attention_heads": (2, 2)} if task == "attention" else {})
     tiny.bundle(tmp_path / "models", task=BASES.get(task, task), **more)
     source, output = tmp_path / f"in.{suffix}", tmp_path / f"out.{suffix}"
     columns = {f"my {name}": value for name, value in row.items()}
