@@ -28,7 +28,7 @@ DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format o
 A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the headers
 `x-request-id`, `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
 _METHOD_NOT_ALLOWED = 405
-_HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-hf-warning", "retry-after")
+_HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
 
 def create_app(

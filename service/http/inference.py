@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -21,6 +21,7 @@ from service.metrics import UNKNOWN
 from service.serving.build import AppState
 from service.serving.model import Model
 from service.serving.prediction import Prediction
+from service.tasks.encoded import MAX_SPANS, ReadSpan
 from service.wire.call import Content, Incoming
 from service.wire.rendering import to_json
 from service.wire.routes import Route, RouteTable, all_routes
@@ -149,12 +150,20 @@ def _response(model: Model, answer: Any, prediction: Prediction) -> Response:
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
             f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
         )
+    if prediction.read:
+        headers["x-windows"] = _windows(prediction.read)
     response = Response(
         content.data, headers={name: _escaped(value) for name, value in (headers | content.headers).items()}, media_type=content.media_type
     )
     for warning in dict.fromkeys(warnings):
         response.headers.append("x-hf-warning", _escaped(warning))  # a line each, as the official client reads them
     return response
+
+
+def _windows(read: Sequence[ReadSpan]) -> str:
+    """Returns what the model read of an input, such as `0-1843, 1310-2950`, with the name of the text where there are two."""
+    spans = [f"{span.field}{'=' if span.field else ''}{span.start}-{span.end}" for span in read[:MAX_SPANS]]
+    return ", ".join([*spans, "..."] if len(read) > MAX_SPANS else spans)
 
 
 def _escaped(value: str) -> str:

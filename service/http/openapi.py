@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from service.errors import NotFoundError
 from service.http import errors
+from service.http.examples import add_examples
 from service.http.inference import TIMEOUT_HEADER
 from service.http.streaming import MEDIA_TYPE
 from service.tasks.catalog import TASKS
@@ -125,6 +126,7 @@ def add_docs(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for
             app.openapi_schema = schema
         if not asks_for_key:  # who has none may read this page, and learns nothing of the models
             _add_models(app.openapi_schema, models)
+            add_examples(app.openapi_schema, models)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema

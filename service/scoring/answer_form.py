@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
@@ -14,7 +14,8 @@ from service.tasks.spec import TaskSpec
 
 def answer_forms(spec: TaskSpec) -> list[Any]:
     """Returns the forms, likely ones first: a scalar type, a list with the form of its items, or a mapping of names to forms."""
-    answers = [_form(option) for option in _options(spec.answer)]
+    # without what only some requests ask for, which would be an empty field of each row; then with it
+    answers = [_form(option, whole) for whole in (False, True) for option in _options(spec.answer)]
     # of a body that is answered like a list of one, each answer is that of a list
     items = [answer[0] for answer in answers if isinstance(answer, list)]
     forms = items if spec.body.always_list else [*answers, *items]
@@ -22,7 +23,7 @@ def answer_forms(spec: TaskSpec) -> list[Any]:
 
 
 def _options(annotation: Any) -> Iterator[Any]:
-    if get_origin(annotation) is Annotated:
+    if get_origin(annotation) in (Annotated, NotRequired):
         yield from _options(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, types.UnionType):
         for option in get_args(annotation):
@@ -32,13 +33,16 @@ def _options(annotation: Any) -> Iterator[Any]:
         yield annotation
 
 
-def _form(annotation: Any) -> Any:
+def _form(annotation: Any, whole: bool) -> Any:
     kind = next(_options(annotation))
     if get_origin(kind) in (list, tuple):  # a tuple, such as a pair of offsets, has items of one type
-        return [_form(get_args(kind)[0])]
-    if is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel)):
-        # of a model `get_type_hints` also has what pydantic keeps for itself
-        names = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else kind.__annotations__
+        return [_form(get_args(kind)[0], whole)]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        # `get_type_hints` also has what pydantic keeps for itself
         hints = get_type_hints(kind, include_extras=True)
-        return {name: _form(hints[name]) for name in names}
+        return {name: _form(hints[name], whole) for name in kind.model_fields}
+    if is_typeddict(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
+        return {name: _form(hint, whole) for name, hint in hints.items() if whole or name in required}
     return kind

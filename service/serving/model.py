@@ -280,7 +280,7 @@ class Model:
         if tokens > most:
             raise TooLargeError(
                 f"the request has {tokens} tokens or more, all windows counted, and the queue holds {most}; send fewer or shorter texts at "
-                "once, make `stride` or `beam` smaller, or raise --max-queue-tokens."
+                "once, make `stride` or `beam` smaller, leave `explain` out, or raise --max-queue-tokens."
             )
         if held > MAX_HELD:
             raise TooLargeError(
@@ -356,6 +356,7 @@ class Model:
         warned = [index for index, item in enumerate(encoded) for _ in item.warnings]
         decode_s = self._decoded(start, trace)
         prediction = Prediction(results, truncated, warnings, tokens, warned=warned, tokenize_s=tokenize_s, decode_s=decode_s)
+        prediction.read = encoded[0].read if len(encoded) == 1 else ()
         return self._after(prediction, trace)
 
     @staticmethod

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from service.tasks.encoded import ReadSpan
 
 
 @dataclass(slots=True)
@@ -20,6 +23,7 @@ class Prediction:
         queue_s: Seconds until the last encoding started.
         inference_s: Seconds of the longest run.
         decode_s: Seconds to decode all inputs.
+        read: What the model read of the only input, where it is cut or was read in several windows.
     """
 
     results: list[Any]
@@ -31,3 +35,4 @@ class Prediction:
     queue_s: float = 0.0
     inference_s: float = 0.0
     decode_s: float = 0.0
+    read: Sequence[ReadSpan] = ()

@@ -15,18 +15,23 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from service.errors import InvalidValueError
+from service.tasks import occlusion
 from service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from service.tasks.decoding.offsets import rebase
-from service.tasks.decoding.scores import Row, activate
+from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, score_spans
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.encoded import Encoded, ModelConfig, spans_read
+from service.tasks.further import Further
+from service.tasks.occlusion import Part, WordImportance
 from service.tasks.spec import TaskSpec, copied
-from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
+from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import windows
+from service.text.words import Word, most_within, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
+Answers = dict[str, Any] | list[dict[str, Any]]
 ANSWER_VALUES = 128  # An answer takes the memory of so many numbers.
 
 
@@ -48,6 +53,12 @@ class AnswerParameters(TaskParameters):
         Field(description="Equal answers keep their best score, or add up as in transformers 5.2.0."),
     ] = "best"
     offset_unit: OffsetUnit = "code_points"
+    explain: Annotated[
+        bool,
+        Field(
+            description="Say what each word does to the best answer's score, by leaving it out: a window of n words is run n times more."
+        ),
+    ] = False
 
 
 DEFAULTS = AnswerParameters()
@@ -88,8 +99,27 @@ class EncodedPassage(Encoded):
     cls_index: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedPassage(EncodedPassage):
+    """A passage of which, as of its question, words are left out once the answer is known.
+
+    Attributes:
+        question: The question's tokens.
+        tokenizer: Puts together what is left of both.
+    """
+
+    question: Tokens
+    tokenizer: Tokenizer
+
+
 def estimate(request: Request, max_length: int) -> int:
-    """Returns a cheap guess of the tokens that the request will cost, over all windows."""
+    """Returns a cheap guess of the tokens that the request will cost, over all windows and variants of one."""
+    tokens = _estimate_whole(request, max_length)
+    window = min(tokens, request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
+    return tokens + (occlusion.estimate(window, window) if request.parameters.explain else 0)
+
+
+def _estimate_whole(request: Request, max_length: int) -> int:
     question, passage = estimate_tokens(request.question), estimate_tokens(request.context)
     length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
     stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
@@ -123,11 +153,25 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
         )
     cuts = windows(len(passage), room, stride) if len(passage) > room else [range(len(passage))]
     encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
-    return EncodedPassage(encodings=encodings, passage=passage, cuts=cuts, cls_index=tokenizer.cls_index)
+    read = spans_read(passage, cuts, "context") if len(cuts) > 1 else ()
+    if not request.parameters.explain:
+        return EncodedPassage(encodings=encodings, read=read, passage=passage, cuts=cuts, cls_index=tokenizer.cls_index)
+    words = len(words_of(request.question, question)) + most_within(words_of(request.context, passage), cuts)
+    occlusion.check_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
+    return ExplainedPassage(
+        encodings=encodings,
+        read=read,
+        reserve=words * max(map(len, encodings)),
+        passage=passage,
+        cuts=cuts,
+        cls_index=tokenizer.cls_index,
+        question=question,
+        tokenizer=tokenizer,
+    )
 
 
-def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], config: ModelConfig) -> dict[str, Any] | list[dict[str, Any]]:
-    """Returns the best answer, or a list of them if `top_k` is over 1.
+def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], config: ModelConfig) -> Answers | Further:
+    """Returns the best answer, or a list of them if `top_k` is over 1. Where words are to be left out, that comes first.
 
     Args:
         request: The request.
@@ -146,18 +190,75 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], confi
     found = SummedAnswers(texts, limit=_limit(request)) if summed else BestAnswers(texts, top_k=parameters.top_k, count=len(passage))
     nulls = []
     for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
-        none = [] if encoded.cls_index is None else [encoded.cls_index]
-        place = np.array([*none, *range(encoding.start, encoding.start + len(cut))])
-        start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
-        nulls.append(float(start[0] * end[0]))  # asked for only where there is a [CLS]
+        null, start, end = _probabilities(encoding, len(cut), row, encoded.cls_index)
+        nulls.append(null)
         # a window's spans, which are thousands, are let go of before the next one's
-        found.add(score_spans(start[len(none) :], end[len(none) :], cut, parameters.max_answer_len))
+        found.add(score_spans(start, end, cut, parameters.max_answer_len))
     answers = found.answers()
+    nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer:
-        answers.append({"answer": "", "score": min(nulls), "start": 0, "end": 0})
+        answers.append(nothing)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
-    rebase(answers, request.context, parameters.offset_unit)
-    return answers if parameters.top_k > 1 else answers[0]
+    if not isinstance(encoded, ExplainedPassage):
+        return _finished(request, answers)
+    assert isinstance(found, BestAnswers), "scores that add up are not explained"
+    span, cut = (None, encoded.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else found.place_of(answers[0])
+    return _explained(request, encoded, answers, cut, span)
+
+
+def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | None) -> tuple[float, Floats, Floats]:
+    """Returns the probability of "no answer", and for each of the window's `count` tokens of the passage that the answer starts, or ends, there."""
+    none = [] if cls_index is None else [cls_index]
+    place = np.array([*none, *range(encoding.start, encoding.start + count)])
+    start, end = activate(row["start_logits"][place], "softmax"), activate(row["end_logits"][place], "softmax")
+    return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # the first asked for only where there is a [CLS]
+
+
+def _finished(request: Request, answers: list[dict[str, Any]]) -> Answers:
+    rebase(answers, request.context, request.parameters.offset_unit)
+    return answers if request.parameters.top_k > 1 else answers[0]
+
+
+def _explained(
+    request: Request, encoded: ExplainedPassage, answers: list[dict[str, Any]], cut: range, span: range | None
+) -> Answers | Further:
+    """Returns what runs each variant of a window and explains the best answer by the score that its span has there.
+
+    Args:
+        request: The request.
+        encoded: Its texts.
+        answers: The answers, best first.
+        cut: The window of the best one.
+        span: The tokens of the best one; None for "no answer".
+    """
+    best, passage, question = answers[0], encoded.passage, encoded.question
+    words = [word for word in words_of(request.context, passage, cut) if span is None or not _touches(word, best, span)]
+    parts = [
+        Part("question", request.question, question.ids, 0, words_of(request.question, question)),
+        Part("context", request.context, passage.ids[cut.start : cut.stop], cut.start, words),
+    ]
+
+    def keep(encoding: Encoding, part: Part, word: Word, row: Row) -> Row:
+        missing = len(word.tokens) if part is parts[1] else 0
+        null, start, end = _probabilities(encoding, len(cut) - missing, row, encoded.cls_index)
+        if span is None:
+            return {"score": np.array(null)}
+        first = span.start - cut.start - (missing if word.tokens.start < span.start else 0)
+        return {"score": start[first] * end[first + len(span) - 1]}
+
+    def finish(left_out: Sequence[tuple[Part, Word]], kept: Sequence[Row]) -> Answers:
+        changes = [best["score"] - float(row["score"]) for row in kept]
+        best["explanation"] = occlusion.described(left_out, changes, request.parameters.offset_unit)
+        return _finished(request, answers)
+
+    explained: Answers | Further = occlusion.explain(parts, tokenizer=encoded.tokenizer, keep=keep, finish=finish)
+    return explained
+
+
+def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
+    """Returns whether a word is part of an answer: without it there is no such span to score."""
+    by_tokens = word.tokens.start < span.stop and span.start < word.tokens.stop
+    return by_tokens or (word.start < answer["end"] and answer["start"] < word.end)
 
 
 def _limit(request: Request) -> int:
@@ -200,7 +301,16 @@ class AnswerBody(TaskBody):
         return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
 
     def request(self, item: Any, parameters: AnswerParameters) -> Request:
-        """Returns the request of a question."""
+        """Returns the request of a question.
+
+        Raises:
+            InvalidValueError: An explanation is asked for of scores that add up.
+        """
+        if parameters.explain and parameters.duplicates == "sum":
+            raise InvalidValueError(
+                "`explain` is for the score of one place in the passage, and with `duplicates` set to `sum` scores of several add up; leave one of them "
+                "out."
+            )
         return Request(item.question, item.context, parameters)
 
 
@@ -211,6 +321,13 @@ class Answer(BaseModel):
     score: Annotated[float, Field(examples=[0.965])]
     start: Annotated[int, Field(examples=[24])]
     end: Annotated[int, Field(examples=[29])]
+    explanation: Annotated[
+        list[WordImportance],
+        Field(
+            description="What each word does to the score, for the best answer where `explain` asks for it.",
+            examples=[[{"word": "Where", "start": 0, "end": 5, "importance": 0.789, "field": "question"}]],
+        ),
+    ] = []
 
 
 SPEC = TaskSpec(

@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from service.bundle.manifest import Activation, Embedding, MaskToken
-from service.text.tokenizer import Encoding
+from service.text.tokenizer import Encoding, Tokens
+
+# Windows of a text that are told of.
+MAX_SPANS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpan:
+    """A part of an input that the model read in one encoding.
+
+    Attributes:
+        field: The text of the input that it is of; empty where the input has one text.
+        start: Its first code point.
+        end: The one after its last.
+    """
+
+    field: str
+    start: int
+    end: int
+
+
+def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[ReadSpan, ...]:
+    """Returns what windows have of a text, of the first `MAX_SPANS` and one more; `cuts` are their tokens."""
+    return tuple(ReadSpan(field, *tokens.span(cut)) if cut else ReadSpan(field, 0, 0) for cut in cuts[: MAX_SPANS + 1])
+
 
 # Numbers in one answer: a million take 20 MB and a tenth of a second to write.
 MAX_VALUES = 2**20
@@ -22,6 +47,7 @@ class Encoded:
         warnings: What else the caller should know, each `topic; message`.
         values: Length of the result, where it can be very long, as that of so many numbers of 20 bytes.
         reserve: Tokens that the queue holds besides: of what `decode` may run, at most, or for outputs much larger than those of a text.
+        read: What the model reads of a text that is cut or read in several windows; empty where it reads all at once.
     """
 
     encodings: list[Encoding]
@@ -29,6 +55,7 @@ class Encoded:
     warnings: tuple[str, ...] = ()
     values: int = 0
     reserve: int = 0
+    read: tuple[ReadSpan, ...] = ()
 
 
 class ModelConfig(Protocol):

@@ -20,7 +20,7 @@ from service.tasks.classify import require_labels
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.encoded import Encoded, ModelConfig, spans_read
 from service.tasks.spec import TaskSpec, copied
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import default_stride, windows
@@ -117,7 +117,10 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
         raise InvalidValueError(f"windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.")
     cuts = windows(len(tokens), room, stride if len(tokens) > room else 0) if len(tokens) else []
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
-    return EncodedText(encodings=encodings, tokens=tokens, cuts=cuts, subword_prefix=tokenizer.subword_prefix, unknown=tokenizer.unknown)
+    read = spans_read(tokens, cuts) if len(cuts) > 1 else ()
+    return EncodedText(
+        encodings=encodings, read=read, tokens=tokens, cuts=cuts, subword_prefix=tokenizer.subword_prefix, unknown=tokenizer.unknown
+    )
 
 
 def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:

@@ -49,6 +49,10 @@ class Tokens:
         offsets: list[tuple[int, int]] = self._encoding.offsets
         return offsets
 
+    def span(self, cut: range) -> tuple[int, int]:
+        """Returns the start of the first and the end of the last of some tokens, at least one, without reading the others."""
+        return self._encoding.token_to_chars(cut.start)[0], self._encoding.token_to_chars(cut.stop - 1)[1]
+
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Returns the offsets, with combining marks that the tokenizer has stripped added to the token before them.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import InvalidValueError
 from service.wire.call import Call, Incoming, M
@@ -15,6 +15,8 @@ from service.wire.reading import parse_json, show, validate_body
 
 class PredictBody(BaseModel):
     """Body of a request of KServe's first protocol."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"instances": ["A warm, funny film.", "Dull."]}]})
 
     instances: list[Any] = Field(description="What the model's own endpoint takes as `inputs`, a list of these.")
     parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")

@@ -14,6 +14,14 @@ const run = async () => {
   await page.waitForSelector("#answer:not([hidden]), #problem:not([hidden])");
   await page.waitForFunction(() => !document.querySelector("button.run").disabled);
 };
+// Whether anything makes a phone scroll sideways.
+const wide = async () => {
+  const size = page.viewportSize();
+  await page.setViewportSize({ width: 360, height: 700 });
+  const found = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+  await page.setViewportSize(size);
+  return found;
+};
 const text = (selector) => page.locator(selector).innerText();
 
 await page.goto(url);
@@ -30,7 +38,10 @@ for (let i = 0; i < count; i += 1) {
   const name = await text("[role=tab][aria-selected=true]");
   await page.locator("#form textarea").first().focus();
   await run();
-  seen.tasks[name] = { result: await text("#result"), timing: await text("#timing"), code: await text("#code"), reasons: await text("#reasons") };
+  seen.tasks[name] = {
+    result: await text("#result"), timing: await text("#timing"), code: await text("#code"), reasons: await text("#reasons"), read: await text("#read"),
+    spoken: await page.locator("[role=status]").first().textContent(), wide: await wide(),
+  };
   await page.locator("[role=tab][aria-selected=true]").focus();
   await page.keyboard.press("ArrowRight");
 }
@@ -42,6 +53,26 @@ await run();
 await page.locator("#result select").selectOption("2");
 seen.attention = { caption: await text("#result caption"), row: await text("#result tbody tr >> nth=1"), heads: await page.locator("#result option").count() };
 
+await page.locator("#tab-answer").click();
+await page.locator("#examples button", { hasText: "windows" }).focus();
+await page.keyboard.press("Enter");
+await page.locator("button.run").focus();
+await page.keyboard.press("Enter");
+await page.waitForSelector("#answer:not([hidden])");
+await page.waitForFunction(() => !document.querySelector("button.run").disabled);
+seen.windows = {
+  read: await text("#read h3"), drawn: await page.locator(".window").count(), rows: await page.locator("#read tbody tr").count(),
+  marked: await text("#result mark"), inView: await page.locator("#result mark").evaluate((mark) => {
+    const [inner, outer] = [mark, mark.closest(".text")].map((each) => each.getBoundingClientRect());
+    return inner.top >= outer.top && inner.bottom <= outer.bottom;
+  }),
+  focus: await page.evaluate(() => document.activeElement.className), wide: await wide(),
+};
+await page.locator("[name=explain]").check();
+await page.locator("#form textarea").first().fill("𝒜 bridge was built in Porto in 1886.");
+await run();
+seen.why = { title: await text("#reasons h3"), words: await page.locator("#reasons .word").allInnerTexts(), texts: await page.locator("#reasons h4").allInnerTexts() };
+
 await page.locator("#tab-classify").click();
 await page.locator("#form textarea").first().fill("<img src=x onerror=document.title='broken'> good");
 await page.locator("#form textarea").first().focus();
@@ -49,14 +80,16 @@ await run();
 seen.markup = [await text("#code"), await page.title()];
 await page.locator("#form textarea").first().fill("good ".repeat(2000));
 await run();
-seen.cut = await text("#notes");
+seen.cut = [await text("#notes"), await text("#read"), await page.locator("#read s").innerText()];
 await page.locator("#form textarea").nth(0).fill("");
 await page.locator("#form textarea").nth(1).fill("x".repeat(300000));
 await run();
 seen.problem = await text("#problem");
 await page.waitForTimeout(4500);
 seen.load = await text("#load");
-await page.setViewportSize({ width: 360, height: 700 });
-seen.wide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
+seen.wide = await wide();
+// every control has a name, and every button and field can be reached by keys
+seen.nameless = await page.evaluate(() => [...document.querySelectorAll("button, input, select, textarea, summary, [role=tab]")]
+  .filter((each) => !(each.labels?.length || each.textContent.trim() || each.getAttribute("aria-label"))).map((each) => each.outerHTML));
 await browser.close();
 console.log(JSON.stringify(seen));

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@cache
 def what_the_page_shows(url: str, *key: str) -> dict[str, Any]:
     """Returns what a visit sees."""
     command = [str(NODE), str(HERE / "playground.mjs"), url, str(CHROMIUM), *key]
@@ -41,6 +43,9 @@ def test_every_task_is_run_and_shown(url: str) -> None:
     assert "PER" in tasks["Entities"]["result"]
     assert "1886" in tasks["Answer"]["result"]
     assert "speaks for it" in tasks["Classify"]["reasons"]
+    assert "positive, 99.7 %" in tasks["Classify"]["spoken"]
+    assert [] == [name for name, shown in tasks.items() if shown["wide"] or shown["read"]]
+    assert [] == seen["nameless"]
     assert all(f"curl -s '{url}" in shown["code"] for shown in tasks.values())
 
 
@@ -59,10 +64,30 @@ def test_what_callers_send_does_nothing_but_be_shown(url: str) -> None:
 
     assert "onerror" in seen["markup"][0]
     assert "bertserve playground" == seen["markup"][1]
-    assert "truncation" in seen["cut"]
+    assert "truncation" in seen["cut"][0]
+    assert "characters" in seen["cut"][1]
+    assert seen["cut"][2].lstrip().startswith("good")
     assert "200000" in seen["problem"]
     assert "Requests a second" in seen["load"]
     assert not seen["wide"]
+
+
+def test_the_windows_of_a_long_text_are_drawn(url: str) -> None:
+    """As many as the service read, with the answer scrolled to; who pressed Enter keeps the focus."""
+    seen = what_the_page_shows(url)["windows"]
+
+    assert ("Read in 4 windows", 4, 4) == (seen["read"], seen["drawn"], seen["rows"])
+    assert seen["marked"].startswith("1914")
+    assert seen["inView"]
+    assert ("run", False) == (seen["focus"], seen["wide"])
+
+
+def test_the_words_that_drove_an_answer_are_marked(url: str) -> None:
+    """In question and passage, but for those of the answer; a character beyond 16 bits does not move them."""
+    seen = what_the_page_shows(url)["why"]
+
+    assert ("Why “1886”?", ["Question", "Passage"]) == (seen["title"], seen["texts"])
+    assert ["𝒜", "bridge", "was", "built", "in", "Porto", "in", "."] == seen["words"][-8:]
 
 
 def test_a_key_is_asked_for(tiny_models: Path, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def every_model(folder: Path) -> Path:
     tiny.bundle(folder, "passages", max_length=64, task="question-answering")
     tiny.bundle(folder, "masks", max_length=64, task="fill-mask")
     tiny.bundle(folder, "choices", max_length=64, task="multiple-choice")
+    tiny.bundle(folder, "attentive", max_length=64, attention_heads=(2, 2))
     tiny.bundle(folder, "vectors", max_length=64, task="feature-extraction", embedding=tiny.EMBEDDING)
     return folder
 

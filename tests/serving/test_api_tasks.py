@@ -35,6 +35,7 @@ KNOWN = {
         "align_to_words",
         "duplicates",
         "offset_unit",
+        "explain",
     ],
     FILL: ["top_k", "targets", "joint", "beam"],
 }

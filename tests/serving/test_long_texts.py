@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import onnxruntime
 import pytest
 
 import tiny
-from application import LONG, classify, rejected, results
+from application import LONG, call, classify, rejected, results
 
 ROOM = 30  # text tokens that a tiny bundle takes; 29 of a pair
 
@@ -130,3 +131,24 @@ def test_windows_of_one_text_do_not_change_the_answers_of_others(models: Path) -
     together = results(models, texts, **parameters)
     for text, result in zip(texts, together, strict=True):
         assert by_label(result) == pytest.approx(by_label(results(models, text, **parameters)[0]), abs=1e-5)
+
+
+def test_the_windows_of_a_text_are_told(tmp_path: Path) -> None:
+    """From the first to the last character, each with what it shares with its neighbor; of a text read at once nothing is said."""
+    tiny.bundle(tmp_path, "names", task="token-classification")
+    text = "good film " * 40
+    windows = [tuple(map(int, part.split("-"))) for part in told(tmp_path, text).split(", ")]
+    assert (0, len(text) - 1) == (windows[0][0], windows[-1][1])
+    assert [True] * (len(windows) - 1) == [left[0] < right[0] < left[1] for left, right in pairwise(windows)]
+    assert "" == told(tmp_path, "good film")
+    assert "" == told(tmp_path, [text, text])
+    assert told(tmp_path, text) == told(tmp_path, [text])
+    many = told(tmp_path, text * 10, stride=20).split(", ")
+    assert (65, "...") == (len(many), many[-1])
+
+
+def told(models: Path, inputs: Any, **parameters: Any) -> str:
+    """Returns the header of a request."""
+    response = call(models, "POST", "/ner", json={"inputs": inputs, "parameters": parameters})
+    assert 200 == response.status_code
+    return str(response.headers.get("x-windows", ""))

@@ -9,12 +9,15 @@ from typing import Any
 import httpx
 import pytest
 
+import hostile
 import tiny
 from application import call, classify, faked, play, rejected
 from fakes import FakeEngine
 from service import __version__
 from service.serving.build import build
 from service.settings import Settings
+from service.tasks.catalog import TASKS
+from service.wire.routes import all_routes
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/metrics")
 
@@ -148,7 +151,7 @@ def test_openapi_describes_the_body(models: Path) -> None:
     reference = document["paths"]["/classify"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     body = document["components"]["schemas"][reference.rpartition("/")[2]]
     parameters = document["components"]["schemas"]["ClassifyParameters"]["properties"]
-    assert set(parameters) == {"top_k", "function_to_apply", "truncation", "window", "stride"}
+    assert set(parameters) == {"top_k", "function_to_apply", "truncation", "window", "stride", "explain", "offset_unit"}
     assert all(parameter["description"] for parameter in parameters.values())
     assert classify(models, body["examples"][0]).status_code == 200
 
@@ -222,3 +225,40 @@ def test_openapi_has_examples_of_answers(models: Path) -> None:
     answers = ("LabelScore", "Entity", "Answer", "Filled", "Ranked", "ZeroShotLists")
 
     assert [] == [(name, field) for name in answers for field, of in schemas[name]["properties"].items() if "examples" not in of]
+
+
+def test_every_example_is_answered(tmp_path: Path) -> None:
+    """Each path with its own example, and each example of the paths that any model answers: who presses "Try it out" sees an answer."""
+    folder = hostile.every_model(tmp_path)
+    settings = {"default": {"text-classification": "classifier"}}
+    document = call(folder, "GET", "/openapi.json", settings=settings).json()
+    tried = {}
+    for path, operations in document["paths"].items():
+        operation = operations.get("post", {})
+        content = operation.get("requestBody", {}).get("content", {}).get("application/json")
+        if content is None or path.startswith("/v2/repository"):
+            continue
+        here = path
+        for parameter in operation["parameters"]:
+            here = here.replace(f"{{{parameter['name']}}}", str(parameter.get("example")))
+        own = document["components"]["schemas"].get(content["schema"].get("$ref", "").rpartition("/")[2], {})
+        given = content.get("examples", {"own": {"summary": "", "value": own.get("examples", [None])[0]}})
+        for name, example in given.items():
+            # of a path with a name in it, each example says for which model it is
+            model = example["summary"].rpartition(" ")[2]
+            at = f"/models/{model}" if path == "/models/{name}" else here
+            # the tiny vocabulary lacks the ids of BERT's
+            body = example["value"] | ({"ids": [[5, 6]]} if path == "/decode" else {})
+            tried[path, name] = call(folder, "POST", at, json=body, settings=settings).status_code
+
+    assert {200} == set(tried.values()), tried
+    assert len(all_routes()) + 3 * (len(TASKS) - 1) == len(tried)
+
+
+def test_examples_follow_the_models(models: Path, tmp_path: Path) -> None:
+    """Of what is not loaded there is none, and who has no key learns no name."""
+    document = call(models, "GET", "/openapi.json").json()
+    content = document["paths"]["/models/{name}"]["post"]["requestBody"]["content"]["application/json"]
+
+    assert ["classify"] == list(content["examples"])
+    assert "tiny" == document["paths"]["/models/{name}"]["get"]["parameters"][0]["example"]

@@ -12,6 +12,7 @@ from service.http import playground
 from service.serving.build import build
 from service.settings import Settings
 from service.tasks.catalog import TASKS
+from service.tasks.occlusion import MAX_WORDS
 
 FOLDER = Path(playground.__file__).parent
 
@@ -55,15 +56,27 @@ def test_modules_import_what_is_there() -> None:
         text = (FOLDER / name).read_text("utf-8")
         for names, file in re.findall(r'import \{ ([^}]+) \} from "./([^"]+)"', text):
             assert file in playground.FILES
-            exported = re.findall(r"export function (\w+)", (FOLDER / file).read_text("utf-8"))
+            exported = re.findall(r"export (?:async function|function|const) (\w+)", (FOLDER / file).read_text("utf-8"))
             assert [] == [each for each in names.split(", ") if each not in exported]
 
 
 def test_every_task_has_a_form() -> None:
     """A new task gets one."""
-    forms = re.findall(r'^  "(/[\w-]+)": \{', (FOLDER / "playground.js").read_text("utf-8"), re.MULTILINE)
+    forms = re.findall(r'^  "(/[\w-]+)": \{', (FOLDER / "forms.js").read_text("utf-8"), re.MULTILINE)
 
     assert {f"/{spec.path}" for spec in TASKS.values()} <= set(forms)
+
+
+def test_every_file_of_the_folder_is_served() -> None:
+    """What lies beside the page belongs to it."""
+    assert sorted([playground.PAGE, *playground.FILES]) == sorted(
+        file.name for file in FOLDER.iterdir() if file.suffix in {".html", ".css", ".js"}
+    )
+
+
+def test_the_page_knows_the_limit_of_words() -> None:
+    """It does not ask for what would be refused."""
+    assert [str(MAX_WORDS)] == re.findall(r"const MOST_WORDS = (\d+);", (FOLDER / "forms.js").read_text("utf-8"))
 
 
 def test_texts_are_only_put_into_text_nodes() -> None:

@@ -11,7 +11,18 @@ from starlette.responses import Response
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 PAGE = "index.html"
-FILES = ("playground.css", "playground.js", "views.js", "snippets.js", "load.js")
+FILES = (
+    "playground.css",
+    "playground.js",
+    "forms.js",
+    "views.js",
+    "reasons.js",
+    "attention.js",
+    "windows.js",
+    "timing.js",
+    "snippets.js",
+    "load.js",
+)
 # The page runs its own scripts alone and speaks to this service alone, so that a text cannot do more than be shown.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "

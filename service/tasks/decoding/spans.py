@@ -78,8 +78,8 @@ class BestAnswers:
         self._wanted = top_k
         self._texts = texts
         self._whole = range(count)
-        # lower-cased text -> (-score, first token, last token), the order of answers, and the answer
-        self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any]]] = {}
+        # lower-cased text -> (-score, first token, last token), the order of answers, the answer, and the window that it is of
+        self._found: dict[str, tuple[tuple[float, int, int], dict[str, Any], range]] = {}
         self._floor = -1.0
 
     def add(self, window: Spans) -> None:
@@ -92,7 +92,7 @@ class BestAnswers:
             answer = self._texts.answer(start, end, score, self._whole)
             text, rank = answer["answer"].lower(), (-score, start, end)
             if text not in self._found or rank < self._found[text][0]:
-                self._found[text] = (rank, answer)
+                self._found[text] = (rank, answer, window.cut)
             here.add(text)
             if len(here) == self._wanted:
                 break
@@ -102,7 +102,14 @@ class BestAnswers:
 
     def answers(self) -> list[dict[str, Any]]:
         """Returns the answers, best first."""
-        return sorted((answer for _, answer in self._found.values()), key=lambda answer: (-answer["score"], answer["start"], answer["end"]))
+        return sorted(
+            (answer for _, answer, _ in self._found.values()), key=lambda answer: (-answer["score"], answer["start"], answer["end"])
+        )
+
+    def place_of(self, answer: dict[str, Any]) -> tuple[range, range]:
+        """Returns the tokens of an answer's span, before it was widened to words, and those of the window where it has its score."""
+        (_, start, end), _, cut = self._found[answer["answer"].lower()]
+        return range(start, end + 1), cut
 
 
 def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floats, at_least: int) -> Iterator[int]:

@@ -1,0 +1,121 @@
+"""Occlusion: what each word does to a score, by leaving it out. All variants of an input run together, after its score is known.
+
+A word is left out by deleting its tokens. The text is not tokenized again, so that the other words are read as they were, and offsets hold.
+A mask token in the place of the word was no better on the embedded classifier (docs/how-to/explain.md), and most models have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any, NotRequired, cast
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from service.errors import InvalidValueError
+from service.tasks.decoding.offsets import OffsetUnit, rebase
+from service.tasks.decoding.scores import Row
+from service.tasks.further import Further
+from service.text.tokenizer import Encoding, TokenIds, Tokenizer
+from service.text.words import Word
+
+# A text of n words is n texts. A window of /answer, 384 tokens unless asked otherwise, has no more.
+MAX_WORDS = 384
+
+
+class WordImportance(TypedDict):
+    """How much a score owes to a word: the score with all words minus the score without this one."""
+
+    word: Annotated[str, Field(examples=["engaging"])]
+    start: Annotated[int, Field(examples=[31])]
+    end: Annotated[int, Field(examples=[39])]
+    importance: Annotated[float, Field(examples=[0.002])]
+    field: NotRequired[Annotated[str, Field(description="The text of the input that the word stands in, where the input has two.")]]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One text of an input, as the model reads it.
+
+    Attributes:
+        field: Its name in the input; empty where the input has one text.
+        text: The whole text.
+        ids: The token ids of what is read of it.
+        first: Which of the text's tokens the first of these is.
+        words: The words to leave out, all of them within what is read.
+    """
+
+    field: str
+    text: str
+    ids: TokenIds
+    first: int
+    words: Sequence[Word]
+
+    def without(self, word: Word) -> TokenIds:
+        """Returns the token ids without those of a word."""
+        return [*self.ids[: word.tokens.start - self.first], *self.ids[word.tokens.stop - self.first :]]
+
+
+def check_count(words: int, of: str, instead: str) -> None:
+    """Checks that no more words are left out than are allowed.
+
+    Args:
+        words: How many there are.
+        of: What has them.
+        instead: What to do where there are too many.
+
+    Raises:
+        InvalidValueError: There are too many.
+    """
+    if words > MAX_WORDS:
+        raise InvalidValueError(
+            f"{of} has {words} words and `explain` leaves out {MAX_WORDS} at most, each in a run of its own; {instead}, or leave `explain` out."
+        )
+
+
+def estimate(tokens: int, length: int) -> int:
+    """Returns a cheap guess of the tokens of all variants of `length` tokens each, of texts of so many tokens."""
+    return min(tokens, MAX_WORDS) * length
+
+
+def explain(
+    parts: Sequence[Part],
+    *,
+    tokenizer: Tokenizer,
+    keep: Callable[[Encoding, Part, Word, Row], Row],
+    finish: Callable[[Sequence[tuple[Part, Word]], Sequence[Row]], Any],
+) -> Any:
+    """Returns what runs next: each word of an input left out in turn. Where there is no word to leave out, what `finish` makes of none.
+
+    Args:
+        parts: The input's text, or its two.
+        tokenizer: Puts the variants together.
+        keep: A variant, the part and the word that it lacks, and its outputs -> what is kept of them.
+        finish: The words, and what was kept of the variant without each -> the result.
+    """
+    left_out, work = [], []
+    for place, part in enumerate(parts):
+        for word in part.words:
+            texts = [each.ids if i != place else part.without(word) for i, each in enumerate(parts)]
+            if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
+                continue  # nothing is left of it, not even a special token
+            encoding = tokenizer.assemble(*texts)
+            left_out.append((part, word))
+            work.append((encoding, partial(keep, encoding, part, word)))
+    return Further(work, partial(finish, left_out)) if work else finish([], [])
+
+
+def described(words: Sequence[tuple[Part, Word]], importances: Sequence[float], unit: OffsetUnit) -> list[WordImportance]:
+    """Returns the words with their importance, in order of the texts; offsets are of the text that a word stands in."""
+    found: list[WordImportance] = []
+    for part in {id(part): part for part, _ in words}.values():
+        items: list[dict[str, Any]] = [
+            {"word": part.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
+            for (of, word), importance in zip(words, importances, strict=True)
+            if of is part
+        ]
+        rebase(items, part.text, unit)
+        found += [cast("WordImportance", item | ({"field": part.field} if part.field else {})) for item in items]
+    return found

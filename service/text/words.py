@@ -1,0 +1,97 @@
+"""Words as people read them, with the tokens of each: what is left out of a text to see what it does. Knows no task.
+
+A word is what stands between white space, without the punctuation around it: `film`, `don't`, `well-known`, `1,000`. Each punctuation mark is a
+word of its own. Scripts without spaces have a word for each token, because only the tokenizer tells words apart there.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.text.tokenizer import Tokens
+
+# Thai, Lao, Burmese, Khmer, Kana, and the ideographs of Chinese and Japanese.
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+# Punctuation that is part of a word where it has letters, or digits, on both sides.
+_JOINS_LETTERS, _JOINS_DIGITS = "'’-‐", ".,:"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a text.
+
+    Attributes:
+        start: First code point of it in the text.
+        end: Code point after the last.
+        tokens: Which of the text's tokens it is made of.
+    """
+
+    start: int
+    end: int
+    tokens: range
+
+
+def words_of(text: str, tokens: Tokens, cut: range | None = None) -> list[Word]:
+    """Returns the words of a text in order; each token is of one of them at most.
+
+    Args:
+        text: The text that the tokens are of.
+        tokens: All of its tokens.
+        cut: Which of them count, of a word at an edge a part; all when None.
+    """
+    cut = range(len(tokens)) if cut is None else cut
+    if not cut:
+        return []
+    spans = [_trimmed(text, start, end) for start, end in tokens.spans(text)[cut.start : cut.stop]]
+    word_ids = tokens.word_ids[cut.start : cut.stop]
+    found: list[Word] = []
+    first = 0
+    for i, (start, end) in enumerate(spans):
+        # a token of white space alone, or of nothing, belongs to what comes after it
+        if start == end and i + 1 < len(spans):
+            continue
+        before = found[-1] if found else None
+        if before is not None and (start == end or _continues(text, before.end, start, same=word_ids[i] == word_ids[i - 1])):
+            found[-1] = Word(before.start, max(before.end, end), range(before.tokens.start, cut.start + i + 1))
+        else:
+            found.append(Word(start, end, range(cut.start + first, cut.start + i + 1)))
+        first = i + 1
+    return [word for word in found if word.start < word.end]
+
+
+def most_within(words: Sequence[Word], cuts: Sequence[range]) -> int:
+    """Returns how many words the windows of a text have at most, parts of words counted; `cuts` are the windows' tokens."""
+    starts, stops = [word.tokens.start for word in words], [word.tokens.stop for word in words]
+    return max(bisect_left(starts, cut.stop) - bisect_right(stops, cut.start) for cut in cuts)
+
+
+def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:
+    """Returns a span without the white space at its ends, which tokens of some tokenizers have."""
+    piece = text[start:end]
+    start += len(piece) - len(piece.lstrip())
+    return start, max(start, end - (len(piece) - len(piece.rstrip())))
+
+
+def _continues(text: str, end: int, start: int, *, same: bool) -> bool:
+    """Returns whether a token goes on with the word before it, which ends at `end`; `same`: the tokenizer does not part them."""
+    if start < end:  # several tokens of one character
+        return True
+    if any(char.isspace() for char in text[end:start]):
+        return False
+    left, right = text[end - 1], text[start]
+    if _is_letter(left) and _is_letter(right):
+        return same and not _UNSPACED.match(right)
+    mark = start if _is_letter(left) else end - 1
+    before, after = text[mark - 1 : mark], text[mark + 1 : mark + 2]
+    if text[mark] in _JOINS_DIGITS:
+        return before.isdigit() and after.isdigit()
+    return text[mark] in _JOINS_LETTERS and _is_letter(before) and _is_letter(after)
+
+
+def _is_letter(char: str) -> bool:
+    """Returns whether a character is part of words: a letter, a digit, or a mark on one."""
+    return bool(char) and unicodedata.category(char)[0] in "LNM"

@@ -1,0 +1,369 @@
+"""`explain` of /classify and /answer: what each word does to a score, against texts without the word, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import tiny
+from application import Send, answered, ask, call, faked, play, refused, started
+from embedded import load
+from fakes import FakeEngine, Head
+from service.backend.onnx_engine import OnnxEngine, Row
+from service.bundle.files import load_bundle
+from service.tasks import answer, classify
+from service.tasks.decoding.scores import activate
+from service.tasks.further import Further
+from service.tasks.occlusion import MAX_WORDS
+from service.text.tokenizer import Encoding, Tokenizer
+from service.text.words import Word, most_within, words_of
+
+CLASSIFY, ANSWER = "/classify", "/answer"
+TEXT = "the film was not bad , but very long"
+
+
+class Tiny:
+    """A tiny bundle whose graph is asked directly."""
+
+    def __init__(self, folder: Path, task: str, **changes: Any) -> None:
+        made = load_bundle(tiny.bundle(folder, task=task, **changes))
+        self.tokenizer = Tokenizer(made.tokenizer_path, made.manifest.tokenizer)
+        graph = made.manifest.graphs[0]
+        self.engine = OnnxEngine(made.path / graph.file, graph, pad_id=0, padding_side="right")
+
+    def span_score(self, question: str, context: str, first: int, last: int) -> float:
+        """Returns p(start) * p(end) of a span of the context's tokens; of "no answer" for -1."""
+        a, b = self.tokenizer.tokenize([question, context])
+        encoding = self.tokenizer.assemble(a.ids, b.ids)
+        row = self.engine.run([encoding])[0]
+        place = [0, *range(encoding.start, encoding.start + len(b))]
+        start, end = (activate(row[name][place], "softmax") for name in ("start_logits", "end_logits"))
+        return float(start[first + 1] * end[last + 1])
+
+
+@pytest.fixture(name="api", scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """A service with tiny models."""
+    folder = tmp_path_factory.mktemp("served")
+    tiny.bundle(folder, "labels", max_length=64)
+    tiny.bundle(folder, "several", activation="sigmoid", seed=3)
+    tiny.bundle(folder, "value", labels=("stars",), activation="none")
+    tiny.bundle(folder, "passages", task="question-answering", max_length=64)
+    with started(folder) as send:
+        yield partial(_named, send)
+
+
+def _named(send: Send, method: str, path: str, **request: Any) -> httpx.Response:
+    """Asks a model by its name, where the path is of several."""
+    return send(method, f"/models/{'labels' if path == CLASSIFY else path.strip('/').replace('answer', 'passages')}", **request)
+
+
+def without(text: str, start: int, end: int) -> str:
+    """Returns a text without a part."""
+    return text[:start] + text[end:]
+
+
+# ---- words
+
+
+def words(text: str, cut: range | None = None) -> list[str]:
+    """Returns the words of a text by the tokenizer of the embedded classifier."""
+    (tokens,) = load("sentiment").tokenizer.tokenize([text])
+    return [text[word.start : word.end] for word in words_of(text, tokens, cut)]
+
+
+def test_words_are_those_that_people_read() -> None:
+    """Pieces are joined, and so are contractions, compounds and numbers; punctuation stands by itself, and scripts without spaces fall into tokens."""
+    expected = ["Don't", "call", "it", "state-of-the-art", ":", "3.5", "stars", ",", "1,000", "reviews", "(", "ok", ")", "."]
+    assert expected == words("Don't call it state-of-the-art: 3.5 stars, 1,000 reviews (ok).")
+    assert ["'", "quoted", "'", "words", "'", "end", "-"] == words("'quoted' words' end-")
+    assert ["A", "naïve", "café", "👍"] == words("  A naïve\tcafé 👍 ")
+    assert ["看", "电", "影"] == words("看电影")
+    assert ["हिन्दी", "शब्द"] == words("हिन्दी शब्द")
+    assert [] == words("") + words(" \n")
+
+
+def test_a_word_at_the_edge_of_a_window_counts_by_its_part() -> None:
+    """The word that the cut goes through is what is within."""
+    (part, dot), (end,) = words("floccinaucinihilipilification.")[:2], words("floccinaucinihilipilification", range(3, 6))
+    assert ("floccinaucinihilipilification", ".") == (part, dot)
+    assert "floccinaucinihilipilification" not in end
+    assert end in part
+    assert 2 == most_within([Word(0, 1, range(3)), Word(2, 3, range(3, 4))], [range(1), range(2, 4), range(3, 4)])
+
+
+# ---- classification
+
+
+def test_a_words_importance_is_the_score_less_the_score_without_it(api: Send) -> None:
+    """Of the best label alone, in order of the text, whatever `top_k`."""
+    (found,) = answered(api, CLASSIFY, TEXT, explain=True)
+    (plain,) = answered(api, CLASSIFY, TEXT)
+    best = found[0]
+    for item in best["explanation"]:
+        (scores,) = answered(api, CLASSIFY, without(TEXT, item["start"], item["end"]))
+        score = next(each["score"] for each in scores if each["label"] == best["label"])
+        assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
+        assert TEXT[item["start"] : item["end"]] == item["word"]
+    assert TEXT.split() == [item["word"] for item in best["explanation"]]
+    assert plain == [{key: value for key, value in item.items() if key != "explanation"} for item in found]
+    assert [best] == answered(api, CLASSIFY, TEXT, explain=True, top_k=1)[0]
+
+
+def test_an_answer_without_it_is_the_same_to_the_byte(api: Send) -> None:
+    """`explain` false, null parameters and none at all."""
+    plain = api("POST", CLASSIFY, json={"inputs": TEXT}).content
+    assert b"explanation" not in plain
+    assert plain == ask(api, CLASSIFY, TEXT, explain=False).content
+
+
+def test_labels_scored_by_themselves_are_explained_if_chosen(api: Send) -> None:
+    """The best one always, others from 0.5; what is not returned is not explained."""
+    for text in ("good", "a dull book", "the very very good film", "poor , poor !"):
+        (found,) = answered(api, "/several", text, explain=True)
+        expected = [True, *(item["score"] >= 0.5 for item in found[1:])]
+        assert expected == ["explanation" in item for item in found]
+        for item in found:
+            for word in item.get("explanation", []):
+                (scores,) = answered(api, "/several", without(text, word["start"], word["end"]))
+                score = next(each["score"] for each in scores if each["label"] == item["label"])
+                assert pytest.approx(item["score"] - score, abs=1e-6) == word["importance"]
+
+
+def test_of_a_regression_the_value_is_explained(api: Send) -> None:
+    """Its one label has a value in place of a probability."""
+    (((value,), (less,)),) = (answered(api, "/value", ["good film", "film"], explain=True),)
+    assert pytest.approx(value["score"] - less["score"], abs=1e-5) == value["explanation"][0]["importance"]
+
+
+def test_words_of_a_pair_say_of_which_text_they_are(api: Send) -> None:
+    """Offsets are of that text."""
+    pair = {"text": "a good film", "text_pair": "the film is good"}
+    ((best, *_),) = answered(api, CLASSIFY, pair, explain=True)
+    assert [("text", word) for word in pair["text"].split()] + [("text_pair", word) for word in pair["text_pair"].split()] == [
+        (item["field"], item["word"]) for item in best["explanation"]
+    ]
+    for item in best["explanation"]:
+        lacking = pair | {item["field"]: without(pair[item["field"]], item["start"], item["end"])}
+        (scores,) = answered(api, CLASSIFY, lacking)
+        score = next(each["score"] for each in scores if each["label"] == best["label"])
+        assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
+
+
+def test_several_texts_are_explained_each(api: Send) -> None:
+    """As each alone; empty ones and such of one word among them."""
+    texts = ["good", "", "a bad film", " ", "good"]
+    assert [answered(api, CLASSIFY, text, explain=True)[0] for text in texts] == answered(api, CLASSIFY, texts, explain=True)
+    assert [1, 0, 3, 0, 1] == [len(found[0]["explanation"]) for found in answered(api, CLASSIFY, texts, explain=True)]
+
+
+@pytest.mark.parametrize(("unit", "expected"), [("code_points", (3, 7)), ("utf16", (4, 8)), ("UTF8", (6, 10))])
+def test_offsets_are_in_the_unit_that_is_asked_for(api: Send, unit: str, expected: tuple[int, int]) -> None:
+    """Code points unless one is named."""
+    ((best, *_),) = answered(api, CLASSIFY, "👍 good", explain=True, offset_unit=unit)
+    item = best["explanation"][-1]
+    assert ("good", (expected[0] - 1, expected[1] - 1)) == (item["word"], (item["start"], item["end"]))
+
+
+def test_of_a_cut_text_the_words_that_were_read_are_explained(api: Send) -> None:
+    """No word comes in for one that is left out; the headers say what was cut."""
+    text = " ".join(["good", "film", "bad"] * 30)
+    response = ask(api, CLASSIFY, text, explain=True)
+    explained = response.json()[0][0]["explanation"]
+    kept = text[: explained[-1]["end"]]
+    assert 62 == len(explained)
+    assert ("1", f"0-{len(kept)}") == (response.headers["x-truncated"], response.headers["x-windows"])
+    (alone,) = answered(api, CLASSIFY, kept, explain=True)
+    assert alone[0]["explanation"] == explained
+
+
+# ---- question answering
+
+QUESTION, PASSAGE = "was the film good ?", "the book was dull . a very good film , but long . not bad"
+
+
+def test_an_answers_words_are_judged_by_the_score_of_its_span(tmp_path: Path, api: Send) -> None:
+    """The same tokens in the text without the word; words of the answer stay."""
+    graph = Tiny(tmp_path, "question-answering", max_length=64)
+    inputs = {"question": QUESTION, "context": PASSAGE}
+    best, second = answered(api, ANSWER, inputs, explain=True, top_k=2, max_answer_len=3)
+    assert "explanation" not in second
+    places = [len(PASSAGE[:at].split()) for at in (best["start"], best["end"])]
+    span = range(places[0], places[1])
+    assert [*QUESTION.split(), *PASSAGE.split()[: span.start], *PASSAGE.split()[span.stop :]] == [
+        item["word"] for item in best["explanation"]
+    ]
+    for item in best["explanation"]:
+        lacking = inputs | {item["field"]: without(inputs[item["field"]], item["start"], item["end"])}
+        shift = item["field"] == "context" and item["start"] < best["start"]
+        score = graph.span_score(lacking["question"], lacking["context"], span.start - shift, span.stop - 1 - shift)
+        assert pytest.approx(best["score"] - score, abs=1e-6) == item["importance"]
+
+
+def test_no_answer_is_explained_too(tmp_path: Path, api: Send) -> None:
+    """By the score of nothing, where that is the best answer; then no word stays."""
+    graph = Tiny(tmp_path, "question-answering", max_length=64)
+    found = {
+        text: answered(api, ANSWER, {"question": "not ?", "context": text}, explain=True, handle_impossible_answer=True)
+        for text in ("good", "dull film", "a book", "bad !", "very long .")
+    }
+    nothing = {text: each for text, each in found.items() if each["answer"] == ""}
+    assert nothing
+    for text, each in nothing.items():
+        assert 2 + len(text.split()) == len(each["explanation"])
+        for item in each["explanation"]:
+            texts = {"question": "not ?", "context": text}
+            texts[item["field"]] = without(texts[item["field"]], item["start"], item["end"])
+            assert pytest.approx(each["score"] - graph.span_score(**texts, first=-1, last=-1), abs=1e-6) == item["importance"]
+
+
+def test_of_a_long_passage_the_window_with_the_answer_is_explained(api: Send) -> None:
+    """Its words have offsets of the whole passage, and the headers say what the windows were."""
+    passage = " ".join(f"{word} {i}" for i, word in enumerate(["book", "good", "film", "dull"] * 10))
+    response = ask(api, ANSWER, {"question": "good ?", "context": passage}, explain=True, max_seq_len=32, doc_stride=8)
+    found = response.json()
+    windows = [tuple(map(int, part.removeprefix("context=").split("-"))) for part in response.headers["x-windows"].split(", ")]
+    context = [item for item in found["explanation"] if item["field"] == "context"]
+    span = (min(item["start"] for item in [*context, found]), max(item["end"] for item in [*context, found]))
+    assert (0, len(passage)) == (windows[0][0], windows[-1][1])
+    assert all(left[1] > right[0] > left[0] for left, right in pairwise(windows))
+    assert span in windows
+    assert [item["word"] for item in context] == [passage[item["start"] : item["end"]] for item in context]
+
+
+def test_scores_that_add_up_are_not_explained(api: Send) -> None:
+    """Which place would it be?"""
+    assert "`duplicates`" in refused(api, ANSWER, {"question": "good ?", "context": "a film"}, explain=True, duplicates="sum")
+
+
+# ---- what it costs
+
+
+def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
+    """The limit and what to do are said."""
+    tiny.bundle(tmp_path, max_length=512)
+    tiny.bundle(tmp_path, "passages", task="question-answering", max_length=512)
+    send = partial(call, tmp_path)
+    text = "good " * (MAX_WORDS + 1)
+    assert f"the text has {MAX_WORDS + 1} words and `explain` leaves out {MAX_WORDS} at most" in refused(send, CLASSIFY, text, explain=True)
+    long = refused(send, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
+    assert f"has {MAX_WORDS + 2} words" in long
+    assert "make `max_seq_len` smaller" in long
+
+
+def test_what_would_be_ignored_is_refused(api: Send) -> None:
+    """A unit without offsets, and windows of a text that is explained; of a short text there is one."""
+    assert "set `explain` to true" in refused(api, CLASSIFY, "good", offset_unit="utf8")
+    assert "takes 3 windows" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
+    assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
+
+
+def test_all_variants_are_one_job(tmp_path: Path) -> None:
+    """The text runs, then all variants of all texts together, in batches."""
+    tiny.bundle(tmp_path)
+    engine = FakeEngine()
+
+    async def check(client: httpx.AsyncClient) -> list[Any]:
+        return [(await client.post(CLASSIFY, json={"inputs": ["a b c", "d"], "parameters": {"explain": True}})).status_code, engine.batches]
+
+    assert [200, [2, 4]] == play(faked(tmp_path, engine), check)
+
+
+def test_variants_count_at_admission(tmp_path: Path) -> None:
+    """A text that fits the queue is refused with its variants, before anything runs."""
+    tiny.bundle(tmp_path, max_length=64)
+    engine = FakeEngine()
+
+    async def check(client: httpx.AsyncClient) -> list[int]:
+        body = {"inputs": "good " * 40}
+        answers = [await client.post(CLASSIFY, json=body | {"parameters": {"explain": explain}}) for explain in (False, True)]
+        return [response.status_code for response in answers]
+
+    assert [200, 413] == play(faked(tmp_path, engine, max_queue_tokens=600), check)
+    assert [1] == engine.batches
+
+
+@pytest.mark.parametrize("task", ["text-classification", "question-answering"])
+def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None:
+    """And what is reserved is no less."""
+    graph = Tiny(tmp_path, task, max_length=64)
+    spec, text = (classify, answer)[task == "question-answering"], "long dull poor film book good fine great " * 3
+    request: Any = (
+        classify.Request(text, None, classify.ClassifyParameters(explain=True))
+        if spec is classify
+        else answer.Request("good ?", text, answer.AnswerParameters(explain=True))
+    )
+    encoded = spec.encode(request, graph.tokenizer)
+    further = spec.decode(request, encoded, [graph.engine.run([each])[0] for each in encoded.encodings], Head(labels=tiny.LABELS))
+    assert isinstance(further, Further)
+    ran = len(encoded.encodings[0]) + further.tokens
+    assert further.tokens <= encoded.reserve
+    assert ran / 2 < spec.estimate(request, 64) < 2 * ran
+
+
+class BlocksAtVariants(FakeEngine):
+    """Waits before its second batch, which is the first of the variants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Returns the rows."""
+        if self.batches:
+            self.reached.set()
+            assert self.go_on.wait(20)
+        return super().run(encodings)
+
+
+def test_who_hangs_up_leaves_no_variant_behind(tmp_path: Path) -> None:
+    """What has not started never runs, and the queue is empty."""
+    tiny.bundle(tmp_path, max_length=64)
+    engine = BlocksAtVariants()
+    service = faked(tmp_path, engine)
+    requests = [classify.Request("good " * 30, None, classify.ClassifyParameters(explain=True))]
+
+    async def check(client: httpx.AsyncClient) -> int:
+        leaver = asyncio.ensure_future(service.registry.get("tiny").predict(requests, timeout_s=10))
+        await asyncio.to_thread(engine.reached.wait)
+        leaver.cancel()
+        await asyncio.wait([leaver])
+        engine.go_on.set()
+        return (await client.post(CLASSIFY, json={"inputs": "good"})).status_code
+
+    assert 200 == play(service, check)
+    # the whole text, the batch of variants that was running, and the other caller's
+    assert [1, 2, 1] == engine.batches
+
+
+# ---- the embedded models
+
+
+def test_the_words_that_a_reader_would_name_come_out() -> None:
+    """Of the embedded classifier: the word with the largest logit difference carries the feeling."""
+    model = load("sentiment")
+    for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
+        request = classify.Request(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
+        encoded = classify.encode(request, model.tokenizer)
+        further = classify.decode(request, encoded, model.rows(encoded.encodings), model.manifest)
+        assert isinstance(further, Further)
+        found = further.finish(
+            [keep(row) for (_, keep), row in zip(further.work, model.rows([each for each, _ in further.work]), strict=True)]
+        )
+        assert key == max(found[0]["explanation"], key=lambda item: item["importance"])["word"]
+
+
+def test_limits_are_what_the_docs_say() -> None:
+    """The page names them."""
+    page = (Path(__file__).parents[2] / "docs/reference/http-api.md").read_text(encoding="utf-8")
+    section = page[page.index("#### Why this label") :]
+    for number in (MAX_WORDS, classify.MAX_EXPLAINED, classify.CHOSEN):
+        assert f" {number}" in section
