@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from export import parallel
 from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.signature import read_output
 from export.evidence.attention_parity import AttentionSample, sample_attention
 from export.evidence.samples import sample_requests, text_requests
-from export.product_threads import one_thread_a_product
 from export.progress import track
 from service.bundle.graph_spec import Precision
 from service.bundle.manifest import SpecialPiece
@@ -41,7 +38,7 @@ class Reference:
     """
 
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[Any], texts: Sequence[Any] = ()) -> None:
-        """Runs the requests through PyTorch, a window alone and with one thread, so that its outputs are the same on any number of cores.
+        """Runs the requests through PyTorch, a window at a time: two at once change each other's outputs in some models.
 
         Args:
             checkpoint: The checkpoint.
@@ -49,12 +46,11 @@ class Reference:
             texts: More of them, for int8.
         """
         self.requests = [*requests, *texts]
-        windows = [_windows(checkpoint, request) for request in self.requests]  # a tokenizer is for one thread
-        with one_thread_a_product():
-            rows = parallel.each(lambda window: _run_window(checkpoint, window), (window for request in windows for window in request))
+        self.rows = [
+            [_run_window(checkpoint, window) for window in _windows(checkpoint, request)]
             # a bar for a single request would be one for each line of a user's data
-            numbers = track(windows, "run PyTorch", unit="samples") if len(windows) > 1 else windows
-            self.rows = [list(islice(rows, len(request))) for request in numbers]
+            for request in (track(self.requests, "run PyTorch", unit="samples") if len(self.requests) > 1 else self.requests)
+        ]
         self.fixed = len(requests)
         self.attention: Sequence[AttentionSample] = ()
 
