@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from export.errors import GraphError
 from export.graph import onnx_files
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
+_MAPPING = threading.Lock()  # onnx_ir maps a constant's file when it is first asked for its value, and two threads must not do so at once
 
 
 def load(path: Path) -> ir.Model:
@@ -54,8 +56,11 @@ def save(model: ir.Model, path: Path, *, outputs: Sequence[str] = ()) -> None:
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Returns the value of a constant, or None where it is none."""
-    return None if value is None or value.const_value is None else value.const_value.numpy()
+    """Returns the value of a constant, or None where it is none; from any thread."""
+    if value is None or value.const_value is None:
+        return None
+    with _MAPPING:  # it reads nothing from the disk; whoever uses the values does
+        return value.const_value.numpy()
 
 
 def constant_shape(value: ir.Value | None) -> Sequence[int] | None:

@@ -5,10 +5,13 @@ The bound is some kilobytes here; `test_real_sizes.py` has a model that is over 
 
 from __future__ import annotations
 
+import mmap
 import resource
 import shutil
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from onnx import TensorProto, helper, numpy_helper
 import service.cli
 from checkpoints import bert, few_texts
 from export import cli
-from export.graph import onnx_files
+from export.graph import onnx_files, rewrite
 from export.pipeline import ExportSpec, export
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle import files as bundles
@@ -133,6 +136,27 @@ def test_constants_are_mapped_and_not_read(tmp_path: Path) -> None:
     assert isinstance(model.graph.initializers["matrix"].const_value, ir.ExternalTensor)
     assert (False, False) == (matrix.flags.owndata, matrix.flags.writeable)
     assert_computes(tmp_path / "b.onnx")
+
+
+def test_threads_may_ask_for_the_same_constant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that map it at once fail within onnx_ir, or one of them has it before it has its shape."""
+    onnx_files.save(product(), tmp_path / "model.onnx", max_bytes=0)
+    matrix = ir.load(tmp_path / "model.onnx").graph.initializers["matrix"]
+
+    files = []
+
+    def mapped_in_a_while(*args: Any, map_file: Any = mmap.mmap, **kwargs: Any) -> mmap.mmap:
+        files.append(args)
+        time.sleep(0.05)
+        return map_file(*args, **kwargs)
+
+    monkeypatch.setattr(mmap, "mmap", mapped_in_a_while)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(rewrite.constant, [matrix] * 4))
+
+    assert 1 == len(files)
+    for value in found:
+        np.testing.assert_array_equal(value, CONSTANTS["matrix"])
 
 
 def test_weights_in_files_of_their_own_end_in_one(tmp_path: Path) -> None:
