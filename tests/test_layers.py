@@ -65,6 +65,7 @@ HOMES = {
         "service.scoring.runner",
         "bench",
         "export.signals",
+        "export.graph.rewrite",
     },
     "torch": {"export"},
     "transformers": {"export"},
