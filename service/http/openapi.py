@@ -63,10 +63,15 @@ class OpenAIErrorBody(BaseModel):
     request_id: str
 
 
+_ERRORS: tuple[type[BaseModel], ...] = (ErrorBody, OpenAIErrorBody)
+
+
 def error_responses(*statuses: int, path: str = "") -> dict[int | str, dict[str, Any]]:
     """Returns what OpenAPI says of a route's errors: these, and those that any request may get."""
     body = OpenAIErrorBody if errors.has_openai_shape(path) else ErrorBody
-    return {status: {"model": body} for status in sorted({*statuses, *ANYWHERE})}
+    # named, and not as FastAPI's `model`: it would compile a validator for each of a thousand, at every start
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{body.__name__}"}}}
+    return {status: {"content": content} for status in sorted({*statuses, *ANYWHERE})}
 
 
 def documented() -> APIRouter:
@@ -114,7 +119,8 @@ def add_docs(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for
             schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
             )
-            modes = [(body, "validation") for body in dict.fromkeys(body for route in all_routes() for body in route.bodies)]
+            named = dict.fromkeys((*_ERRORS, *(body for route in all_routes() for body in route.bodies)))
+            modes = [(body, "validation") for body in named]
             _, bodies = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
             schema["components"]["schemas"].update(bodies["$defs"])
             _drop_fastapi_errors(schema)

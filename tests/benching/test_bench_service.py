@@ -114,11 +114,11 @@ def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_p
     ("path", "name", "texts", "each"),
     [
         ("embed", "vectors", 3, 3),
-        ("similarity", "vectors", 3, 4),
-        ("rerank", "ranker", 3, 3),
+        pytest.param("similarity", "vectors", 3, 4, marks=pytest.mark.full_grid),
+        pytest.param("rerank", "ranker", 3, 3, marks=pytest.mark.full_grid),
         ("choose", "choices", 2, 8),
         ("zero-shot", "nli", 1, 4),
-        ("attention", "names", 2, 2),
+        pytest.param("attention", "names", 2, 2, marks=pytest.mark.full_grid),
     ],
 )
 def test_heads_are_loaded_by_their_endpoints(service: Service, tmp_path: Path, path: str, name: str, texts: int, each: int) -> None:

@@ -334,7 +334,7 @@ def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
-        ("cpu.ort_fusion.fuse", signal.SIGINT),
+        pytest.param("cpu.ort_fusion.fuse", signal.SIGINT, marks=pytest.mark.full_grid),
         pytest.param("cpu.ort_fusion.fuse", signal.SIGTERM, marks=pytest.mark.full_grid),
         ("bundle.package.model_card", signal.SIGTERM),
     ],

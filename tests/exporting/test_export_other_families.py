@@ -44,7 +44,7 @@ OTHERS: dict[str, tuple[Family, dict[str, Any]]] = {
 }
 NOT_INVARIANT = {"ConvBERT", "Nyströmformer", "YOSO"}
 # What `make test` exports of these: one that batches move, one that needs a field.
-SAMPLE = {"ConvBERT", "X-MOD"}
+SAMPLE = {"ConvBERT"}
 
 
 def silent(line: str) -> None:

@@ -154,7 +154,10 @@ def pretraining_albert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("albert") / "albert", "AlbertForPreTraining", config)
 
 
-@pytest.mark.parametrize(("kind", "architecture"), [("pretrained", "BertForPreTraining"), ("albert", "AlbertForPreTraining")])
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("pretrained", "BertForPreTraining"), pytest.param("albert", "AlbertForPreTraining", marks=pytest.mark.full_grid)],
+)
 def test_a_class_of_pretraining_fills_masks(request: pytest.FixtureRequest, tmp_path: Path, kind: str, architecture: str) -> None:
     """By default, as its masked language model does."""
     source = request.getfixturevalue(kind)
@@ -173,7 +176,7 @@ def test_a_class_of_pretraining_fills_masks(request: pytest.FixtureRequest, tmp_
     ("kind", "architecture", "output", "labels"),
     [
         ("pretrained", "BertForPreTraining", "seq_relationship_logits", FOLLOWS),
-        ("albert", "AlbertForPreTraining", "sop_logits", ("in_order", "swapped")),
+        pytest.param("albert", "AlbertForPreTraining", "sop_logits", ("in_order", "swapped"), marks=pytest.mark.full_grid),
     ],
 )
 def test_a_class_of_pretraining_judges_pairs(

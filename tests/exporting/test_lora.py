@@ -129,9 +129,9 @@ def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: b
     "settings",
     [
         {},
-        {"use_rslora": True, "init_lora_weights": "orthogonal"},
+        pytest.param({"use_rslora": True, "init_lora_weights": "orthogonal"}, marks=pytest.mark.full_grid),
         {"use_dora": True, "bias": "all"},
-        {"rank_pattern": {"query": 2}, "bias": "lora_only"},
+        pytest.param({"rank_pattern": {"query": 2}, "bias": "lora_only"}, marks=pytest.mark.full_grid),
     ],
 )
 def test_weights_are_those_that_peft_merges(tmp_path: Path, settings: dict[str, Any]) -> None:

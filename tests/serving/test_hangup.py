@@ -47,7 +47,7 @@ def until(check: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.full_grid), 2])
 def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
     """Every worker has the new key and the new model, and no longer the old ones; a worker that comes later too. Nothing fails meanwhile."""
     (tmp_path / "keys").write_text("one")

@@ -381,8 +381,15 @@ def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("workers", "number"),
+    [
+        ("1", signal.SIGINT),
+        pytest.param("1", signal.SIGTERM, marks=pytest.mark.full_grid),
+        pytest.param("2", signal.SIGINT, marks=pytest.mark.full_grid),
+        ("2", signal.SIGTERM),
+    ],
+)
 def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Signals, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:
     """Both end, with the exit code of the signal; the exporter gets the very signal once, and the cache has no bundle."""
     fake(
