@@ -90,7 +90,8 @@ def _settings_block(document: Mapping[str, Any]) -> str:
     shown = {name: document[name] for name in ("command", "started", "version", "machine", "settings", "engine", "service", "models")}
     shown["errors"] = [target["statuses"] | target["errors"] for run in document["runs"] for target in run["targets"]]
     text = html.escape(json.dumps(shown, indent=1, ensure_ascii=False))
-    return f"<details><summary>Settings, service and models</summary><pre>{text}</pre></details>"
+    names = html.escape(", ".join(run["name"] for run in document["runs"]))
+    return f"<details><summary>Settings, service and models: {names}</summary><pre>{text}</pre></details>"
 
 
 def _list(lines: Sequence[str]) -> str:

@@ -128,6 +128,7 @@ def test_open_loops_stand_by_their_rates(written: Written) -> None:
     assert "<td>300</td><td>150</td>" in page
     assert ["The generator warns of 3 of 4 runs, whose figures may be its own"] == re.findall(r'"warnings"><summary>([^<]*)<', page)
     assert "<li>open 100: late</li><li>open 200: late</li><li>open 300: late</li>" in page
+    assert f"<summary>Settings, service and models: open 300, open 100, open 200, {closed['name']}</summary>" in page
 
 
 def test_the_report_can_take_the_place_of_the_summary(capsys: pytest.CaptureFixture[str]) -> None:
