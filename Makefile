@@ -142,7 +142,7 @@ $(EMBED): locks/embed.txt models/embed.calibration.txt export/calibration.txt
 
 .venv-dev/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-dev
-	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,otel,parquet,dev]'
+	.venv-dev/bin/python $(PIP_INSTALL) '.[cpu,export,lora,bench,otel,parquet,ray,dev]'
 	@touch $@
 
 # validators of deploy/ and the Dockerfile

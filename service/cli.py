@@ -25,7 +25,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag, SettingsConfigDict
 
 from service import __version__, listing
-from service.api_keys import ApiKeys, new_key
+from service.api_keys import new_key
 from service.bundle import files
 from service.errors import SettingsError, StartError
 from service.serving.worker_context import REASONS, SINGLE_WORKER, WorkerContext
@@ -33,7 +33,6 @@ from service.settings import PREFIX, Settings, parse
 from service.sources.cache import with_sources
 
 if TYPE_CHECKING:
-    from service.http.access import Access
     from service.process.connections import ConnectionLimits
     from service.process.secrets import Secrets
     from service.serving.build import AppState
@@ -227,16 +226,12 @@ def _serve(settings: Settings) -> int:
     from service.process.logs import as_printed, configure_logging
     from service.process.secrets import Secrets
     from service.process.server import bind
-    from service.process.tls import Certificate
 
     configure_logging(settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
     raise_limit()
-    keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
-    admin_keys = None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file")
-    certificate = None if settings.tls_cert is None or settings.tls_key is None else Certificate(settings.tls_cert, settings.tls_key)
-    secrets = Secrets(keys, admin_keys, certificate)
-    if keys is None and not _is_loopback(settings.host):
+    secrets = Secrets.read(settings)
+    if secrets.keys is None and not _is_loopback(settings.host):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
             "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
@@ -338,16 +333,10 @@ def _tracer(endpoint: str) -> Tracer | None:
 
 def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:
     """Returns what uvicorn serves: its configuration, with the application in it."""
-    from service.http.app import create_app
+    from service.process.application import application
     from service.process.server import configure
 
-    app = create_app(
-        state,
-        access=_access(settings, secrets),
-        log_access=settings.access_log,
-        root_path=settings.root_path,
-        cors_origins=settings.cors_origin,
-    )
+    app = application(settings, state, secrets)
     return configure(app, keep_alive_s=settings.keep_alive_s, tls=secrets.tls, proxies=settings.forwarded_allow_ips)
 
 
@@ -357,18 +346,6 @@ def _line(registry: Registry, model: Model) -> str:
 
     endpoints = ", ".join(f"/{TASKS[task].path}" for task in registry.default_of(model))
     return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" + (f", answers {endpoints}" if endpoints else "")
-
-
-def _access(settings: Settings, secrets: Secrets) -> Access:
-    from service.http.access import Access
-
-    return Access(
-        secrets.keys,
-        admin_keys=secrets.admin_keys,
-        open_health=settings.open_health,
-        open_metrics=settings.open_metrics,
-        max_concurrent_per_key=settings.max_concurrent_per_key,
-    )
 
 
 def _connection_limits(settings: Settings) -> ConnectionLimits:

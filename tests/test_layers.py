@@ -20,13 +20,14 @@ FILES = {
 # Library -> modules that may import it. Who may import whom of ours is import-linter's: pyproject.toml, `make lint`.
 HOMES = {
     "fastapi": {"service.http"},
-    "starlette": {"service.http", "service.process.server", "service.process.connections"},
+    "starlette": {"service.http", "service.process.application", "service.process.server", "service.process.connections", "service.ray"},
     "uvicorn": {"service.process"},
     "pydantic": {
         "service.bundle",
         "service.cli",
         "service.config_file",
         "service.http",
+        "service.ray",
         "service.scoring.columns",
         "service.scoring.answer_form",
         "service.settings",
@@ -75,6 +76,7 @@ HOMES = {
     "threadpoolctl": {"export.product_threads"},
     "tqdm": {"export.progress", "service.scoring.progress"},
     "pyarrow": {"service.scoring.parquet"},
+    "ray": {"service.ray"},
     "peft": {"export.checkpoint.lora"},
 }
 

@@ -32,7 +32,13 @@ _HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated"
 
 
 def create_app(
-    state: AppState, *, access: Access | None = None, log_access: bool = False, root_path: str = "", cors_origins: Sequence[str] = ()
+    state: AppState,
+    *,
+    access: Access | None = None,
+    log_access: bool = False,
+    root_path: str = "",
+    cors_origins: Sequence[str] = (),
+    sends_request_id: bool = True,
 ) -> ASGIApp:
     """Returns the application; its lanes run from its start-up to its shutdown.
 
@@ -42,11 +48,18 @@ def create_app(
         log_access: Whether to log a line for each request.
         root_path: Path below which a proxy offers it; a path may begin with it or not.
         cors_origins: Origins whose pages may read answers.
+        sends_request_id: Whether answers get the header `x-request-id` here; a server around it may add it.
     """
     access = access or Access()
     router_in_front = InferenceRouter(state, create_fastapi(state, root_path=root_path, asks_for_key=access.keys is not None))
     app = RequestMiddleware(
-        router_in_front, metrics=state.metrics, access=access, log_access=log_access, root_path=root_path, tracer=state.tracer
+        router_in_front,
+        metrics=state.metrics,
+        access=access,
+        log_access=log_access,
+        root_path=root_path,
+        tracer=state.tracer,
+        sends_request_id=sends_request_id,
     )
     if not cors_origins:
         return app

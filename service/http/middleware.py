@@ -40,7 +40,15 @@ class RequestMiddleware:
     """Wraps the application."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, access: Access, log_access: bool, root_path: str = "", tracer: Tracer | None = None
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        access: Access,
+        log_access: bool,
+        root_path: str = "",
+        tracer: Tracer | None = None,
+        sends_request_id: bool = True,
     ) -> None:
         """Wraps an application.
 
@@ -51,6 +59,7 @@ class RequestMiddleware:
             log_access: Whether to log a line for each request.
             root_path: What a proxy may have left before each path.
             tracer: Gets a span for each request, but not for probes and scrapes.
+            sends_request_id: Whether answers get the header `x-request-id` here; a server around the application may add it.
         """
         self._app = app
         self._metrics = metrics
@@ -58,6 +67,7 @@ class RequestMiddleware:
         self._log_access = log_access
         self._root_path = root_path
         self._tracer = tracer
+        self._sends_request_id = sends_request_id
         self._errors = ErrorLog()
         self._ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
 
@@ -67,13 +77,15 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         start = time.perf_counter()
-        if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
-            scope["path"] = scope["path"][len(self._root_path) :] or "/"
+        root_path = self._root_path or scope.get("root_path", "")  # of ours, or of a server that mounts the application
+        if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
+            scope["path"] = scope["path"][len(root_path) :] or "/"
         headers = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
         # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy lanes takes far longer
         request_id = asked if _REQUEST_ID.fullmatch(asked) else b"%032x" % self._ids.getrandbits(128)
         scope[REQUEST_ID] = request_id.decode()
+        own_headers = [(b"x-request-id", request_id)] if self._sends_request_id else []
         trace = None
         if self._tracer is not None and scope["path"] not in _UNTRACED:
             trace = scope[TRACE] = self._tracer.begin(spans.method(scope), scope["headers"], spans.asked(scope), start)
@@ -84,7 +96,7 @@ class RequestMiddleware:
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id), *_trace_headers(trace)]
+                message["headers"] = [*message.get("headers", ()), *own_headers, *_trace_headers(trace)]
                 await send(message)
                 status = message["status"]  # only now: a head that cannot be sent is no answer
             else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from service.api_keys import ApiKeys
 from service.process.tls import Certificate
+from service.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,18 @@ class Secrets:
     keys: ApiKeys | None
     admin_keys: ApiKeys | None
     certificate: Certificate | None
+
+    @classmethod
+    def read(cls, settings: Settings) -> Secrets:
+        """Reads the files that settings name.
+
+        Raises:
+            SettingsError: A file cannot be read, or does not hold what it should.
+        """
+        keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
+        admin_keys = None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file")
+        certificate = None if settings.tls_cert is None or settings.tls_key is None else Certificate(settings.tls_cert, settings.tls_key)
+        return cls(keys, admin_keys, certificate)
 
     @property
     def tls(self) -> ssl.SSLContext | None:

@@ -95,6 +95,13 @@ class Scheduler:
         return self._backlog.max_queue_tokens
 
     @property
+    def wait_s(self) -> float:
+        """Predicted seconds until a request that comes now starts: what is admitted and has not run, over all lanes."""
+        with self._condition:
+            now = self._clock()
+            return self._backlog.wait_s(now, self._busy_s(now))
+
+    @property
     def busy_s(self) -> float:
         """Seconds that its lanes had a batch, up to now and summed."""
         now = self._clock()

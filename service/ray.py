@@ -1,0 +1,99 @@
+"""Replicas under Ray Serve, each a whole bertserve: `serve run bertserve.service.ray:app models=/models`. docs/how-to/ray.md is the guide.
+
+Ray starts and replaces replicas, and its HAProxy spreads requests over them. Everything else is as in one process. Ray reads the
+annotations of this file at run time, so they are not postponed.
+"""
+
+import logging
+import math
+import os
+import time
+from typing import Any
+
+import ray
+from pydantic import model_validator
+from ray import serve
+from ray.serve.config import AutoscalingContext
+from starlette.types import ASGIApp
+
+from service.process.application import application
+from service.process.logs import configure_logging
+from service.process.secrets import Secrets
+from service.serving.build import build
+from service.settings import Settings
+from service.sources.cache import with_sources
+
+logger = logging.getLogger("bertserve.ray")
+
+# What a replica leaves to others, and who they are. A setting that is given and does nothing would be an error that nobody sees.
+LEFT_TO_RAY = {
+    **dict.fromkeys(("host", "port", "keep_alive_s"), "http_options of the Serve configuration"),
+    **dict.fromkeys(("tls_cert", "tls_key", "head_timeout_s", "body_timeout_s", "min_body_rate"), "the proxy in front of Ray"),
+    **dict.fromkeys(("max_head_bytes", "max_connections", "forwarded_allow_ips"), "the proxy in front of Ray"),
+    **dict.fromkeys(("grace_s", "drain_s"), "graceful_shutdown_timeout_s of the deployment"),
+    "workers": "num_replicas of the deployment",
+    "admin_key_file": "a new configuration: a changed model would be changed in one replica alone",
+}
+MAX_QUEUE_S = 1.0  # of predicted work before each replica, above which there should be more of them
+MAX_BUSY = 0.8  # and the share of their time that lanes should run at most
+MAX_ONGOING = 10_000  # requests at a replica, for its own admission to judge; Ray's default of 5 would starve batches
+
+
+class ReplicaSettings(Settings):
+    """Settings of `bert-serve serve`, but for those that are Ray's."""
+
+    @model_validator(mode="after")
+    def _refuse_what_is_rays(self) -> "ReplicaSettings":
+        for name, who in LEFT_TO_RAY.items():
+            if name in self.model_fields_set:
+                raise ValueError(f"`{name}` has no meaning in a replica under Ray Serve; leave it out, and use {who}")
+        return self
+
+
+@serve.deployment(name="bertserve", max_ongoing_requests=MAX_ONGOING, health_check_period_s=2)
+@serve.ingress()
+class Replica:
+    """One bertserve."""
+
+    def __init__(self, settings: ReplicaSettings) -> None:
+        """Loads the models; a lane runs on each CPU that Ray assigned."""
+        configure_logging(settings.log_format)
+        resources = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+        if settings.lanes is None and "GPU" not in resources:
+            settings = settings.model_copy(update={"lanes": max(1, int(resources.get("CPU", 1)))})
+        self._settings = settings
+        self._state = build(with_sources(settings))
+        self._seen = (time.monotonic(), 0.0)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Returns the application. Ray sends the request's id, which it had before us."""
+        return application(self._settings, self._state, Secrets.read(self._settings), sends_request_id=False)
+
+    def check_health(self) -> None:
+        """Ends the process where a lane is dead or all hang: Ray replaces it sooner than one that only says so, and fewer requests meet it."""
+        if not self._state.scheduler.ready:
+            logger.critical("a lane is dead, or all of them hang: this replica ends, and Ray starts another")
+            os._exit(1)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Returns the predicted seconds of the queue, and the share of the time since the last call that lanes ran."""
+        (then, busy_then), now, busy_s = self._seen, time.monotonic(), self._state.scheduler.busy_s
+        self._seen = (now, busy_s)
+        lanes = self._state.worker["lanes"]
+        return {"queue_s": self._state.scheduler.wait_s, "busy": (busy_s - busy_then) / max(now - then, 1e-3) / lanes}
+
+
+def enough_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+    """Returns how many replicas leave each at most MAX_QUEUE_S of queue and MAX_BUSY of its time busy: Ray's form of an autoscaling policy.
+
+    The queue says how many are missing when there are too few, and the busy share how many are needed while there is no queue.
+    """
+    metrics = context.aggregated_metrics or {}
+    by_queue, by_time = (sum(metrics.get(name, {}).values()) / most for name, most in (("queue_s", MAX_QUEUE_S), ("busy", MAX_BUSY)))
+    return max(1, math.ceil(by_queue), math.ceil(by_time)), {}
+
+
+def app(args: ReplicaSettings) -> serve.Application:
+    """Builds the application from `args` of a Serve configuration, or of `serve run`."""
+    bound: serve.Application = Replica.bind(args)  # type: ignore[attr-defined]
+    return bound

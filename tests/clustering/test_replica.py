@@ -1,0 +1,61 @@
+"""What a replica takes of the settings, and how many replicas are enough, without Ray running."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+
+@pytest.fixture(name="replica", scope="module")
+def module() -> ModuleType:
+    """`service.ray`, which nothing else imports: Ray takes half a second, and warns of its own code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_module("service.ray")
+
+
+@pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "grace_s", "admin_key_file", "forwarded_allow_ips"])
+def test_what_ray_decides_is_no_setting(replica: ModuleType, name: str) -> None:
+    """The error says so, and who decides."""
+    value: Any = {"port": 1, "workers": 1, "grace_s": 1.0, "forwarded_allow_ips": ["127.0.0.1"]}.get(name, "a")
+    with pytest.raises(ValidationError) as caught:
+        replica.ReplicaSettings.model_validate({name: value, "models": "."})
+    if name not in ("tls_cert", "config"):  # which say more: of what is missing
+        assert f"`{name}` has no meaning in a replica under Ray Serve; leave it out, and use {replica.LEFT_TO_RAY[name]}" in str(
+            caught.value
+        )
+
+
+def test_all_that_is_left_to_ray_is_a_setting(replica: ModuleType) -> None:
+    """A name that is none would refuse nothing."""
+    assert set(replica.LEFT_TO_RAY) <= set(replica.ReplicaSettings.model_fields)
+
+
+def test_others_are_settings_as_everywhere(replica: ModuleType) -> None:
+    """With the values of the command."""
+    settings = replica.ReplicaSettings.model_validate({"models": ".", "max_inputs": 7})
+    assert (7, 8192) == (settings.max_inputs, settings.max_batch_tokens)
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        replica.ReplicaSettings.model_validate({"modle": "a"})
+
+
+@pytest.mark.parametrize(
+    ("queue_s", "busy", "enough"),
+    [
+        ([], [], 1),
+        ([0, 0, 0], [0, 0, 0], 1),
+        ([0, 0], [0.5, 0.5], 2),  # 1.0 of one is more than the 0.8 that one should be
+        ([0, 0, 0], [0.2, 0.3, 0.2], 1),
+        ([0.4, 0.4], [1, 1], 3),  # no queue to speak of, but no reserve either
+        ([2, 3], [1, 1], 5),  # five seconds of work, a second for each
+    ],
+)
+def test_enough_replicas_have_short_queues_and_a_reserve(replica: ModuleType, queue_s: list[float], busy: list[float], enough: int) -> None:
+    """A second of queue for each, and four fifths of their time."""
+    metrics = {"queue_s": dict(enumerate(queue_s)), "busy": dict(enumerate(busy))} if queue_s else None
+    assert (enough, {}) == replica.enough_replicas(SimpleNamespace(aggregated_metrics=metrics))

@@ -1,0 +1,78 @@
+"""deploy/ray: what Ray's own schema takes, the same in each file, and settings that there are."""
+
+from __future__ import annotations
+
+import warnings
+from importlib import import_module
+from typing import Any
+
+import yaml
+
+from cluster import ray_environment
+from manifests import DEPLOY
+from service.settings import Settings
+
+SERVE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text(encoding="utf-8"))
+SERVICE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/rayservice.yaml").read_text(encoding="utf-8"))
+ON_KUBERNETES: dict[str, Any] = yaml.safe_load(SERVICE["spec"]["serveConfigV2"])
+
+
+def ray(module: str) -> Any:
+    """Returns a module of Ray's, which warns of its own code as it is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_module(module)
+
+
+def test_ray_takes_both_configurations() -> None:
+    """By its schema, which refuses unknown keys, and with an application and a policy that there are."""
+    schema = ray("ray.serve.schema").ServeDeploySchema
+    replica = ray("service.ray")
+    for path in ("ray/serve.yaml", "ray/rayservice.yaml"):
+        text = (DEPLOY / path).read_text(encoding="utf-8")
+        config = yaml.safe_load(text.replace("bertserve.service.", "service."))  # which is what a wheel makes of it
+        (application,) = schema.model_validate(
+            config if "applications" in config else yaml.safe_load(config["spec"]["serveConfigV2"])
+        ).applications
+        (deployment,) = application.deployments
+        policy = deployment.autoscaling_config["policy"]["policy_function"]
+        assert ("service.ray:app", "service.ray:enough_replicas") == (application.import_path, policy)
+        assert callable(replica.app)
+        assert callable(replica.enough_replicas)
+        assert replica.Replica.name == deployment.name
+
+
+def test_arguments_are_settings_that_a_replica_takes() -> None:
+    """And the grace of a replica is longer than a request may take."""
+    settings = ray("service.ray").ReplicaSettings
+    for config in (SERVE, ON_KUBERNETES):
+        (application,) = config["applications"]
+        arguments = {name: value for name, value in application["args"].items() if name != "api_key_file"}
+        assert arguments.keys() <= settings.model_validate(arguments).model_fields_set
+        assert application["args"].keys() <= Settings.model_fields.keys()
+        assert application["deployments"][0]["graceful_shutdown_timeout_s"] * 1000 > Settings.model_fields["max_timeout_ms"].default
+
+
+def test_kubernetes_has_the_same_configuration() -> None:
+    """But for the address, the models, the key, the form of the log, and the CPUs of a replica."""
+    here, there = yaml.safe_load(yaml.safe_dump(SERVE)), yaml.safe_load(yaml.safe_dump(ON_KUBERNETES))
+    for config in (here, there):
+        config["http_options"].pop("host")
+        config["applications"][0].pop("args")
+        config["applications"][0]["deployments"][0].pop("ray_actor_options")
+    assert here == there
+
+
+def test_kubernetes_has_the_same_environment() -> None:
+    """In each pod, which ends later than its replicas do and mounts the key that the configuration names."""
+    groups = [SERVICE["spec"]["rayClusterConfig"]["headGroupSpec"], *SERVICE["spec"]["rayClusterConfig"]["workerGroupSpecs"]]
+    (application,) = ON_KUBERNETES["applications"]
+    for group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert ray_environment() == {variable["name"]: variable["value"] for variable in container["env"]}
+        assert pod["terminationGracePeriodSeconds"] > application["deployments"][0]["graceful_shutdown_timeout_s"]
+        assert application["args"]["api_key_file"].startswith(container["volumeMounts"][0]["mountPath"])
+    workers = groups[1]
+    assert application["deployments"][0]["ray_actor_options"]["num_cpus"] == int(workers["rayStartParams"]["num-cpus"])
+    assert SERVICE["spec"]["rayClusterConfig"]["rayVersion"] == ray("ray").__version__
