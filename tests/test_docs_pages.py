@@ -29,7 +29,7 @@ CURRENT = [page for page in PAGES if page.parent != ROOT / "bench/results"]
 # flags of other programs that pages show
 OTHERS = {"--base", "--build-arg", "--cap-drop", "--help", "--no-deps", "--read-only", "--rm", "--security-opt", "--string-data", "--tmpfs"}
 OTHERS |= {"--build", "--from-file", "--home-dir", "--now", "--shell", "--stop-timeout", "--system"}
-OTHERS |= {"--address", "--dashboard-host", "--node-ip-address"}
+OTHERS |= {"--address", "--dashboard-host", "--head", "--node-ip-address"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 each_current_page = pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
