@@ -47,6 +47,7 @@ except ImportError as absent:
 LOCAL = "local"
 # Of an actor, where nobody says: a process feeds about five cores with short texts (docs/explanation/speed.md).
 MOST_CPUS = 4
+CONNECT_S = 10.0
 # Times that a file is begun again after its actor died; a file that kills its actors would else do so forever.
 RETRIES = 3
 # What the output depends on, beside the files; its name hides it from who reads the folder.
@@ -317,10 +318,14 @@ def _connect(address: str) -> None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that a cluster is as safe as it can be
         try:
+            host, _, port = address.rpartition(":")
+            if port.isdigit():
+                # Ray itself tries for minutes, and then says little
+                socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
             ray.init(address=address, log_to_driver=False, logging_level="WARNING", **options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise StartError(
-                f"--ray is `{address}`, and no cluster answers there: {error} Give `{LOCAL}` for one on this machine, `auto` for the one that "
+                f"--ray is `{address}`, and no cluster answers there: {error}. Give `{LOCAL}` for one on this machine, `auto` for the one that "
                 "this machine belongs to, or HOST:PORT."
             ) from error
 

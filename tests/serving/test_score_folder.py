@@ -126,6 +126,14 @@ def test_flags_that_ray_cannot_follow_are_refused(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing listens there."""
+    write(tmp_path / "in/a.parquet")
+
+    assert 1 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")
+    assert "--ray is `127.0.0.1:9`, and no cluster answers there" in capsys.readouterr().err
+
+
 def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No Parquet in the input, an output within it, an output with files of someone else."""
     write(tmp_path / "in/a.parquet")
