@@ -30,8 +30,6 @@ REJECTED_SUFFIX = ".rejected.jsonl"
 # Who reads a folder of Parquet files, such as Spark and pyarrow itself, skips names that begin so.
 HIDDEN = (".", "_")
 _MADE_SUFFIX = ".made"
-# Here an object appears when it is whole, and renaming one is to copy it.
-_OBJECT_STORES = ("s3", "gcs", "abfs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +137,11 @@ class NewFile:
         """Opens it."""
         self._filesystem, self._path = folder.filesystem, f"{folder.path}/{name}"
         parent, _, base = self._path.rpartition("/")
-        self._renamed = self._filesystem.type_name not in _OBJECT_STORES
-        # a name of its own: a maker that was thought dead may still write
-        self._made = f"{parent}/.{base}.{uuid.uuid4().hex}{_MADE_SUFFIX}" if self._renamed else self._path
-        if self._renamed:
-            self._filesystem.create_dir(parent, recursive=True)
+        # A name of its own: a maker that was thought dead may still write. In an object store too, though objects appear when they are
+        # whole there: pyarrow makes one of what was written when a stream goes unclosed.
+        self._made = f"{parent}/.{base}.{uuid.uuid4().hex}{_MADE_SUFFIX}"
+        self._filesystem.create_dir(parent, recursive=True)
+        self._finished = False
         self.stream: Any = self._filesystem.open_output_stream(self._made)
 
     def finish(self) -> None:
@@ -155,12 +153,12 @@ class NewFile:
                 os.fsync(file)
             finally:
                 os.close(file)
-        if self._renamed:
-            self._filesystem.move(self._made, self._path)
+        self._filesystem.move(self._made, self._path)
+        self._finished = True
 
     def discard(self) -> None:
-        """Removes it, if it has no name yet. In an object store what was never closed never was."""
-        if not self.stream.closed and self._renamed:
+        """Removes it, if it has no name yet."""
+        if not self._finished:
             self.stream.close()
             self._filesystem.delete_file(self._made)
 
