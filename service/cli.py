@@ -46,6 +46,15 @@ logger = logging.getLogger("bertserve")
 INPUTS = ("text", "text_pair", "question", "context", "prompt", "choices", "source_sentence", "sentences", "query", "texts")
 
 
+# What a flag of `score` cannot say with --ray.
+_ON_RAY = {
+    "--input-format": "files are Parquet",
+    "--output-format": "files are Parquet",
+    "--rejected": "the rejected rows of each file stand beside its output",
+    "--lanes": "an actor has as many lanes as CPUs (--actor-cpus)",
+}
+
+
 class Serve(Settings):
     """Serve the models of a folder over HTTP. Every flag is also a BERT_SERVE_* variable, and a key of the file of --config."""
 
@@ -57,8 +66,11 @@ class Serve(Settings):
 class Score(Settings):
     """Score the rows of a file by a model: a prediction for each, in a file. Takes the settings of serve that are about models and limits."""
 
-    source: CliPositionalArg[Path] = Field(description="Input: JSON Lines, CSV, TSV or Parquet; - is stdin.")
-    output: CliPositionalArg[Path] = Field(description="Output; - is stdout.")
+    # texts, because a path has no `//` as a URI has
+    source: CliPositionalArg[str] = Field(
+        description="Input: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray a folder of Parquet files."
+    )
+    output: CliPositionalArg[str] = Field(description="Output; - is stdout. With --ray a folder.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
         None, description="Format of the input; by default its name says it."
     )
@@ -87,29 +99,74 @@ class Score(Settings):
     max_rejected: int = Field(1000, ge=0, description="Rows that may have no answer; one more ends the run.")
     restart: bool = Field(False, description="Begin from the first row, and replace the output, where either is there already.")
 
+    ray: str | None = Field(
+        None,
+        description="Score a folder on the actors of a Ray cluster: its address HOST:PORT, `auto` for the one that this machine belongs to, `local` for "
+        "one on this machine alone, for as long as it takes.",
+    )
+    actors: int | None = Field(None, ge=1, description="With --ray: actors, each with the model; by default as many as there is room for.")
+    actor_cpus: int | None = Field(
+        None, ge=1, description="With --ray: CPUs of an actor, which are its lanes; by default those of the smallest node, at most 4."
+    )
+
     def run(self) -> int:
         """Scores; returns the exit code."""
         from service.process.logs import configure_logging
-        from service.scoring.score import Order, score
 
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
+        if self.prediction_column == self.warnings_column:
+            raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
+        return self._run_here() if self.ray is None else self._run_on_ray(self.ray)
+
+    def _run_here(self) -> int:
+        from service.scoring.score import Order, score
+
+        if given := [flag for flag, value in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)) if value is not None]:
+            raise SettingsError(f"{given[0]} is for --ray, which is not given; give --ray local, or use --lanes.")
         order = Order(
-            source=self.source,
-            output=self.output,
+            source=Path(self.source),
+            output=Path(self.output),
             input_format=self.input_format,
             output_format=self.output_format,
             task=self.task,
-            columns={name: column for name in INPUTS if (column := getattr(self, name)) is not None},
+            columns=self._columns(),
             parameters=self.parameters,
             names=(self.prediction_column, self.warnings_column),
             rejected=self.rejected,
             max_rejected=self.max_rejected,
             restart=self.restart,
         )
-        if self.prediction_column == self.warnings_column:
-            raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
         return score(_with_one_model(self), order)
+
+    def _run_on_ray(self, address: str) -> int:
+        for flag, value, allowed in (
+            ("--input-format", self.input_format, ("parquet", None)),
+            ("--output-format", self.output_format, ("parquet", None)),
+            ("--rejected", self.rejected, (None,)),
+            ("--lanes", self.lanes, (None,)),
+        ):
+            if value not in allowed:
+                raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")
+        from service.scoring.ray_data import RayOrder, score_on_ray
+
+        order = RayOrder(
+            source=self.source,
+            output=self.output,
+            task=self.task,
+            columns=self._columns(),
+            parameters=self.parameters,
+            names=(self.prediction_column, self.warnings_column),
+            max_rejected=self.max_rejected,
+            restart=self.restart,
+            address=address,
+            actors=self.actors,
+            actor_cpus=self.actor_cpus,
+        )
+        return score_on_ray(_with_one_model(self), order)
+
+    def _columns(self) -> dict[str, str]:
+        return {name: column for name in INPUTS if (column := getattr(self, name)) is not None}
 
 
 def _with_one_model(settings: Settings) -> Settings:

@@ -75,8 +75,8 @@ HOMES = {
     "onnx_ir": {"export"},
     "threadpoolctl": {"export.product_threads"},
     "tqdm": {"export.progress", "service.scoring.progress"},
-    "pyarrow": {"service.scoring.parquet"},
-    "ray": {"service.ray"},
+    "pyarrow": {"service.scoring.parquet", "service.scoring.parquet_folder"},
+    "ray": {"service.ray", "service.scoring.ray_data"},
     "peft": {"export.checkpoint.lora"},
 }
 

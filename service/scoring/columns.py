@@ -85,6 +85,21 @@ def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, A
     return tasks[0]
 
 
+def read_parameters(text: str) -> dict[str, Any]:
+    """Returns the parameters of each request from JSON.
+
+    Raises:
+        SettingsError: It is no JSON object.
+    """
+    try:
+        value = parse_json(text.encode())
+    except BertServeError as error:
+        raise SettingsError(f"--parameters is no JSON: {error.__cause__}; give an object such as '{{\"top_k\": 1}}'.") from error
+    if not isinstance(value, dict):
+        raise SettingsError("--parameters must be a JSON object, such as '{\"top_k\": 1}'.")
+    return value
+
+
 class Columns:
     """Makes request bodies of rows, and reads them as the endpoint does."""
 

@@ -23,19 +23,20 @@ except ImportError as missing:
 class ParquetReader:
     """Reads rows of a Parquet file."""
 
-    def __init__(self, path: Path, place: Place, *, values: Sequence[str] | None) -> None:
+    def __init__(self, path: Path | str, place: Place, *, values: Sequence[str] | None, filesystem: Any = None) -> None:
         """Opens a file and begins at a place.
 
         Args:
             path: The file.
             place: Where to begin.
             values: Columns that become Python values, which others need not; None is all.
+            filesystem: Where it is, as pyarrow knows it; None is this machine.
 
         Raises:
             StartError: It is no Parquet file.
         """
         try:
-            self._file = pq.ParquetFile(path)
+            self._file = pq.ParquetFile(path, filesystem=filesystem)
         except (pa.ArrowException, OSError) as error:
             raise StartError(f"the input `{path}` cannot be read as Parquet: {error}.") from error
         self.schema: Any = pa.schema([_plain(field) for field in self._file.schema_arrow], metadata=self._file.schema_arrow.metadata)
@@ -144,11 +145,14 @@ class ParquetWriter:
         ]
         return pa.schema([*self._input, *added], metadata=self._input.metadata)
 
+    def empty(self) -> Any:
+        """Returns the table of an output in which no row has an answer."""
+        return self._decide([]).empty_table()
+
     def finish(self, part: Path, output: Path) -> None:
         """Makes the Parquet file of a whole part."""
         if part.stat().st_size == 0:
-            schema = self._decide([])
-            pq.write_table(schema.empty_table(), output)
+            pq.write_table(self.empty(), output)
             return
         with pa.OSFile(str(part)) as source, pa.ipc.open_stream(source) as stream, pq.ParquetWriter(output, stream.schema) as writer:
             for batch in stream:

@@ -15,7 +15,7 @@ from typing import Any
 
 from service import __version__
 from service.errors import BertServeError, SettingsError, StartError
-from service.scoring.columns import Columns, task_for
+from service.scoring.columns import Columns, read_parameters, task_for
 from service.scoring.formats import PARQUET, STREAM, format_of, make_writer, open_reader, total_size
 from service.scoring.part import Part, Progress, identity_of
 from service.scoring.progress import ProgressBar
@@ -24,7 +24,6 @@ from service.scoring.scorer import Scorer
 from service.serving.build import AppState, build
 from service.serving.model import Model
 from service.settings import Settings
-from service.wire.reading import parse_json
 
 REJECTED = 3  # exit code of a run that is done, and has rows without an answer
 
@@ -93,7 +92,7 @@ def score(settings: Settings, order: Order) -> int:
     Raises:
         StartError: Flags, files or the model are wrong, or too many rows are; the message says what to do.
     """
-    parameters = _parameters(order.parameters)
+    parameters = read_parameters(order.parameters)
     kind = format_of(order.source, order.input_format, "--input-format")
     out_kind = order.output_format or (kind if order.output == STREAM else format_of(order.output, None, "--output-format"))
     format_of(order.output, out_kind, "--output-format")
@@ -220,16 +219,6 @@ def _end(progress: Progress, rows: int, seconds: float, rejected: Path | None) -
         file=sys.stderr,
     )
     return REJECTED if progress.rejected else 0
-
-
-def _parameters(text: str) -> dict[str, Any]:
-    try:
-        value = parse_json(text.encode())
-    except BertServeError as error:
-        raise SettingsError(f"--parameters is no JSON: {error.__cause__}; give an object such as '{{\"top_k\": 1}}'.") from error
-    if not isinstance(value, dict):
-        raise SettingsError("--parameters must be a JSON object, such as '{\"top_k\": 1}'.")
-    return value
 
 
 def _facts(

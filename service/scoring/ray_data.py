@@ -1,0 +1,406 @@
+"""Scoring on Ray Data: a folder of Parquet files to a folder of files with predictions, a file at a time on a pool of actors.
+
+Each actor has the model and answers a file as `bert-serve score` does, to the same bytes. What goes through Ray are the files' names and
+counts: an actor reads and writes files itself. A file appears when it is whole, so a file whose actor died is answered by another one,
+and a run whose driver died goes on with the files that are not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from service import __version__
+from service.bundle import files
+from service.bundle.manifest import Manifest
+from service.errors import BertServeError, SettingsError, StartError
+from service.scoring.columns import Columns, read_parameters, task_for
+from service.scoring.formats import PARQUET, make_writer
+from service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, ParquetOutput, undone
+from service.scoring.part import Progress
+from service.scoring.progress import ProgressBar
+from service.scoring.runner import WINDOW_ROWS, Run, TooManyRejectedError
+from service.scoring.score import REJECTED
+from service.scoring.scorer import Scorer
+from service.serving.build import build
+from service.settings import Settings
+from service.tasks.catalog import tasks_of
+from service.wire.reading import Limits
+
+try:
+    import ray
+    import ray.data
+except ImportError as absent:
+    raise SettingsError("--ray needs Ray, which is not installed; `pip install 'bertserve[ray,cpu]'` adds it.") from absent
+
+LOCAL = "local"
+# Of an actor, where nobody says: a process feeds about five cores with short texts (docs/explanation/speed.md).
+MOST_CPUS = 4
+CONNECT_S = 10.0
+# Times that a file is begun again after its actor died; a file that kills its actors would else do so forever.
+RETRIES = 3
+# What the output depends on, beside the files; its name hides it from who reads the folder.
+FACTS_FILE = "_bertserve.json"
+
+
+@dataclass(frozen=True, slots=True)
+class RayOrder:
+    """What is to be scored, and where.
+
+    Attributes:
+        source: Folder of Parquet files, or its URI.
+        output: Folder of the files with predictions, or its URI.
+        task: Which of the model's tasks; None for its own, or the one that parameters or columns show.
+        columns: Field of the task -> column.
+        parameters: JSON object, as the endpoint takes it.
+        names: Of the columns for predictions and warnings.
+        max_rejected: How many rows there may be without an answer.
+        restart: Whether to score files again that are done.
+        address: Of the cluster; `local` for one on this machine alone, `auto` for the one that this machine belongs to.
+        actors: How many; None for as many as there is room for.
+        actor_cpus: CPUs of each, and so its lanes; None for those of the smallest node, at most MOST_CPUS.
+    """
+
+    source: str
+    output: str
+    task: str | None
+    columns: Mapping[str, str]
+    parameters: str
+    names: tuple[str, str]
+    max_rejected: int
+    restart: bool
+    address: str
+    actors: int | None
+    actor_cpus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an actor needs to know.
+
+    Attributes:
+        settings: With one model.
+        version: Of its bundle.
+        source: Where files are read.
+        output: Where files are made.
+        task: The task.
+        columns: Field of the task -> column.
+        parameters: Of each request.
+        names: Of the columns for predictions and warnings.
+        max_rejected: Rows of a file that may have no answer.
+    """
+
+    settings: Settings
+    version: str
+    source: ParquetFolder
+    output: ParquetFolder
+    task: str
+    columns: Mapping[str, str]
+    parameters: Mapping[str, Any]
+    names: tuple[str, str]
+    max_rejected: int
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the files of a run gave.
+
+    Attributes:
+        files: Those that are done.
+        rows: Their rows.
+        rejected: Rows without an answer.
+        warned: Answered rows with warnings.
+        broken: Of each file that cannot be read or written, why.
+    """
+
+    files: int = 0
+    rows: int = 0
+    rejected: int = 0
+    warned: int = 0
+    broken: list[str] = field(default_factory=list)
+
+
+class FileScorer:
+    """An actor: the model, and a loop that scores one file after another."""
+
+    def __init__(self, work: Work) -> None:
+        """Loads the model, with as many lanes as Ray gives it CPUs."""
+        self._work = work
+        self._error: StartError | None = None
+        try:
+            self._load(round(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
+        except StartError as error:  # an answer to each file, so that the driver hears it as it is
+            self._error = error
+
+    def _load(self, lanes: int) -> None:
+        work = self._work
+        self._state = state = build(work.settings.model_copy(update={"lanes": max(lanes, 1)}))
+        (model,) = state.registry.models.values()
+        if model.bundle.version != work.version:
+            raise SettingsError(
+                f"node {socket.gethostname()} has another version of the model `{model.name}` than the driver: {model.bundle.version} in place "
+                f"of {work.version}; give all nodes the same bundle."
+            )
+        self._columns = Columns(work.task, work.columns, work.parameters, state.limits)
+        self._scorer = Scorer(
+            model, self._columns, lanes=state.worker["lanes"], max_batch_tokens=work.settings.max_batch_tokens, taken=work.names
+        )
+        self._runner = asyncio.Runner()
+        self._runner.run(self._start())
+
+    async def _start(self) -> None:
+        self._state.scheduler.start()
+
+    def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
+        """Scores the one file of a batch; returns its counts, and what is wrong with it."""
+        (name,) = batch["file"]
+        progress, error = Progress(), self._error
+        try:
+            if error is None:
+                progress = self._runner.run(self._score(str(name)))
+        except StartError as caught:
+            error = caught
+        except BertServeError:
+            # a lane died or hangs: with another process in place of this one the file is begun again
+            os._exit(1)
+        fatal = self._error is not None or isinstance(error, SettingsError | TooManyRejectedError)
+        return {
+            "file": [str(name)],
+            "rows": [progress.place.row],
+            "rejected": [progress.rejected],
+            "warned": [progress.warned],
+            "error": ["" if error is None else error.message],
+            "fatal": [fatal],
+        }
+
+    async def _score(self, name: str) -> Progress:
+        work = self._work
+        reader = work.source.reader(name, list(self._columns.by_field.values()))
+        try:
+            self._columns.check(reader.columns, work.names)
+            writer: Any = make_writer(PARQUET, reader, work.task, work.names, known=b"")
+            output = ParquetOutput(work.output, name, writer)
+            beside = Path(name + REJECTED_SUFFIX)
+            run = Run(reader, self._scorer, writer, output, Progress(), ProgressBar(None, 0), work.max_rejected, beside, WINDOW_ROWS)
+            try:
+                await run()
+                await asyncio.to_thread(output.finish)
+            except OSError as error:
+                raise StartError(f"the output cannot be written: {error}.") from error
+            finally:
+                output.discard()
+        finally:
+            reader.close()
+        return run.progress
+
+
+def score_on_ray(settings: Settings, order: RayOrder) -> int:
+    """Scores a folder; returns the exit code.
+
+    Args:
+        settings: With one model, in a folder that all nodes have.
+        order: What to score.
+
+    Raises:
+        StartError: Flags, the cluster, a file or the model are wrong, or too many rows are; the message says what to do.
+    """
+    work, todo, done = _plan(settings, order)
+    total, seconds = Totals(), 0.0
+    if todo:
+        started = not ray.is_initialized()
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            _connect(order.address)
+            bar = ProgressBar(sum(todo.values()), 0)
+            try:
+                _collect(_results(work, list(todo), order), todo, total, bar, order.max_rejected)
+            finally:
+                seconds = bar.close()
+        except (KeyboardInterrupt, _TerminatedError) as stop:
+            print(f"stopped after {total.files} files; the same command goes on with the others.", file=sys.stderr)
+            return 128 + (signal.SIGTERM if isinstance(stop, _TerminatedError) else signal.SIGINT)
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+            if started:
+                ray.shutdown()
+        work.output.tidy()
+    _say(total, done, seconds, order.output)
+    if total.broken:
+        raise StartError(
+            f"{len(total.broken)} of {len(todo)} files have no output. The first: {total.broken[0]} Mend or remove them, and start the same command "
+            "again: it goes on with these."
+        )
+    return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
+
+
+def _plan(settings: Settings, order: RayOrder) -> tuple[Work, dict[str, int], int]:
+    """Returns the work, the files that are to be done with their sizes, and how many are done."""
+    parameters = read_parameters(order.parameters)
+    source, output = ParquetFolder(order.source, "the input"), ParquetFolder(order.output, "the output")
+    if f"{output.path}/".startswith(f"{source.path}/") and source.filesystem == output.filesystem:
+        raise SettingsError("the output is the input, or within it, where its files would be input; give another folder.")
+    there = source.parquet_files()
+    if not there:
+        raise SettingsError(f"the input `{order.source}` has no Parquet files; with --ray it is a folder of files that end with .parquet.")
+    (bundle,) = files.find_bundles(settings.models)
+    manifest, version = files.read_manifest(bundle)
+    task = task_for(tasks_of(manifest), order.task, parameters, order.columns)
+    columns = Columns(task, order.columns, parameters, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars))
+    first = source.reader(next(iter(there)), None)
+    columns.check(first.columns, order.names)
+    first.close()
+    facts = _facts(settings, manifest, version, columns, parameters, order.names)
+    left = undone(there, {} if order.restart else _begun(output, facts))
+    if order.restart or output.read(FACTS_FILE) is None:
+        output.write(FACTS_FILE, json.dumps(facts, indent=1).encode())
+    work = Work(settings, version, source, output, task, order.columns, parameters, order.names, order.max_rejected)
+    return work, {name: there[name].size for name in left}, len(there) - len(left)
+
+
+def _facts(
+    settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
+    """Returns what the output depends on, in the words of an error about what differs."""
+    facts = {
+        "model": [manifest.name, version, settings.provider, settings.precision],
+        "version": __version__,
+        "task": columns.task,
+        "columns": [columns.by_field, *names],
+        "parameters": parameters,
+        "limits": [settings.max_chars, settings.max_inputs, settings.max_batch_tokens],
+    }
+    return dict(json.loads(json.dumps(facts)))
+
+
+def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, FileFacts]:
+    """Returns the files of an output that was begun with the same facts: those made since, for --restart begins anew."""
+    made, known = output.parquet_files(), output.read(FACTS_FILE)
+    if known is None:
+        if made:
+            raise SettingsError(
+                f"`{output.uri}` has Parquet files that were not made by --ray; choose another folder, or give --restart to replace those of "
+                "the input's names."
+            )
+        return {}
+    before = json.loads(known)
+    if differs := [name for name in facts if before.get(name) != facts[name]]:
+        raise SettingsError(
+            f"`{output.uri}` was begun with another {', '.join(differs)}; score with the same again to go on, or give --restart to score all "
+            "files again."
+        )
+    since = output.files()[FACTS_FILE].changed
+    return {name: file for name, file in made.items() if file.changed >= since}
+
+
+class _TerminatedError(BaseException):
+    """SIGTERM came."""
+
+
+def _connect(address: str) -> None:
+    """Joins a cluster, or starts one on this machine."""
+    if not ray.is_initialized():
+        options: dict[str, Any] = {}
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # of what Ray does itself it warns on stderr
+        if address == LOCAL:
+            options["include_dashboard"] = False
+            # nothing is sent to Ray's makers
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # it warns that a cluster is as safe as it can be
+        try:
+            host, _, port = address.rpartition(":")
+            if port.isdigit():
+                # Ray itself tries for minutes, and then says little
+                socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+            ray.init(address=address, log_to_driver=False, logging_level="WARNING", **options)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise StartError(
+                f"--ray is `{address}`, and no cluster answers there: {error}. Give `{LOCAL}` for one on this machine, `auto` for the one that "
+                "this machine belongs to, or HOST:PORT."
+            ) from error
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _TerminatedError
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def _results(work: Work, names: Sequence[str], order: RayOrder) -> Iterator[dict[str, Any]]:
+    """Yields the counts of each file, as they come."""
+    cpus, actors = _pool(order, len(names))
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)  # it warns that its bars are off
+    pool = ray.data.ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=1)  # a file that waits for an actor could have another one
+    listed = ray.data.from_items([{"file": name} for name in names], override_num_blocks=len(names))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ray.util.annotations.RayDeprecationWarning)  # there is no other way to say how often to try again
+        scored = listed.map_batches(
+            FileScorer,
+            fn_constructor_args=(work,),
+            batch_size=1,
+            compute=pool,
+            num_cpus=cpus,
+            ray_remote_args_fn=lambda: {"max_task_retries": RETRIES},
+        )
+    yield from scored.iter_rows()
+
+
+def _pool(order: RayOrder, count: int) -> tuple[int, int]:
+    """Returns the CPUs of an actor, and the number of actors for so many files."""
+    nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+    nodes = [cpus for cpus in nodes if cpus]
+    if not nodes:
+        raise StartError("no node of the cluster has a CPU to give; start one with --num-cpus.")
+    cpus = order.actor_cpus or min(MOST_CPUS, *nodes)
+    room = sum(node // cpus for node in nodes)
+    if not room:
+        raise SettingsError(f"--actor-cpus is {cpus}, and the largest node of the cluster has {max(nodes)}; give at most that.")
+    return cpus, min(order.actors or room, count)
+
+
+def _collect(results: Iterator[dict[str, Any]], sizes: Mapping[str, int], total: Totals, bar: ProgressBar, max_rejected: int) -> None:
+    try:
+        for result in results:
+            if result["fatal"]:
+                raise StartError(f"{result['file']}: {result['error']}")
+            if result["error"]:
+                total.broken.append(f"{result['file']}: {result['error']}")
+                continue
+            total.files += 1
+            total.rows += result["rows"]
+            total.rejected += result["rejected"]
+            total.warned += result["warned"]
+            bar.advance(sizes[result["file"]], result["rows"])
+            if total.rejected > max_rejected:
+                raise StartError(
+                    f"{total.rejected} rows of {total.files} files cannot be answered, and --max-rejected is {max_rejected}. The files "
+                    f"*{REJECTED_SUFFIX} of the output say why. Correct the input or the flags, or raise --max-rejected and start again."
+                )
+    except ray.exceptions.RayError as error:
+        raise StartError(
+            f"Ray gave up after {total.files} files: {str(error).strip().splitlines()[-1]} Start the same command again: it goes on with the others."
+        ) from error
+
+
+def _say(total: Totals, done: int, seconds: float, output: str) -> None:
+    """Says what was done."""
+    rate = f" in {seconds:.1f} s, {total.rows / seconds:,.0f} rows/s" if total.rows else ""
+    before = f" and {done} done before" if done else ""
+    rejected = f", {total.rejected} rejected ({output}/*{REJECTED_SUFFIX})" if total.rejected else ""
+    print(
+        f"{total.files} files{before}; {total.rows} rows: {total.rows - total.rejected} answered, {total.warned} of them with warnings"
+        f"{rejected}{rate}",
+        file=sys.stderr,
+    )

@@ -1,0 +1,186 @@
+"""Folders of Parquet files: what is listed, made and gone on with, and what `bert-serve score --ray` refuses before it asks a cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from service.cli import main
+from service.errors import SettingsError, StartError
+from service.process import logs
+from service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
+
+
+@pytest.fixture(autouse=True)
+def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command must not replace the log handlers of the test run."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+
+
+def write(path: Path) -> Path:
+    """Writes a row of text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"text": ["good"]}), path)
+    return path
+
+
+def test_a_folder_lists_what_readers_of_parquet_read(tmp_path: Path) -> None:
+    """Folders within count, and names that begin with `_` or `.` do not; a folder that is not there has no files."""
+    for name in ("b.parquet", "a/c.parquet", "_a.parquet", ".b.parquet", "_a/c.parquet"):
+        write(tmp_path / name)
+    (tmp_path / "d.csv").write_text("")
+
+    assert ["a/c.parquet", "b.parquet"] == list(ParquetFolder(str(tmp_path), "the input").parquet_files())
+    assert ["a/c.parquet", "b.parquet"] == list(ParquetFolder(tmp_path.as_uri(), "the input").parquet_files())
+    assert {} == ParquetFolder(str(tmp_path / "none"), "the input").files()
+    with pytest.raises(StartError, match="give a folder of Parquet files"):
+        ParquetFolder(str(tmp_path / "d.csv"), "the input").files()
+    with pytest.raises(SettingsError, match="the output is `nope://x`, which pyarrow cannot open"):
+        ParquetFolder("nope://x", "the output")
+
+
+def test_a_folder_goes_to_another_process(tmp_path: Path) -> None:
+    """What an actor gets reads the same files."""
+    write(tmp_path / "a.parquet")
+    folder = pickle.loads(pickle.dumps(ParquetFolder(str(tmp_path), "the input")))
+
+    assert ["a.parquet"] == list(folder.parquet_files())
+    assert 1 == folder.reader("a.parquet", None).rows
+
+
+def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    """Until then it is hidden, two makers do not meet, the last one counts, and what a maker left behind is removed."""
+    folder = ParquetFolder(str(tmp_path), "the output")
+    first, second, left = (NewFile(folder, "a/b.parquet") for _ in range(3))
+    first.stream.write(b"1")
+    second.stream.write(b"2")
+    assert {} == folder.parquet_files()
+
+    first.finish()
+    assert b"1" == folder.read("a/b.parquet")
+    second.finish()
+    second.discard()
+    left.stream.close()
+    assert b"2" == folder.read("a/b.parquet")
+    assert 2 == len(os.listdir(tmp_path / "a"))
+    folder.tidy()
+    assert ["b.parquet"] == os.listdir(tmp_path / "a")
+
+
+def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    """A file that is discarded was never there, and the one of its name stays."""
+    folder = ParquetFolder(str(tmp_path), "the output")
+    folder.write("a", b"before")
+    new = NewFile(folder, "a")
+    new.stream.write(b"after")
+    new.discard()
+
+    assert b"before" == folder.read("a")
+    assert ["a"] == os.listdir(tmp_path)
+    assert None is folder.read("b")
+
+
+def test_an_output_older_than_its_input_is_made_again() -> None:
+    """As make does: what is there and not older is done."""
+    source = {"old": FileFacts(1, 50), "new": FileFacts(1, 50), "none": FileFacts(1, 50), "same": FileFacts(1, 50)}
+    output = {"old": FileFacts(1, 40), "new": FileFacts(1, 60), "same": FileFacts(1, 50), "other": FileFacts(1, 10)}
+
+    assert ["old", "none"] == undone(source, output)
+
+
+def scored(models: Path, *words: str | Path) -> int:
+    """Returns the exit code of a run by the model `tiny`."""
+    return main(["score", "--models", str(models), "--model", "tiny", *map(str, words)])
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--input-format", "csv"], "--input-format is `csv`, and with --ray files are Parquet"),
+        (["--output-format", "jsonl"], "--output-format is `jsonl`, and with --ray files are Parquet"),
+        (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, and with --ray the rejected rows of each file stand beside its output"),
+        (["--lanes", "2"], "--lanes is `2`, and with --ray an actor has as many lanes as CPUs (--actor-cpus)"),
+        (["--actors", "0"], "--actors is `0`: Input should be greater than or equal to 1"),
+        (["--text", "txt"], "the input has no column `txt`; did you mean `text`?"),
+        (["--task", "ner"], "--task is `ner`, and the model answers text-classification"),
+        (["--parameters", "[]"], "--parameters must be a JSON object"),
+        (["--warnings-column", "text"], "the input has a column `text`, which the output adds"),
+    ],
+)
+def test_flags_that_ray_cannot_follow_are_refused(
+    models: Path, tmp_path: Path, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says what to change, and nothing is written."""
+    write(tmp_path / "in/a.parquet")
+
+    assert 2 == scored(models, "--ray", "127.0.0.1:9", *flags, tmp_path / "in", tmp_path / "out")
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_address_without_a_cluster_is_said_at_once(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing listens there."""
+    write(tmp_path / "in/a.parquet")
+
+    assert 1 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out")
+    assert "--ray is `127.0.0.1:9`, and no cluster answers there" in capsys.readouterr().err
+
+
+def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No Parquet in the input, an output within it, an output with files of someone else."""
+    write(tmp_path / "in/a.parquet")
+    write(tmp_path / "other/a.parquet")
+
+    assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "none", tmp_path / "out")
+    assert "has no Parquet files; with --ray it is a folder" in capsys.readouterr().err
+    assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "in/out")
+    assert "the output is the input, or within it" in capsys.readouterr().err
+    assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "other")
+    assert "has Parquet files that were not made by --ray" in capsys.readouterr().err
+    assert 2 == scored(models, "--actors", "2", tmp_path / "in/a.parquet", tmp_path / "out.parquet")
+    assert "--actors is for --ray, which is not given" in capsys.readouterr().err
+
+
+def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier run made is no part of the one that --restart begins, also when that one is stopped and goes on."""
+    from service.scoring import ray_data
+
+    asked: list[list[str]] = []
+
+    def results(work: ray_data.Work, names: Sequence[str], order: ray_data.RayOrder) -> Iterator[dict[str, Any]]:
+        asked.append(list(names))
+        for name in names[:1]:  # and stops
+            write(tmp_path / "out" / name)
+            yield {"file": name, "rows": 1, "rejected": 0, "warned": 0, "error": "", "fatal": False}
+
+    monkeypatch.setattr(ray_data, "_connect", lambda address: None)
+    monkeypatch.setattr(ray_data, "_results", results)
+    for name in ("a.parquet", "b.parquet"):
+        write(tmp_path / "in" / name)
+    command = ["--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "out"]
+
+    for more in ([], [], ["--restart", "--parameters", '{"top_k": 1}'], ["--parameters", '{"top_k": 1}']):
+        assert 0 == scored(models, *more, *command)
+    assert [["a.parquet", "b.parquet"], ["b.parquet"], ["a.parquet", "b.parquet"], ["b.parquet"]] == asked
+    assert 2 == scored(models, *command)
+
+
+def test_without_the_extra_the_error_names_it(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scoring itself does not import Ray, and --ray says what to install."""
+    write(tmp_path / "in/a.parquet")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "service.scoring.ray_data", raising=False)
+
+    assert 0 == scored(models, tmp_path / "in/a.parquet", tmp_path / "out.parquet")
+    assert 2 == scored(models, "--ray", "local", tmp_path / "in", tmp_path / "out")
+    assert "`pip install 'bertserve[ray,cpu]'` adds it" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""`bert-serve score --ray` on a local cluster of several raylets: the same bytes as without it, whatever is killed in the middle."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from application import LONG
+from service.cli import main
+from service.process import logs
+
+# Ray warns of itself
+pytestmark = [pytest.mark.full_grid, pytest.mark.serial, pytest.mark.filterwarnings("ignore")]
+
+# what is sent nowhere, even where a cluster is asked to
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9", "RAY_DEDUP_LOGS": "0"}
+WORDS = "a good bad film very the was book".split()
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two nodes of one CPU each, on loopback."""
+    folder = tempfile.mkdtemp(prefix="ray")  # pytest's own are too long for the names of sockets
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (QUIET | {"RAY_TMPDIR": folder}).items():
+            patch.setenv(name, value)
+        from ray.cluster_utils import Cluster
+
+        # 127.0.0.1 Ray replaces by the machine's own address
+        node = {"num_cpus": 1, "node_ip_address": "127.0.0.2", "object_store_memory": 10**8}
+        made = Cluster(initialize_head=True, head_node_args=node | {"include_dashboard": False})
+        try:
+            made.add_node(**node)
+            yield made.address
+        finally:
+            made.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def logging_of_pytest(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command must not replace the log handlers of the test run, nor their level."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
+
+
+def write(path: Path, rows: int, *, more: Mapping[int, Any] | None = None) -> None:
+    """Writes rows of texts, some of them others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    texts = [(more or {}).get(i, " ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 9))) for i in range(rows)]
+    pq.write_table(pa.table({"id": range(rows), "review": pa.array(texts, pa.string())}), path)
+
+
+def arguments(models: Path, *more: str | Path) -> list[str]:
+    """Returns the arguments that score by the model `tiny`."""
+    return ["score", "--models", str(models), "--model", "tiny", "--text", "review", *map(str, more)]
+
+
+def start(models: Path, *more: str | Path) -> subprocess.Popen[str]:
+    """Starts the command as a process of its own."""
+    command = [sys.executable, "-m", "service.cli", *arguments(models, *more)]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Returns the files of a folder, but for what the run itself notes."""
+    names = [path for path in folder.rglob("*") if path.is_file() and path.name != "_bertserve.json"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in names}
+
+
+def scored_one_by_one(models: Path, source: Path, output: Path) -> dict[str, bytes]:
+    """Returns what `bert-serve score` makes of each file."""
+    for path in source.rglob("*.parquet"):
+        made = output / path.relative_to(source)
+        made.parent.mkdir(parents=True, exist_ok=True)
+        assert main(arguments(models, path, made)) in (0, 3)
+    return contents(output)
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """Returns what a condition gives once it holds."""
+    until = time.monotonic() + 60
+    while not (found := condition()):
+        assert time.monotonic() < until, what
+        time.sleep(0.01)
+    return found
+
+
+def actors(address: str) -> list[int]:
+    """Returns the processes of this cluster's actors that have begun."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            name = (entry / "cmdline").read_bytes()
+            if b"ray::MapWorker(MapBatches(FileScorer))" in name:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if address.encode() in Path(f"/proc/{parent}/cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def test_answers_are_those_of_one_machine_to_the_byte(
+    cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Predictions, warnings, rejected rows, and files of folders within are those of a run for each file; hidden files are none."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    write(source / "a.parquet", 5000, more={17: LONG, 4500: None})
+    write(source / "b/c.parquet", 300)
+    write(source / "b/none.parquet", 0)
+    write(source / "b/bad.parquet", 3, more={0: None, 1: None, 2: None})
+    expected = scored_one_by_one(models, source, tmp_path / "expected")
+    write(source / "_b/d.parquet", 5)
+    write(source / ".e.parquet", 5)
+
+    assert 3 == main(arguments(models, "--ray", cluster, source, output))
+
+    assert expected == contents(output)
+    assert {"a.parquet", "b/bad.parquet", "b/c.parquet", "b/none.parquet"} == {name for name in expected if name.endswith(".parquet")}
+    assert {"a.parquet.rejected.jsonl", "b/bad.parquet.rejected.jsonl"} == {name for name in expected if name.endswith(".jsonl")}
+    assert "4 files; 5303 rows: 5299 answered, 1 of them with warnings, 4 rejected" in capsys.readouterr().err
+
+
+def test_a_killed_actor_loses_nothing_and_doubles_nothing(cluster: str, models: Path, tmp_path: Path) -> None:
+    """Killed with files half written, actors are replaced, and the output is to the byte that of a run without a kill."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    for i in range(2):
+        write(source / f"{i}.parquet", 9_000, more={5 + i: None})
+    expected = scored_one_by_one(models, source, tmp_path / "expected")
+    with start(models, "--ray", cluster, source, output) as process:
+        wait_for(lambda: list(output.glob(".*.parquet.*.made")), "no file was begun")
+        killed = actors(cluster)
+        for each in killed:
+            os.kill(each, signal.SIGKILL)
+        done = list(output.glob("*.parquet"))
+        _, said = process.communicate(timeout=100)
+
+    assert 0 < len(killed) <= 2
+    assert [] == done, "a file was whole before the kill; give it more rows"
+    assert (3, expected) == (process.returncode, contents(output)), said
+    assert "2 files; 18000 rows: 17998 answered" in said
+
+
+def test_a_run_whose_driver_died_goes_on_with_what_is_not_there(
+    cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After kill -9 of the driver the same command does the rest, and one with other options is refused."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    for i in range(4):
+        write(source / f"{i}.parquet", 4500)
+    with start(models, "--ray", cluster, source, output) as process:
+        wait_for(lambda: list(output.glob("*.parquet")), "no file is done")
+        process.kill()
+    wait_for(lambda: not actors(cluster), "actors outlive their driver")
+    kept = {path: path.stat().st_mtime_ns for path in output.glob("*.parquet")}
+    assert 0 < len(kept) < 4
+
+    assert 2 == main(arguments(models, "--ray", cluster, "--parameters", '{"top_k": 1}', source, output))
+    assert "was begun with another parameters" in capsys.readouterr().err
+    assert 0 == main(arguments(models, "--ray", cluster, source, output))
+
+    assert f"{4 - len(kept)} files and {len(kept)} done before" in capsys.readouterr().err
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+    assert scored_one_by_one(models, source, tmp_path / "expected") == contents(output)
+
+
+def test_a_signal_stops_the_run(cluster: str, models: Path, tmp_path: Path) -> None:
+    """SIGTERM ends it with 143, and no actor goes on."""
+    for i in range(4):
+        write(tmp_path / f"in/{i}.parquet", 9_000)
+    with start(models, "--ray", cluster, tmp_path / "in", tmp_path / "out") as process:
+        wait_for(lambda: list((tmp_path / "out").glob("*.parquet")), "no file is done")
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+
+    assert 143 == process.returncode
+    assert "the same command goes on with the others" in said
+    wait_for(lambda: not actors(cluster), "actors outlive their driver")
+
+
+def test_a_broken_file_is_named_and_the_others_are_scored(
+    cluster: str, models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is no Parquet ends the run with 1 after all others; too many rejected rows end it at once, and so does an actor too large."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    write(source / "0.parquet", 20)
+    write(source / "2.parquet", 20, more={3: None, 4: None})
+    (source / "1.parquet").write_bytes(b"PAR1 no")
+
+    assert 1 == main(arguments(models, "--ray", cluster, source, output))
+    assert {"0.parquet", "2.parquet", "2.parquet.rejected.jsonl"} == set(contents(output))
+    assert "1 of 3 files have no output. The first: 1.parquet: the input" in capsys.readouterr().err
+    assert [4, 5] == [json.loads(line)["row"] for line in (output / "2.parquet.rejected.jsonl").read_text().splitlines()]
+
+    (source / "1.parquet").unlink()
+    assert 1 == main(arguments(models, "--ray", cluster, "--restart", "--max-rejected", "1", source, output))
+    assert "--max-rejected is 1" in capsys.readouterr().err
+    assert 2 == main(arguments(models, "--ray", cluster, "--actor-cpus", "3", "--restart", source, output))
+    assert "--actor-cpus is 3, and the largest node of the cluster has 1" in capsys.readouterr().err
