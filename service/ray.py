@@ -58,7 +58,7 @@ class Replica:
     def __init__(self, settings: ReplicaSettings) -> None:
         """Loads the models; a lane runs on each CPU that Ray assigned."""
         configure_logging(settings.log_format)
-        resources = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+        resources = ray.get_runtime_context().get_assigned_resources()
         if settings.lanes is None and "GPU" not in resources:
             settings = settings.model_copy(update={"lanes": max(1, int(resources.get("CPU", 1)))})
         self._settings = settings

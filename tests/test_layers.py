@@ -76,7 +76,7 @@ HOMES = {
     "threadpoolctl": {"export.product_threads"},
     "tqdm": {"export.progress", "service.scoring.progress"},
     "pyarrow": {"service.scoring.parquet", "service.scoring.parquet_folder"},
-    "ray": {"service.ray", "service.scoring.ray_data"},
+    "ray": {"service.ray", "service.scoring.ray_actor", "service.scoring.ray_data"},
     "peft": {"export.checkpoint.lora"},
 }
 
