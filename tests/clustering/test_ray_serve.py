@@ -188,7 +188,7 @@ def test_a_full_queue_is_said_and_who_hangs_up_leaves_it(cluster: Cluster) -> No
     """429 with `retry-after` as from one process; a caller that is gone costs nothing more."""
     models = cluster.models.with_name("slow")
     slow.bundle(models)
-    cluster.deploy(num_replicas=1, args={"models": str(models), "max_queue_tokens": 2000})
+    cluster.deploy(num_replicas=1, args={"models": str(models), "max_queue_tokens": 2000, "max_batch_tokens": 2000})
     until(lambda: _model(cluster) == "slow", "it is there")
     body = json.dumps({"inputs": ["good"] * 300}).encode()
     with socket.create_connection(("127.0.0.1", cluster.http)) as leaving, ThreadPoolExecutor(8) as pool:
