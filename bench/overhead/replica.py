@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from bench.errors import BenchError
 
@@ -18,10 +15,11 @@ _STOP_S = 60
 
 
 class Replica:
-    """A `bert-serve` at a port that stays the same, however often the process is started. It runs from `with` to the end of the block.
+    """A `bert-serve` at a port that stays the same, however often the process is started.
 
     Attributes:
         port: Its port on loopback.
+        log: What its processes wrote to stderr, one after another.
         process: The process that was started last.
     """
 
@@ -37,7 +35,7 @@ class Replica:
         program = Path(sys.executable).with_name("bert-serve")
         self.port = port
         self._command = [str(program), "serve", "--models", str(models), "--port", str(port), *flags]
-        self._log = log
+        self.log = log
         self.process: subprocess.Popen[str]
 
     @property
@@ -51,12 +49,24 @@ class Replica:
         Raises:
             BenchError: It ended before.
         """
-        with self._log.open("a") as log:
+        self.spawn()
+        self.wait_until_it_listens()
+
+    def spawn(self) -> None:
+        """Starts a process."""
+        with self.log.open("a") as log:
             self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: S603
+
+    def wait_until_it_listens(self) -> None:
+        """Waits until the process takes connections.
+
+        Raises:
+            BenchError: It ended before.
+        """
         assert self.process.stdout is not None
         if not any(" listens on " in line for line in self.process.stdout):
             self.process.wait()
-            raise BenchError(f"bert-serve did not start: {self._log.read_text()}")
+            raise BenchError(f"bert-serve did not start: {self.log.read_text()}")
 
     def stop(self) -> int:
         """Asks the process to end, waits until it has, and returns its exit code."""
@@ -70,24 +80,28 @@ class Replica:
         self.process.stdout.close()
         return code
 
-    def __enter__(self) -> Self:
-        """Starts it."""
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Ends it at once, also where it hangs: nobody asks any more."""
+    def kill(self) -> None:
+        """Ends it at once, also where it hangs."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+            self.process.kill()
         self.wait()
 
 
 @contextmanager
 def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) -> Iterator[list[Replica]]:
-    """Runs replicas of the same models on free ports, with their logs in a folder, until the block ends."""
+    """Runs replicas of the same models on free ports, with their logs in a folder, until the block ends. They start side by side.
+
+    Raises:
+        BenchError: One of them did not start.
+    """
+    made = [Replica(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
     with ExitStack() as stack:
-        made = [Replica(models, port, folder / f"replica-{port}.log", flags) for port in free_ports(count)]
-        yield [stack.enter_context(each) for each in made]
+        for each in made:
+            each.spawn()
+            stack.callback(each.kill)
+        for each in made:
+            each.wait_until_it_listens()
+        yield made
 
 
 def free_ports(count: int) -> list[int]:

@@ -61,8 +61,8 @@ class Seen:
 
     @property
     def failed(self) -> dict[int | str, int]:
-        """All that is no answer."""
-        return {outcome: times for outcome, times in self.outcomes.items() if outcome != 200}
+        """All that is no answer, but for what the load itself left behind at its end."""
+        return {outcome: times for outcome, times in self.outcomes.items() if outcome not in (200, "interrupted")}
 
     def __str__(self) -> str:
         """The line that `pytest -s` shows."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +25,7 @@ CLIENTS = 16
 
 def said(replica: Replica) -> str:
     """Returns what a replica wrote to its log."""
-    return replica._log.read_text()
+    return replica.log.read_text()
 
 
 def signal_one(service: Balanced, number: signal.Signals) -> Replica:
@@ -51,7 +50,7 @@ def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: P
 
 
 @pytest.mark.full_grid
-@pytest.mark.parametrize("drain_s", ["5", "0"])
+@pytest.mark.parametrize("drain_s", ["2", "0"])
 def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, drain_s: str) -> None:
     """Each replica in turn, once the one before it is in again; without `--drain-s` the proxy sends what was refused elsewhere."""
     with balanced(models, tmp_path, "--drain-s", drain_s) as service:
@@ -111,15 +110,15 @@ def test_a_replica_that_dies_under_load_takes_no_request_with_it(tmp_path: Path)
 def test_a_replica_that_hangs_keeps_what_it_has_and_gets_no_more(models: Path, tmp_path: Path) -> None:
     """Its requests, no more than there are clients, end with 504 once their own time and 10 s are over; all others are answered meanwhile."""
     with balanced(models, tmp_path) as service:
-        with load(service.proxy.url, CLIENTS, headers={"x-request-timeout-ms": "1"}) as seen:
+        with load(service.proxy.url, CLIENTS, headers={"x-request-timeout-ms": "1000"}) as seen:
             hung = signal_one(service, signal.SIGSTOP)
             wait_until(lambda: service.states()[0] == "DOWN")
-            time.sleep(11)
-            before = service.states()
+            wait_until(lambda: service.proxy.log.read_text().count(" sH-- ") > 0)
+            assert ["DOWN", "UP"] == service.states()
             os.kill(hung.process.pid, signal.SIGCONT)
             wait_until(lambda: service.states() == ["UP", "UP"])
         print(seen)
-    assert ["DOWN", "UP"] == before
-    assert {504} == set(seen.failed) - {429}
-    assert 0 < seen.failed[504] <= CLIENTS
+        timed_out = service.proxy.log.read_text().count(" sH-- ")
+    assert 0 < timed_out <= CLIENTS
+    assert set(seen.failed) <= {504, 429}  # a busy machine may take the second that a request has
     assert seen.outcomes[200] > CLIENTS
