@@ -90,6 +90,12 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
     seen.waits += [record.ended - record.sent for record in result.records[0]]
 
 
+def entries(replica: Replica) -> float:
+    """Returns the entries that wait at a replica."""
+    page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
+    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_entries "))
+
+
 def wait_until(holds: Callable[[], bool]) -> None:
     """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
     end = time.monotonic() + LIMIT_S

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import slow
-from balanced import Balanced, balanced, load, wait_until
+from balanced import Balanced, balanced, entries, load, wait_until
 from bench.overhead import haproxy
 from bench.overhead.replica import Replica
 
@@ -75,18 +75,12 @@ def test_what_a_replica_accepted_before_it_stops_is_answered(tmp_path: Path) -> 
         body = {"inputs": ["good"] * 15}
         accepted = [pool.submit(httpx.post, f"{service.proxy.url}/classify", json=body, timeout=60, trust_env=False) for _ in range(8)]
         first, second = service.replicas
-        wait_until(lambda: all(_entries(replica) > 30 for replica in service.replicas))
+        wait_until(lambda: all(entries(replica) > 30 for replica in service.replicas))
         first.process.terminate()
         answers = [future.result() for future in accepted]
         assert 0 == first.wait()
         assert "" == said(first) == said(second)
     assert [(200, 15)] * 8 == [(answer.status_code, len(answer.json())) for answer in answers]
-
-
-def _entries(replica: Replica) -> float:
-    """Returns the entries that wait at a replica."""
-    page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
-    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_entries "))
 
 
 @pytest.mark.full_grid

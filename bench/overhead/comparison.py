@@ -1,0 +1,155 @@
+"""Contenders in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.errors import BenchError
+from bench.load import generator
+from bench.load.generator import Durations
+from bench.overhead.contender import Contender
+from bench.progress import Progress
+from bench.report.generator_stats import generator_stats
+from bench.report.latency import percentile
+from bench.report.measurement import measure
+from bench.load.record import OK
+from bench.target.address import parse_url
+from bench.target.target import Target, build_target
+from bench.workload import bodies
+
+
+class Load(NamedTuple):
+    """A closed loop.
+
+    Attributes:
+        mix: Its texts, one of the built-in mixes.
+        connections: Connections in all, each with one request under way.
+    """
+
+    mix: str
+    connections: int
+
+
+class Bar(NamedTuple):
+    """What a contender must keep of another one's requests a second.
+
+    Attributes:
+        contender: Its name.
+        of: Name of the other one.
+        connections: In loads with so many connections.
+        least: The least ratio.
+    """
+
+    contender: str
+    of: str
+    connections: int
+    least: float
+
+
+BARS = (
+    Bar("haproxy", "process", 16, 0.95),
+    Bar("two-haproxy", "process", 16, 0.95),
+    Bar("two-haproxy", "two", 16, 0.95),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a contender did under a load.
+
+    Attributes:
+        rps: Requests a second that were answered with 200, of all its addresses.
+        p50_ms: Median latency.
+        p99_ms: 99th percentile of it.
+        failed: Requests with another end.
+        generator_share: Share of one core that the load generator used, on the same machine.
+    """
+
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    failed: int
+    generator_share: float
+
+
+class Comparison:
+    """Rounds of contenders in turn.
+
+    Attributes:
+        results: Contender's name and load -> its result of each round.
+    """
+
+    def __init__(
+        self, contenders: Sequence[Contender], loads: Sequence[Load], durations: Durations, *, models: Path, lanes: int, progress: Progress
+    ) -> None:
+        """Remembers what to compare.
+
+        Args:
+            contenders: Each of them is started for its turn in each round, so that no other one is there to take time from it.
+            loads: What each is loaded with in its turn.
+            durations: How long each load is.
+            models: Folder of bundles, of which one answers `/classify`.
+            lanes: Lanes of each contender in all.
+            progress: Gets the counts.
+        """
+        self._contenders = contenders
+        self._loads = loads
+        self._durations = durations
+        self._models = models
+        self._lanes = lanes
+        self._progress = progress
+        self.results: dict[tuple[str, Load], list[Result]] = {}
+
+    def run_round(self) -> None:
+        """Starts each contender, loads it with each load, and ends it.
+
+        Raises:
+            BenchError: A contender does not start or cannot be reached, or answered nothing.
+        """
+        for contender in self._contenders:
+            with tempfile.TemporaryDirectory() as folder, contender.serve(self._models, self._lanes, Path(folder)) as urls:
+                for load in self._loads:
+                    # with fewer connections than addresses some would have none: there is no such load
+                    if load.connections % len(urls) == 0:
+                        self.results.setdefault((contender.name, load), []).append(self._measure(contender, urls, load))
+
+    def median(self, contender: str, load: Load, figure: str) -> float | None:
+        """Returns the median of a figure over the rounds, or None where there was no such load."""
+        values = [getattr(result, figure) for result in self.results.get((contender, load), ())]
+        return statistics.median(values) if values else None
+
+    def ratio(self, contender: str, other: str, load: Load) -> float | None:
+        """Returns the median over the rounds of the ratio of requests a second in one round, or None where there was no such load."""
+        pairs = zip(self.results.get((contender, load), ()), self.results.get((other, load), ()), strict=False)
+        ratios = [mine.rps / its.rps for mine, its in pairs]
+        return statistics.median(ratios) if ratios else None
+
+    def _measure(self, contender: Contender, urls: Sequence[str], load: Load) -> Result:
+        self._progress.start(f"{contender.name}: {load.mix} texts, {load.connections} connections")
+        targets = [_target(f"{url}/classify", load.mix) for url in urls]
+        each = load.connections // len(urls)
+        done = generator.run_closed_loop(targets, each, self._durations, stop=threading.Event(), progress=self._progress)
+        measured = [measure(target.label, records, done.measured, texts=[1]) for target, records in zip(targets, done.records, strict=True)]
+        begin, end = done.measured
+        in_time = [record for records in done.records for record in records if begin <= record.intended < end]
+        latencies = sorted(1000 * (record.ended - record.intended) for record in in_time if record.outcome == OK)
+        if not latencies:
+            raise BenchError(f"{contender.name} answered nothing to {load.mix} texts over {load.connections} connections.")
+        return Result(
+            rps=sum(one.rps for one in measured),
+            p50_ms=percentile(latencies, 0.5),
+            p99_ms=percentile(latencies, 0.99),
+            failed=len(in_time) - len(latencies),
+            generator_share=generator_stats(done, open_loop=False).cpu_share,
+        )
+
+
+def _target(url: str, mix: str) -> Target:
+    address = parse_url(url)
+    return build_target(address, mix, bodies.build_bodies(mix, path=address.path, texts=1, seed=0), {})

@@ -1,0 +1,65 @@
+"""Contenders: ways to serve one model with the same number of lanes, each a name and a function that runs it.
+
+Another way is one more function here and a line in `CONTENDERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.overhead.haproxy import haproxy
+from bench.overhead.replica import replicas
+
+Urls = tuple[str, ...]
+Serve = Callable[[Path, int, Path], AbstractContextManager[Urls]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to serve a model.
+
+    Attributes:
+        name: Its name on the command line and in tables.
+        description: The same in words.
+        serve: From a folder of bundles, the number of lanes in all, and a folder for files, runs it while a block runs, and gives the
+            addresses among which the load generator divides its connections.
+    """
+
+    name: str
+    description: str
+    serve: Serve
+
+
+@contextmanager
+def _process(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+    with replicas(models, 1, folder, ["--lanes", str(lanes)]) as made:
+        yield tuple(each.url for each in made)
+
+
+@contextmanager
+def _one_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+    with replicas(models, 1, folder, ["--lanes", str(lanes)]) as made, haproxy([each.port for each in made], folder) as proxy:
+        yield (proxy.url,)
+
+
+@contextmanager
+def _two_processes(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+    with replicas(models, 2, folder, ["--lanes", str(lanes // 2)]) as made:
+        yield tuple(each.url for each in made)
+
+
+@contextmanager
+def _two_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+    with replicas(models, 2, folder, ["--lanes", str(lanes // 2)]) as made, haproxy([each.port for each in made], folder) as proxy:
+        yield (proxy.url,)
+
+
+CONTENDERS = (
+    Contender("process", "one process", _process),
+    Contender("haproxy", "one replica behind HAProxy", _one_behind_haproxy),
+    Contender("two", "two replicas of half the lanes, each asked directly", _two_processes),
+    Contender("two-haproxy", "two replicas of half the lanes behind HAProxy", _two_behind_haproxy),
+)
