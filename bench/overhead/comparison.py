@@ -16,9 +16,7 @@ from bench.load.generator import Durations
 from bench.overhead.contender import Contender
 from bench.progress import Progress
 from bench.report.generator_stats import generator_stats
-from bench.report.latency import percentile
 from bench.report.measurement import measure
-from bench.load.record import OK
 from bench.target.address import parse_url
 from bench.target.target import Target, build_target
 from bench.workload import bodies
@@ -133,19 +131,17 @@ class Comparison:
     def _measure(self, contender: Contender, urls: Sequence[str], load: Load) -> Result:
         self._progress.start(f"{contender.name}: {load.mix} texts, {load.connections} connections")
         targets = [_target(f"{url}/classify", load.mix) for url in urls]
-        each = load.connections // len(urls)
-        done = generator.run_closed_loop(targets, each, self._durations, stop=threading.Event(), progress=self._progress)
-        measured = [measure(target.label, records, done.measured, texts=[1]) for target, records in zip(targets, done.records, strict=True)]
-        begin, end = done.measured
-        in_time = [record for records in done.records for record in records if begin <= record.intended < end]
-        latencies = sorted(1000 * (record.ended - record.intended) for record in in_time if record.outcome == OK)
-        if not latencies:
+        connections = load.connections // len(urls)
+        done = generator.run_closed_loop(targets, connections, self._durations, stop=threading.Event(), progress=self._progress)
+        records = [record for each in done.records for record in each]
+        measured = measure(contender.name, records, done.measured, texts=[body.texts for body in targets[0].bodies])
+        if measured.latency is None:
             raise BenchError(f"{contender.name} answered nothing to {load.mix} texts over {load.connections} connections.")
         return Result(
-            rps=sum(one.rps for one in measured),
-            p50_ms=percentile(latencies, 0.5),
-            p99_ms=percentile(latencies, 0.99),
-            failed=len(in_time) - len(latencies),
+            rps=measured.rps,
+            p50_ms=measured.latency.p50_ms,
+            p99_ms=measured.latency.p99_ms,
+            failed=round(measured.error_rate * measured.requests),
             generator_share=generator_stats(done, open_loop=False).cpu_share,
         )
 

@@ -27,7 +27,6 @@ from bench.workload.bodies import Body
 LIMIT_S = 60
 
 
-
 class Balanced(NamedTuple):
     """Replicas and what stands in front of them."""
 
