@@ -62,14 +62,17 @@ def _parser() -> argparse.ArgumentParser:
 
 def _table(comparison: Comparison, names: list[str], loads: list[Load]) -> list[str]:
     """Returns the lines of a table in Markdown: medians over the rounds, and the share of the first contender in the same round."""
-    lines = ["| texts | connections | contender | requests/s | share | p50 ms | p99 ms | generator |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| texts | connections | contender | requests/s | share | p50 ms | p99 ms | CPU ms | generator |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for load in loads:
         for name in names:
-            figures = [comparison.median(name, load, figure) for figure in ("rps", "p50_ms", "p99_ms", "generator_share")]
+            figures = [comparison.median(name, load, figure) for figure in ("rps", "p50_ms", "p99_ms", "cpu_ms", "generator_share")]
             if (share := comparison.ratio(name, names[0], load)) is not None:
-                rps, p50, p99, generator = (figure or 0.0 for figure in figures)
+                rps, p50, p99, cpu, generator = (figure or 0.0 for figure in figures)
                 lines.append(
-                    f"| {load.mix} | {load.connections} | {name} | {rps:.1f} | {share:.3f} | {p50:.2f} | {p99:.2f} | {generator:.2f} |"
+                    f"| {load.mix} | {load.connections} | {name} | {rps:.1f} | {share:.3f} | {p50:.2f} | {p99:.2f} | {cpu:.2f} | {generator:.2f} |"
                 )
     return lines
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import threading
@@ -13,7 +14,8 @@ from typing import NamedTuple
 from bench.errors import BenchError
 from bench.load import generator
 from bench.load.generator import Durations
-from bench.overhead.contender import Contender
+from bench.load.record import OK
+from bench.overhead.contender import Contender, Running
 from bench.progress import Progress
 from bench.report.generator_stats import generator_stats
 from bench.report.measurement import measure
@@ -66,6 +68,7 @@ class Result:
         p50_ms: Median latency.
         p99_ms: 99th percentile of it.
         failed: Requests with another end.
+        cpu_ms: CPU time of its processes for an answered request. What else runs on the machine matters less to it than to the others.
         generator_share: Share of one core that the load generator used, on the same machine.
     """
 
@@ -73,6 +76,7 @@ class Result:
     p50_ms: float
     p99_ms: float
     failed: int
+    cpu_ms: float
     generator_share: float
 
 
@@ -111,11 +115,11 @@ class Comparison:
             BenchError: A contender does not start or cannot be reached, or answered nothing.
         """
         for contender in self._contenders:
-            with tempfile.TemporaryDirectory() as folder, contender.serve(self._models, self._lanes, Path(folder)) as urls:
+            with tempfile.TemporaryDirectory() as folder, contender.serve(self._models, self._lanes, Path(folder)) as running:
                 for load in self._loads:
                     # with fewer connections than addresses some would have none: there is no such load
-                    if load.connections % len(urls) == 0:
-                        self.results.setdefault((contender.name, load), []).append(self._measure(contender, urls, load))
+                    if load.connections % len(running.urls) == 0:
+                        self.results.setdefault((contender.name, load), []).append(self._measure(contender.name, running, load))
 
     def median(self, contender: str, load: Load, figure: str) -> float | None:
         """Returns the median of a figure over the rounds, or None where there was no such load."""
@@ -128,22 +132,31 @@ class Comparison:
         ratios = [mine.rps / its.rps for mine, its in pairs]
         return statistics.median(ratios) if ratios else None
 
-    def _measure(self, contender: Contender, urls: Sequence[str], load: Load) -> Result:
-        self._progress.start(f"{contender.name}: {load.mix} texts, {load.connections} connections")
-        targets = [_target(f"{url}/classify", load.mix) for url in urls]
-        connections = load.connections // len(urls)
+    def _measure(self, name: str, running: Running, load: Load) -> Result:
+        self._progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
+        targets = [_target(f"{url}/classify", load.mix) for url in running.urls]
+        connections = load.connections // len(targets)
+        before = _cpu_s(running.pids)
         done = generator.run_closed_loop(targets, connections, self._durations, stop=threading.Event(), progress=self._progress)
+        used = _cpu_s(running.pids) - before
         records = [record for each in done.records for record in each]
-        measured = measure(contender.name, records, done.measured, texts=[body.texts for body in targets[0].bodies])
+        measured = measure(name, records, done.measured, texts=[body.texts for body in targets[0].bodies])
         if measured.latency is None:
-            raise BenchError(f"{contender.name} answered nothing to {load.mix} texts over {load.connections} connections.")
+            raise BenchError(f"{name} answered nothing to {load.mix} texts over {load.connections} connections.")
         return Result(
             rps=measured.rps,
             p50_ms=measured.latency.p50_ms,
             p99_ms=measured.latency.p99_ms,
             failed=round(measured.error_rate * measured.requests),
+            cpu_ms=1000 * used / sum(record.outcome == OK for record in records),
             generator_share=generator_stats(done, open_loop=False).cpu_share,
         )
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    """Returns the CPU time that processes have used with all their threads, as Linux counts it: in ticks of mostly 10 ms."""
+    fields = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def _target(url: str, mix: str) -> Target:

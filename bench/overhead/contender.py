@@ -9,12 +9,25 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.overhead.haproxy import haproxy
 from bench.overhead.replica import replicas
 
-Urls = tuple[str, ...]
-Serve = Callable[[Path, int, Path], AbstractContextManager[Urls]]
+
+class Running(NamedTuple):
+    """A contender that runs.
+
+    Attributes:
+        urls: Addresses among which the load generator divides its connections.
+        pids: The processes that do its work, whose CPU time is counted.
+    """
+
+    urls: tuple[str, ...]
+    pids: tuple[int, ...]
+
+
+Serve = Callable[[Path, int, Path], AbstractContextManager[Running]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +37,7 @@ class Contender:
     Attributes:
         name: Its name on the command line and in tables.
         description: The same in words.
-        serve: From a folder of bundles, the number of lanes in all, and a folder for files, runs it while a block runs, and gives the
-            addresses among which the load generator divides its connections.
+        serve: From a folder of bundles, the number of lanes in all, and a folder for files, runs it while a block runs.
     """
 
     name: str
@@ -34,27 +46,27 @@ class Contender:
 
 
 @contextmanager
-def _process(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+def _process(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 1, folder, ["--lanes", str(lanes)]) as made:
-        yield tuple(each.url for each in made)
+        yield Running(tuple(each.url for each in made), tuple(each.process.pid for each in made))
 
 
 @contextmanager
-def _one_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+def _one_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 1, folder, ["--lanes", str(lanes)]) as made, haproxy([each.port for each in made], folder) as proxy:
-        yield (proxy.url,)
+        yield Running((proxy.url,), (proxy.process.pid, *(each.process.pid for each in made)))
 
 
 @contextmanager
-def _two_processes(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+def _two_processes(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 2, folder, ["--lanes", str(lanes // 2)]) as made:
-        yield tuple(each.url for each in made)
+        yield Running(tuple(each.url for each in made), tuple(each.process.pid for each in made))
 
 
 @contextmanager
-def _two_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Urls]:
+def _two_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 2, folder, ["--lanes", str(lanes // 2)]) as made, haproxy([each.port for each in made], folder) as proxy:
-        yield (proxy.url,)
+        yield Running((proxy.url,), (proxy.process.pid, *(each.process.pid for each in made)))
 
 
 CONTENDERS = (

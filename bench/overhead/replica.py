@@ -65,7 +65,7 @@ class Replica:
         """
         assert self.process.stdout is not None
         if not any(" listens on " in line for line in self.process.stdout):
-            self.process.wait()
+            self.wait()
             raise BenchError(f"bert-serve did not start: {self.log.read_text()}")
 
     def stop(self) -> int:
