@@ -19,7 +19,7 @@ from balanced import Balanced, balanced, entries, wait_until
 from bench.overhead import haproxy
 from manifests import DEPLOY, ROOT
 from service.http import access
-from service.settings import Settings
+from service.settings import Settings, parse
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
 TEXT = CONFIGURATION.read_text(encoding="utf-8")
@@ -68,9 +68,23 @@ def test_a_replica_drains_for_longer_than_it_takes_to_notice() -> None:
     assert "fall 2" in TEXT
     notice = seconds("inter") + seconds("fastinter") + 2 * seconds("timeout check")
     assert f"inter + fastinter + 2 x timeout check = {notice:g} s" in TEXT
-    drains = {float(value) for value in re.findall(r"--drain-s (\d+)", GUIDE)} - {0}
-    assert drains
-    assert notice < min(drains)
+    assert {True} == {notice < settings.drain_s for settings in shown()}
+
+
+def test_the_guide_starts_the_replicas_that_it_names() -> None:
+    """On the ports of the configuration, and with the balancer's address as one to be believed."""
+    [*ports] = re.findall(r"^ +server \S+ 127\.0\.0\.1:(\d+)$", TEXT, re.MULTILINE)
+    assert set(map(int, ports)) == {settings.port for settings in shown()}
+    assert {"127.0.0.1"} == {str(address) for settings in shown() for address in settings.forwarded_allow_ips}
+    assert [f"127.0.0.1:{port}" for port in ports] == re.findall(r'"(127\.0\.0\.1:\d+)"', GUIDE)
+    assert {"8000", "8404"} == set(re.findall(r"localhost:(\d+)", GUIDE))
+
+
+def shown() -> list[Settings]:
+    """Returns the settings of each replica that the guide starts."""
+    lines = re.findall(r"^bert-serve serve (.+)$", GUIDE, re.MULTILINE)
+    assert 3 == len(lines)
+    return [parse(Settings, line.split()) for line in lines]
 
 
 def test_probes_are_paths_of_the_service() -> None:
