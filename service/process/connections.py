@@ -62,7 +62,7 @@ class Connections(set[Any]):
         limits: What each may take.
         stopping: Whether the service stops, and refusals are counted.
         closing: Whether the next answer of each is its last.
-        refusals: Answers of 503 while the service stopped.
+        refusals: Answers of 503 while the service stopped, but for those to probes, which look for just that.
         changed: Called whenever there are more or fewer.
     """
 

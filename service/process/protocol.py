@@ -114,9 +114,10 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if (version := self.parser.get_http_version()) not in _VERSIONS:
             self._reject(MalformedRequestError(f"this is HTTP/{version}, and the service speaks HTTP/1.1 and 1.0."), "malformed")
-        if self.surplus and self.url.partition(b"?")[0] not in _PROBES:
+        probes = self.url.partition(b"?")[0] in _PROBES
+        if self.surplus and not probes:
             self._reject(UnavailableError(_FULL), "refused")
-        if self._open.stopping:
+        if self._open.stopping and not probes:
             self.app = self._open.counting(self.config.loaded_app)
         super().on_headers_complete()
         self._stage = BODY

@@ -1,18 +1,8 @@
-"""Ray on this machine, all on loopback: `ray start` for each node, and what `serve deploy` sends for the application."""
+"""The application of deploy/ray on a cluster of this machine, and callers that load it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,79 +11,19 @@ from typing import Any
 import httpx
 import yaml
 
+from bench.overhead.ray_cluster import RayCluster, until
+
 ROOT = Path(__file__).parents[2]
-RAY_ENV = ROOT / "deploy/ray/ray.env"
-PATIENCE_S = 90.0
 BODY = {"inputs": "good film"}
 
 
-def ray_environment() -> dict[str, str]:
-    """Returns the variables of deploy/ray/ray.env."""
-    lines = [line for line in RAY_ENV.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
-    return dict(line.split("=", 1) for line in lines)
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
-def until(check: Callable[[], bool], what: str) -> None:
-    """Waits for something to become true.
-
-    Raises:
-        AssertionError: It does not within a minute and a half.
-    """
-    end = time.monotonic() + PATIENCE_S
-    while not check():
-        assert time.monotonic() < end, f"waited in vain until {what}"
-        time.sleep(0.1)
-
-
-class Cluster:
-    """A head and raylets, each a process group of its own."""
+class Cluster(RayCluster):
+    """A cluster whose application has a folder of models."""
 
     def __init__(self, models: Path) -> None:
-        """Starts a head with two CPUs."""
+        """Starts a head."""
+        super().__init__()
         self.models = models
-        self.folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a socket's path has a hundred characters at most
-        self.http, self._gcs, self._dashboard, client, stats, metrics = free_ports(6)
-        (self.replica_port,) = free_ports(1)
-        haproxy = self.folder / "haproxy"
-        self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST")},
-            **ray_environment(),
-            "PYTHONPATH": str(ROOT),
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(self.replica_port),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(self.replica_port + 100),
-            "RAY_ADDRESS": f"127.0.0.1:{self._gcs}",
-            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # of 30 seconds, in which a balancer of one's own would notice
-            "RAY_AUTH_MODE": "disabled",  # a token would be written to the home folder
-        }
-        self.nodes: list[subprocess.Popen[bytes]] = []
-        head = ["--head", f"--port={self._gcs}", f"--dashboard-port={self._dashboard}", f"--ray-client-server-port={client}"]
-        self.add_node(*head, f"--temp-dir={self.folder / 'ray'}")
-
-    def add_node(self, *flags: str, cpus: int = 2) -> subprocess.Popen[bytes]:
-        """Starts a node, which joins the head where there is one."""
-        address = [] if "--head" in flags else [f"--address=127.0.0.1:{self._gcs}"]
-        command = [_program("ray"), "start", "--block", *address, *flags, f"--num-cpus={cpus}", "--node-ip-address=127.0.0.1"]
-        with (self.folder / f"node-{len(self.nodes)}").open("wb") as log:
-            environment = self._environment if address else {k: v for k, v in self._environment.items() if k != "RAY_ADDRESS"}
-            node = subprocess.Popen([*command, "--disable-usage-stats"], stdout=log, stderr=log, env=environment, start_new_session=True)
-        self.nodes.append(node)
-        until(lambda: b"Ray runtime started" in (self.folder / f"node-{self.nodes.index(node)}").read_bytes(), "the node runs")
-        return node
 
     def deploy(
         self,
@@ -122,16 +52,9 @@ class Cluster:
             scaled |= scaling
             scaled["policy"]["policy_function"] = scaled["policy"]["policy_function"].removeprefix("bertserve.")
         deployed |= deployment
-        answer = httpx.put(self._api, json=config, timeout=PATIENCE_S, trust_env=False)
-        assert 200 == answer.status_code, answer.text
+        self.put(config)
         if wait:
-            until(lambda: self.status()["status"] == "RUNNING", "the application runs")
-            until(lambda: self._answers(route_prefix), "it answers")
-
-    def status(self) -> Any:
-        """Returns what `serve status` says of the application."""
-        said = httpx.get(self._api, timeout=PATIENCE_S, trust_env=False).json()
-        return said["applications"].get("bertserve", {"status": "NOT_STARTED"})
+            self.wait(route_prefix)
 
     def replicas(self) -> int:
         """Returns how many replicas run."""
@@ -139,7 +62,7 @@ class Cluster:
         return states.count("RUNNING")
 
     def worker_pids(self) -> list[int]:
-        """Returns the process ids of the replicas, by asking them who they are until no other one says."""
+        """Returns the process ids of the replicas, by asking forty times who answers."""
         found: list[int] = []
         for _ in range(40):
             with httpx.Client(trust_env=False) as client:
@@ -147,35 +70,6 @@ class Cluster:
             if pid not in found:
                 found.append(pid)
         return found
-
-    @property
-    def _api(self) -> str:
-        return f"http://127.0.0.1:{self._dashboard}/api/serve/applications/"
-
-    @property
-    def url(self) -> str:
-        """Where HAProxy listens."""
-        return f"http://127.0.0.1:{self.http}"
-
-    def close(self) -> None:
-        """Ends all that was started, and all that that started: Ray's own end takes a quarter of a minute."""
-        for node in self.nodes:
-            self.kill(node, signal.SIGKILL)
-            node.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    @staticmethod
-    def kill(node: subprocess.Popen[bytes], number: signal.Signals) -> None:
-        """Signals a node and all processes of its session."""
-        for pid in _session(node.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def _answers(self, route_prefix: str) -> bool:
-        try:
-            return httpx.get(f"{self.url}{route_prefix.rstrip('/')}/health/ready", trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
 
 
 @dataclass
@@ -221,20 +115,3 @@ class Load:
                     self.broken.append(type(error).__name__)
                     continue
                 self.statuses[status] = self.statuses.get(status, 0) + 1
-
-
-def _program(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
-
-
-def _session(leader: int) -> list[int]:
-    """Returns the processes of a session, of which Ray's are many."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if os.getsid(int(entry.name)) == leader:
-                    found.append(int(entry.name))
-            except ProcessLookupError:
-                pass
-    return found

@@ -20,7 +20,9 @@ import yaml
 
 import slow
 import tiny
-from cluster import ROOT, Cluster, Load, free_ports, until
+from bench.overhead.ray_cluster import until
+from bench.overhead.replica import free_ports
+from cluster import ROOT, Cluster, Load
 from conftest import running
 
 pytestmark = pytest.mark.serial
@@ -164,7 +166,7 @@ def test_a_killed_raylet_is_survived(cluster: Cluster) -> None:
     cluster.deploy(num_replicas=4)
     until(lambda: len(cluster.worker_pids()) == 4, "four answer")
     with Load(cluster.url) as load:
-        cluster.kill(node, signal.SIGKILL)
+        cluster.kill(node)
         until(lambda: cluster.replicas() >= 2, "the others run")
         answered = load.statuses[200]
         until(lambda: load.statuses[200] > answered + 100, "the load goes on")

@@ -19,6 +19,7 @@ DEPLOYMENT = document("base/deployment.yaml")
 POD = DEPLOYMENT["spec"]["template"]["spec"]
 [SERVICE] = POD["containers"]
 AUTOSCALER = document("components/autoscaling/horizontalpodautoscaler.yaml")
+SCALED = document("components/keda/scaledobject.yaml")["spec"]
 LABELS = {"app.kubernetes.io/name": "bertserve"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -170,6 +171,38 @@ def test_the_autoscaler_asks_for_a_metric_that_there_is() -> None:
     named = set(re.findall(r"\bbertserve_\w+", text)) - {asked}
     assert {"bertserve_queue_tokens", "bertserve_tokens_total", "bertserve_inference_seconds_sum"} <= named
     assert [] == [name for name in named if not re.search(rf"^# TYPE {re.sub('_sum$', '', name)} ", shown, re.MULTILINE)]
+
+
+def test_keda_keeps_to_the_rules_of_the_autoscaler() -> None:
+    """The same pods at the least and at the most, the same target for the queue and for CPUs, and the same haste."""
+    scaler = AUTOSCALER["spec"]
+    queue, cpu = SCALED["triggers"]
+    pods, resource = scaler["metrics"]
+
+    assert scaler["scaleTargetRef"] == SCALED["scaleTargetRef"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (SCALED["minReplicaCount"], SCALED["maxReplicaCount"])
+    assert ("AverageValue", pods["pods"]["target"]["averageValue"]) == (queue["metricType"], queue["metadata"]["threshold"])
+    assert ("Utilization", str(resource["resource"]["target"]["averageUtilization"])) == (cpu["metricType"], cpu["metadata"]["value"])
+    assert scaler["behavior"] == SCALED["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    arithmetic = r"(\d+ lanes \* \d+ tokens/s \* [\d.]+ s = \d+ tokens)"
+    texts = [
+        (KUBERNETES / "components" / name).read_text(encoding="utf-8")
+        for name in ("autoscaling/horizontalpodautoscaler.yaml", "keda/scaledobject.yaml")
+    ]
+    assert re.findall(arithmetic, texts[0]) == re.findall(arithmetic, texts[1])
+
+
+def test_keda_asks_prometheus_for_what_the_podmonitor_brings() -> None:
+    """The service's queue, by the job that the PodMonitor makes and the namespace of all, as often as it is scraped."""
+    monitor = document("components/monitoring/podmonitor.yaml")["spec"]
+    queue, _ = SCALED["triggers"]
+    [(metric, namespace, job)] = re.findall(r'(\w+)\{namespace="([^"]+)",job="([^"]+)"\}\[1m\]', queue["metadata"]["query"])
+
+    assert re.search(rf"^# TYPE {metric} gauge$", Metrics().page().decode(), re.MULTILINE)
+    assert metric in document("prometheus-adapter.yaml")["rules"]["custom"][0]["seriesQuery"]
+    assert (document("kustomization.yaml")["namespace"], LABELS[monitor["jobLabel"]]) == (namespace, job)
+    [endpoint] = monitor["podMetricsEndpoints"]
+    assert endpoint["interval"] == f"{SCALED['pollingInterval']}s"
 
 
 @each_pod

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from cluster import ray_environment
+from bench.overhead.ray_cluster import environment
 from manifests import DEPLOY
 from service.settings import Settings
 
@@ -70,7 +70,7 @@ def test_kubernetes_has_the_same_environment() -> None:
     for group in groups:
         pod = group["template"]["spec"]
         (container,) = pod["containers"]
-        assert ray_environment() == {variable["name"]: variable["value"] for variable in container["env"]}
+        assert environment() == {variable["name"]: variable["value"] for variable in container["env"]}
         assert pod["terminationGracePeriodSeconds"] > application["deployments"][0]["graceful_shutdown_timeout_s"]
         assert application["args"]["api_key_file"].startswith(container["volumeMounts"][0]["mountPath"])
     workers = groups[1]

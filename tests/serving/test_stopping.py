@@ -78,7 +78,7 @@ def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: t
 
 
 def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) -> None:
-    """With `--drain-s` probes see red while requests, over new connections too, are answered; then it ends."""
+    """With `--drain-s` probes see red while requests, over new connections too, are answered; then it ends, and has refused nobody."""
     with serve(models, "--drain-s", "1.5") as served:
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(served, "/health/ready").status_code == 503)
@@ -86,7 +86,7 @@ def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) 
         assert "1" == get(served, "/health/ready").headers["retry-after"]
         assert 200 == get(served, "/health/live").status_code
         assert 0 == served.process.wait(20)
-        assert 1 == len(served.log.read_text().splitlines())
+        assert "" == served.log.read_text()  # a red probe is no request that was refused
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,96 @@
+"""Measures what stands between callers and the model, and judges it: `python -m bench.overhead`.
+
+Exit codes: 0 all bars were met, 1 one was missed or a request failed, 2 something did not start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from bench.errors import BenchError
+from bench.load.generator import Durations
+from bench.overhead.comparison import BARS, Comparison, Load
+from bench.overhead.contender import CONTENDERS
+from bench.progress import Progress
+
+_TIMEOUT_S = 30
+
+
+def main() -> int:
+    """Runs the comparison; returns the exit code."""
+    args = _parser().parse_args()
+    contenders = [contender for contender in CONTENDERS if contender.name in args.contenders]
+    loads = [Load(mix, connections) for mix in args.mixes for connections in args.connections]
+    durations = Durations(args.seconds, args.warmup_s, _TIMEOUT_S)
+    progress = Progress()
+    comparison = Comparison(contenders, loads, durations, models=args.models, lanes=args.lanes, progress=progress)
+    try:
+        for i in range(args.rounds):
+            progress.log(f"round {i + 1} of {args.rounds}")
+            comparison.run_round()
+    except BenchError as error:
+        print(f"bench.overhead: {error}", file=sys.stderr)
+        return 2
+    for line in _table(comparison, [contender.name for contender in contenders], loads):
+        print(line)
+    print()
+    failed = sum(result.failed for results in comparison.results.values() for result in results)
+    print(f"failed requests: {failed}")
+    return int(not _judge(comparison, loads) or failed > 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [contender.name for contender in CONTENDERS]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.overhead",
+        description="What stands between callers and the model costs: contenders in turn on this machine, under the same loads.",
+        epilog="contenders: " + "; ".join(f"{contender.name}, {contender.description}" for contender in CONTENDERS),
+    )
+    parser.add_argument("--models", type=Path, default=Path("models"), help="folder of bundles (default: models)")
+    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 2, help="of each contender in all (default: one a core)")
+    parser.add_argument("--contenders", nargs="+", choices=names, default=names, metavar="NAME", help="which of them (default: all)")
+    parser.add_argument("--mixes", nargs="+", default=["short", "long"], metavar="MIX", help="texts (default: short long)")
+    parser.add_argument("--connections", nargs="+", type=int, default=[1, 16], metavar="N", help="in all (default: 1 16)")
+    parser.add_argument("--rounds", type=int, default=5, help="of all contenders in turn (default: 5)")
+    parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
+    parser.add_argument("--warmup-s", type=float, default=1, help="before each load (default: 1)")
+    return parser
+
+
+def _table(comparison: Comparison, names: list[str], loads: list[Load]) -> list[str]:
+    """Returns the lines of a table in Markdown: medians over the rounds, and the share of the first contender in the same round."""
+    lines = [
+        "| texts | connections | contender | requests/s | share | p50 ms | p99 ms | CPU ms | generator |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for load in loads:
+        for name in names:
+            figures = [comparison.median(name, load, figure) for figure in ("rps", "p50_ms", "p99_ms", "cpu_ms", "generator_share")]
+            if (share := comparison.ratio(name, names[0], load)) is not None:
+                rps, p50, p99, cpu, generator = (figure or 0.0 for figure in figures)
+                lines.append(
+                    f"| {load.mix} | {load.connections} | {name} | {rps:.1f} | {share:.3f} | {p50:.2f} | {p99:.2f} | {cpu:.2f} | {generator:.2f} |"
+                )
+    return lines
+
+
+def _judge(comparison: Comparison, loads: list[Load]) -> bool:
+    """Prints each bar with what was measured, and returns whether all were met."""
+    met = True
+    for bar in BARS:
+        for load in loads:
+            ratio = comparison.ratio(bar.contender, bar.of, load)
+            if load.connections == bar.connections and ratio is not None:
+                met &= ratio >= bar.least
+                verdict = "met" if ratio >= bar.least else "missed"
+                print(
+                    f"{bar.contender} of {bar.of}, {load.mix} texts, {load.connections} connections: {ratio:.3f}, {verdict} ({bar.least})"
+                )
+    return met
+
+
+if __name__ == "__main__":
+    sys.exit(main())

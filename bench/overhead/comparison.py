@@ -1,0 +1,166 @@
+"""Contenders in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.errors import BenchError
+from bench.load import generator
+from bench.load.generator import Durations
+from bench.load.record import OK
+from bench.overhead.contender import Contender, Running
+from bench.progress import Progress
+from bench.report.generator_stats import generator_stats
+from bench.report.measurement import measure
+from bench.target.address import parse_url
+from bench.target.target import Target, build_target
+from bench.workload import bodies
+
+
+class Load(NamedTuple):
+    """A closed loop.
+
+    Attributes:
+        mix: Its texts, one of the built-in mixes.
+        connections: Connections in all, each with one request under way.
+    """
+
+    mix: str
+    connections: int
+
+
+class Bar(NamedTuple):
+    """What a contender must keep of another one's requests a second.
+
+    Attributes:
+        contender: Its name.
+        of: Name of the other one.
+        connections: In loads with so many connections.
+        least: The least ratio.
+    """
+
+    contender: str
+    of: str
+    connections: int
+    least: float
+
+
+BARS = (
+    Bar("haproxy", "process", 16, 0.95),
+    Bar("two-haproxy", "process", 16, 0.95),
+    Bar("two-haproxy", "two", 16, 0.95),
+    Bar("ray", "process", 16, 0.85),
+    Bar("two-ray", "process", 16, 0.85),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a contender did under a load.
+
+    Attributes:
+        rps: Requests a second that were answered with 200, of all its addresses.
+        p50_ms: Median latency.
+        p99_ms: 99th percentile of it.
+        failed: Requests with another end.
+        cpu_ms: CPU time of its processes for an answered request. What else runs on the machine matters less to it than to the others.
+        generator_share: Share of one core that the load generator used, on the same machine.
+    """
+
+    rps: float
+    p50_ms: float
+    p99_ms: float
+    failed: int
+    cpu_ms: float
+    generator_share: float
+
+
+class Comparison:
+    """Rounds of contenders in turn.
+
+    Attributes:
+        results: Contender's name and load -> its result of each round.
+    """
+
+    def __init__(
+        self, contenders: Sequence[Contender], loads: Sequence[Load], durations: Durations, *, models: Path, lanes: int, progress: Progress
+    ) -> None:
+        """Remembers what to compare.
+
+        Args:
+            contenders: Each of them is started for its turn in each round, so that no other one is there to take time from it.
+            loads: What each is loaded with in its turn.
+            durations: How long each load is.
+            models: Folder of bundles, of which one answers `/classify`.
+            lanes: Lanes of each contender in all.
+            progress: Gets the counts.
+        """
+        self._contenders = contenders
+        self._loads = loads
+        self._durations = durations
+        self._models = models
+        self._lanes = lanes
+        self._progress = progress
+        self.results: dict[tuple[str, Load], list[Result]] = {}
+
+    def run_round(self) -> None:
+        """Starts each contender, loads it with each load, and ends it.
+
+        Raises:
+            BenchError: A contender does not start or cannot be reached, or answered nothing.
+        """
+        for contender in self._contenders:
+            with tempfile.TemporaryDirectory() as folder, contender.serve(self._models, self._lanes, Path(folder)) as running:
+                for load in self._loads:
+                    # with fewer connections than addresses some would have none: there is no such load
+                    if load.connections % len(running.urls) == 0:
+                        self.results.setdefault((contender.name, load), []).append(self._measure(contender.name, running, load))
+
+    def median(self, contender: str, load: Load, figure: str) -> float | None:
+        """Returns the median of a figure over the rounds, or None where there was no such load."""
+        values = [getattr(result, figure) for result in self.results.get((contender, load), ())]
+        return statistics.median(values) if values else None
+
+    def ratio(self, contender: str, other: str, load: Load) -> float | None:
+        """Returns the median over the rounds of the ratio of requests a second in one round, or None where there was no such load."""
+        pairs = zip(self.results.get((contender, load), ()), self.results.get((other, load), ()), strict=False)
+        ratios = [mine.rps / its.rps for mine, its in pairs]
+        return statistics.median(ratios) if ratios else None
+
+    def _measure(self, name: str, running: Running, load: Load) -> Result:
+        self._progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
+        targets = [_target(f"{url}/classify", load.mix) for url in running.urls]
+        connections = load.connections // len(targets)
+        before = _cpu_s(running.pids)
+        done = generator.run_closed_loop(targets, connections, self._durations, stop=threading.Event(), progress=self._progress)
+        used = _cpu_s(running.pids) - before
+        records = [record for each in done.records for record in each]
+        measured = measure(name, records, done.measured, texts=[body.texts for body in targets[0].bodies])
+        if measured.latency is None:
+            raise BenchError(f"{name} answered nothing to {load.mix} texts over {load.connections} connections.")
+        return Result(
+            rps=measured.rps,
+            p50_ms=measured.latency.p50_ms,
+            p99_ms=measured.latency.p99_ms,
+            failed=round(measured.error_rate * measured.requests),
+            cpu_ms=1000 * used / sum(record.outcome == OK for record in records),
+            generator_share=generator_stats(done, open_loop=False).cpu_share,
+        )
+
+
+def _cpu_s(pids: Sequence[int]) -> float:
+    """Returns the CPU time that processes have used with all their threads, as Linux counts it: in ticks of mostly 10 ms."""
+    fields = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids]
+    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+
+
+def _target(url: str, mix: str) -> Target:
+    address = parse_url(url)
+    return build_target(address, mix, bodies.build_bodies(mix, path=address.path, texts=1, seed=0), {})

@@ -1,0 +1,177 @@
+"""Ray on this machine, all on loopback: `ray start` for each node, and what `serve deploy` sends for an application."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.errors import BenchError
+from bench.overhead.replica import free_ports
+
+ENVIRONMENT = Path(__file__).parents[2] / "deploy/ray/ray.env"
+PATIENCE_S = 90.0
+_OK = 200
+
+
+def environment() -> dict[str, str]:
+    """Returns the variables of deploy/ray/ray.env."""
+    lines = [line for line in ENVIRONMENT.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def until(check: Callable[[], bool], what: str) -> None:
+    """Waits for something to become true.
+
+    Raises:
+        BenchError: It does not within a minute and a half.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while not check():
+        if time.monotonic() > end:
+            raise BenchError(f"waited in vain until {what}.")
+        time.sleep(0.1)
+
+
+class RayCluster:
+    """A head and other nodes, each a session of processes of its own.
+
+    Attributes:
+        folder: What they write.
+        url: Where HAProxy takes requests, once an application runs.
+        replica_port: The first port of the replicas.
+        nodes: The process that started each.
+    """
+
+    def __init__(self, *, cpus: int = 2) -> None:
+        """Starts a head.
+
+        Args:
+            cpus: CPUs that it says it has.
+        """
+        self.folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+        self.http, self._gcs, self._dashboard, self._client, stats, metrics, self.replica_port = free_ports(7)
+        self.url = f"http://127.0.0.1:{self.http}"
+        haproxy = self.folder / "haproxy"
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
+            **environment(),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(self.replica_port),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(self.replica_port + 100),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",  # of 30 seconds, in which a balancer of one's own would notice
+            "RAY_AUTH_MODE": "disabled",  # a token would be written to the home folder
+        }
+        self.nodes: list[subprocess.Popen[bytes]] = []
+        try:
+            self._start(
+                "--head",
+                f"--port={self._gcs}",
+                f"--dashboard-port={self._dashboard}",
+                f"--ray-client-server-port={self._client}",
+                f"--temp-dir={self.folder / 'ray'}",
+                f"--num-cpus={cpus}",
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def add_node(self, *, cpus: int = 2) -> subprocess.Popen[bytes]:
+        """Starts another node, which joins the head, and returns the process that did."""
+        return self._start(f"--address=127.0.0.1:{self._gcs}", f"--num-cpus={cpus}")
+
+    def put(self, config: dict[str, Any]) -> None:
+        """Sends a configuration, as `serve deploy` does.
+
+        Raises:
+            BenchError: Ray does not take it.
+        """
+        status, said = self._ask("PUT", json.dumps(config))
+        if status != _OK:
+            raise BenchError(f"Ray Serve does not take the configuration: {said[:500]}")
+
+    def status(self) -> Any:
+        """Returns what `serve status` says of the application `bertserve`."""
+        applications = json.loads(self._ask("GET")[1])["applications"]
+        return applications.get("bertserve", {"status": "NOT_STARTED"})
+
+    def wait(self, route_prefix: str = "/") -> None:
+        """Waits until the application runs and answers.
+
+        Raises:
+            BenchError: It does not in time.
+        """
+        until(lambda: self.status()["status"] == "RUNNING", "the application runs")
+        until(lambda: self._is_ready(f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
+
+    def pids(self) -> list[int]:
+        """Returns all processes of all nodes."""
+        leaders = {node.pid for node in self.nodes}
+        return [pid for pid in _processes() if _session(pid) in leaders]
+
+    def kill(self, node: subprocess.Popen[bytes]) -> None:
+        """Ends all processes of a node at once."""
+        for pid in _processes():
+            if _session(pid) == node.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Ends all that was started, and all that that started: Ray's own end takes a quarter of a minute."""
+        for node in self.nodes:
+            self.kill(node)
+            node.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start(self, *flags: str) -> subprocess.Popen[bytes]:
+        program = Path(sys.executable).with_name("ray")
+        command = [str(program), "start", "--block", *flags, "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
+        path = self.folder / f"node-{len(self.nodes)}"
+        with path.open("wb") as log:
+            node = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment, start_new_session=True)  # noqa: S603
+        self.nodes.append(node)
+        until(lambda: b"Ray runtime started" in path.read_bytes(), "a node runs")
+        return node
+
+    def _ask(self, method: str, body: str | None = None) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", self._dashboard, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request(method, "/api/serve/applications/", body, {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+
+    def _is_ready(self, path: str) -> bool:
+        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=5)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", path)
+            return connection.getresponse().status == _OK
+        return False
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _session(pid: int) -> int | None:
+    """Returns the session of a process: Ray's processes do not leave that of the command which started them."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None

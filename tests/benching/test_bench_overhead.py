@@ -1,0 +1,93 @@
+"""The comparison of contenders: each gets each load in each round, and ratios are of one round. Real ones are tests/deploying's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bench.errors import BenchError
+from bench.load.generator import Durations
+from bench.overhead import haproxy
+from bench.overhead.comparison import BARS, Comparison, Load, Result
+from bench.overhead.contender import CONTENDERS, Contender, Running
+from bench.overhead.replica import Replica, free_ports
+from bench.progress import Progress
+from listening import BUSY, OK, listening
+
+ONE, TWO = Load("short", 1), Load("short", 2)
+
+
+def contender(name: str, answer: bytes = OK, addresses: int = 1) -> Contender:
+    """Returns a contender that this process serves."""
+
+    async def answers(_: int) -> bytes:
+        return answer
+
+    @contextmanager
+    def serve(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
+        assert folder.is_dir()
+        with listening(answers) as server:
+            yield Running((f"http://127.0.0.1:{server.port}",) * addresses, (os.getpid(),))
+
+    return Contender(name, "", serve)
+
+
+def comparison(*contenders: Contender) -> Comparison:
+    """Returns a comparison with short loads."""
+    durations = Durations(0.1, 0.02, 5)
+    return Comparison(contenders, [ONE, TWO], durations, models=Path(), lanes=2, progress=Progress(quiet=True))
+
+
+def test_each_contender_gets_each_load_in_each_round() -> None:
+    """But for loads with fewer connections than it has addresses."""
+    made = comparison(contender("one"), contender("two", addresses=2))
+    for _ in range(2):
+        made.run_round()
+
+    assert {("one", ONE): 2, ("one", TWO): 2, ("two", TWO): 2} == {key: len(results) for key, results in made.results.items()}
+    results = [result for found in made.results.values() for result in found]
+    assert [True] * 6 == [result.rps > 0 and 0 < result.p50_ms <= result.p99_ms and result.cpu_ms > 0 for result in results]
+    assert {0} == {result.failed for result in results}
+    assert made.ratio("two", "one", ONE) is None
+
+
+def test_a_ratio_is_of_one_round() -> None:
+    """Its median over the rounds, which differs from the ratio of the medians."""
+    made = comparison()
+    for name, speeds in {"one": (100, 200, 400), "two": (50, 200, 800)}.items():
+        made.results[name, ONE] = [Result(speed, 1, 1, 0, 1, 0) for speed in speeds]
+
+    assert 1 == made.ratio("two", "one", ONE)
+    assert 200 == made.median("two", ONE, "rps")
+
+
+def test_a_contender_that_answers_nothing_is_an_error() -> None:
+    """With its name and the load."""
+    with pytest.raises(BenchError, match="busy answered nothing to short texts over 1 connections"):
+        comparison(contender("busy", BUSY)).run_round()
+
+
+def test_bars_are_for_contenders_that_there_are() -> None:
+    """Each names two of them."""
+    assert {bar.contender for bar in BARS} | {bar.of for bar in BARS} == {contender.name for contender in CONTENDERS}
+
+
+def test_the_configuration_has_other_ports_and_any_number_of_replicas() -> None:
+    """All else is the one of deploy/haproxy."""
+    text = haproxy.configuration(1, 2, [3, 4, 5])
+
+    assert ["1", "2"] == [line.split(":")[1].split()[0] for line in text.splitlines() if line.strip().startswith("bind ")]
+    assert [f"    server replica{i} 127.0.0.1:{i + 2}" for i in (1, 2, 3)] == [
+        line for line in text.splitlines() if line.startswith("    server ")
+    ]
+    assert haproxy.CONFIGURATION.read_text() == haproxy.configuration(8000, 8404, [8001, 8002])
+
+
+def test_a_replica_that_does_not_start_says_why(tmp_path: Path) -> None:
+    """With what it wrote."""
+    with pytest.raises(BenchError, match=r"bert-serve did not start: .*nowhere"):
+        Replica(tmp_path / "nowhere", free_ports(1)[0], tmp_path / "log").start()

@@ -1,0 +1,103 @@
+"""Replicas behind a real HAProxy under a load that goes on in a thread, and what its clients saw."""
+
+from __future__ import annotations
+
+import csv
+import io
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+
+from bench.load.generator import Durations, run_closed_loop
+from bench.overhead.haproxy import HAProxy, haproxy
+from bench.overhead.replica import Replica, replicas
+from bench.progress import Progress
+from bench.target.address import parse_url
+from bench.target.target import build_target
+from bench.workload.bodies import Body
+
+LIMIT_S = 60
+
+
+class Balanced(NamedTuple):
+    """Replicas and what stands in front of them."""
+
+    proxy: HAProxy
+    replicas: list[Replica]
+
+    def states(self) -> list[str]:
+        """Returns what HAProxy thinks of each replica: `UP`, `DOWN`, or on the way from one to the other."""
+        page = httpx.get(f"{self.proxy.stats_url}/;csv", trust_env=False).text.removeprefix("# ")
+        return [row["status"] for row in csv.DictReader(io.StringIO(page)) if row["svname"].startswith("replica")]
+
+
+@contextmanager
+def balanced(models: Path, folder: Path, *flags: str, count: int = 2) -> Iterator[Balanced]:
+    """Runs replicas of one lane each behind HAProxy until the block ends."""
+    with replicas(models, count, folder, ["--lanes", "1", *flags]) as made, haproxy([each.port for each in made], folder) as proxy:
+        yield Balanced(proxy, made)
+
+
+@dataclass
+class Seen:
+    """What the clients of a load saw.
+
+    Attributes:
+        outcomes: How often each status came, or each kind of failure without one.
+        waits: Seconds of each request.
+    """
+
+    outcomes: Counter[int | str] = field(default_factory=Counter)
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def failed(self) -> dict[int | str, int]:
+        """All that is no answer, but for what the load itself left behind at its end."""
+        return {outcome: times for outcome, times in self.outcomes.items() if outcome not in (200, "interrupted")}
+
+    def __str__(self) -> str:
+        """The line that `pytest -s` shows."""
+        return f"{self.outcomes[200]} answered, failed {self.failed}, the longest {max(self.waits, default=0):.2f} s"
+
+
+@contextmanager
+def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] | None = None) -> Iterator[Seen]:
+    """Has clients ask without a pause while the block runs; what they saw is filled in when it ends."""
+    stop, seen = threading.Event(), Seen()
+    body = Body(b'{"inputs":"%s"}' % text.encode(), texts=1)
+    target = build_target(parse_url(f"{url}/classify"), "test", [body], headers or {})
+    durations = Durations(seconds=LIMIT_S, warmup_s=0, timeout_s=LIMIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_closed_loop, [target], clients, durations, stop=stop, progress=Progress(quiet=True))
+        try:
+            time.sleep(0.5)
+            yield seen
+            time.sleep(0.5)
+        finally:
+            stop.set()
+            result = running.result(LIMIT_S)
+    assert result.interrupted, "the load ended before the test"
+    seen.outcomes.update(record.outcome for record in result.records[0])
+    seen.waits += [record.ended - record.sent for record in result.records[0]]
+
+
+def entries(replica: Replica) -> float:
+    """Returns the entries that wait at a replica."""
+    page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
+    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_entries "))
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds, and fails when that never happens: a minute is far more than it takes on a busy machine."""
+    end = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)

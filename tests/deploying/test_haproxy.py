@@ -1,0 +1,214 @@
+"""deploy/haproxy: HAProxy reads it, its times fit those of the service, and requests come through it as they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+import slow
+import tiny
+from balanced import Balanced, balanced, entries, wait_until
+from bench.overhead import haproxy
+from manifests import DEPLOY, ROOT
+from service.http import access
+from service.settings import Settings, parse
+
+CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
+TEXT = CONFIGURATION.read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs/how-to/replicas.md").read_text(encoding="utf-8")
+BODY = {"inputs": "good"}
+
+needs_haproxy = pytest.mark.skipif(not haproxy.installed(), reason="this system has no haproxy")
+
+
+def seconds(name: str) -> float:
+    """Returns a time of the configuration, such as that of `timeout server` or `inter`."""
+    [(value, unit)] = re.findall(rf"^ .*\b{name} (\d+)(ms|s|m)\b", TEXT, re.MULTILINE)
+    return float(value) * {"ms": 0.001, "s": 1, "m": 60}[unit]
+
+
+def default(name: str) -> float:
+    """Returns the default of a setting of the service."""
+    return float(Settings.model_fields[name].default)
+
+
+@needs_haproxy
+def test_haproxy_reads_it() -> None:
+    """Without a warning."""
+    done = subprocess.run(["haproxy", "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stderr.replace("Configuration file is valid\n", ""))
+
+
+def test_nothing_listens_beyond_loopback() -> None:
+    """Neither the service, which has no key there, nor the page for whoever runs it."""
+    assert ["127.0.0.1:8000", "127.0.0.1:8404"] == re.findall(r"^ +bind (\S+)", TEXT, re.MULTILINE)
+    assert 2 == len(re.findall(r"^ +server replica\d 127\.0\.0\.1:\d+$", TEXT, re.MULTILINE))
+
+
+def test_its_times_fit_those_of_the_service() -> None:
+    """The service ends requests first, and keeps connections for longer; a margin for the last run goes over each deadline."""
+    [margin] = re.findall(r"x-request-timeout-ms\),add\((\d+)\)", TEXT)
+    assert default("timeout_ms") / 1000 + int(margin) / 1000 == seconds("timeout server")
+    [digits] = re.findall(r"x-request-timeout-ms\) -m reg \^\[1-9\]\[0-9\]\{0,(\d)\}\$", TEXT)
+    assert default("max_timeout_ms") < 10 ** (int(digits) + 1)
+    assert seconds("timeout http-keep-alive") < default("keep_alive_s")
+    assert default("head_timeout_s") == seconds("timeout http-request")
+
+
+def test_a_replica_drains_for_longer_than_it_takes_to_notice() -> None:
+    """The seconds of `--drain-s` that the guide shows are more than the longest way to a second red answer."""
+    assert "fall 2" in TEXT
+    notice = seconds("inter") + seconds("fastinter") + 2 * seconds("timeout check")
+    assert f"inter + fastinter + 2 x timeout check = {notice:g} s" in TEXT
+    assert {True} == {notice < settings.drain_s for settings in shown()}
+
+
+def test_the_guide_starts_the_replicas_that_it_names() -> None:
+    """On the ports of the configuration, and with the balancer's address as one to be believed."""
+    [*ports] = re.findall(r"^ +server \S+ 127\.0\.0\.1:(\d+)$", TEXT, re.MULTILINE)
+    assert set(map(int, ports)) == {settings.port for settings in shown()}
+    assert {"127.0.0.1"} == {str(address) for settings in shown() for address in settings.forwarded_allow_ips}
+    assert [f"127.0.0.1:{port}" for port in ports] == re.findall(r'"(127\.0\.0\.1:\d+)"', GUIDE)
+    assert {"8000", "8404"} == set(re.findall(r"localhost:(\d+)", GUIDE))
+
+
+def shown() -> list[Settings]:
+    """Returns the settings of each replica that the guide starts."""
+    lines = re.findall(r"^bert-serve serve (.+)$", GUIDE, re.MULTILINE)
+    assert 3 == len(lines)
+    return [parse(Settings, line.split()) for line in lines]
+
+
+def test_probes_are_paths_of_the_service() -> None:
+    """The one that says whether it is ready."""
+    [uri] = re.findall(r"http-check send meth GET uri (\S+)", TEXT)
+    assert uri == "/health/ready"
+    assert uri in access.PROBES
+
+
+@pytest.fixture(name="service", scope="module")
+def replicas_behind_haproxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Balanced]:
+    """Two replicas with a quick and a slow model, which believe the proxy and log each request."""
+    folder = tmp_path_factory.mktemp("balanced")
+    tiny.bundle(folder / "models")
+    slow.bundle(folder / "models")
+    flags = ["--forwarded-allow-ips", "127.0.0.1", "--access-log", "--default", "text-classification=tiny"]
+    with balanced(folder / "models", folder, *flags) as service:
+        yield service
+
+
+@pytest.fixture(name="client")
+def client_of_the_proxy(service: Balanced) -> Iterator[httpx.Client]:
+    """A client that asks the proxy."""
+    with httpx.Client(base_url=service.proxy.url, trust_env=False, timeout=60) as client:
+        yield client
+
+
+def logged(service: Balanced, request_id: str) -> list[str]:
+    """Returns the lines of all replicas with an id, once there is one."""
+
+    def lines() -> list[str]:
+        return [line for replica in service.replicas for line in replica.log.read_text().splitlines() if request_id in line]
+
+    wait_until(lambda: len(lines()) > 0)
+    return lines()
+
+
+@needs_haproxy
+@pytest.mark.serial
+def test_both_replicas_answer(service: Balanced, client: httpx.Client) -> None:
+    """Each has a share of the requests that come at the same time."""
+    with ThreadPoolExecutor(8) as pool:
+        assert {200} == {answer.status_code for answer in pool.map(lambda _: client.post("/classify", json=BODY), range(40))}
+    shares = [replica.log.read_text().count(" POST /classify 200 ") for replica in service.replicas]
+    assert (40, True) == (sum(shares), min(shares) > 0)
+
+
+@needs_haproxy
+@pytest.mark.serial
+def test_the_log_has_the_caller_and_one_id(service: Balanced, client: httpx.Client) -> None:
+    """The id is the caller's, or one that proxy and replica share; an address that a caller claims is not believed."""
+    named = client.post("/classify", json=BODY, headers={"x-request-id": "mine-1", "x-forwarded-for": "203.0.113.7"})
+    made = client.post("/classify", json=BODY, headers={"x-request-id": 'not "one"'})
+
+    assert ["mine-1"] == named.headers.get_list("x-request-id")
+    [line] = logged(service, "mine-1")
+    assert " 127.0.0.1 POST /classify 200 " in line
+    [given] = made.headers.get_list("x-request-id")
+    assert re.fullmatch(r"[0-9a-f-]{36}", given)
+    assert 1 == len(logged(service, given))
+
+
+@needs_haproxy
+@pytest.mark.serial
+def test_answers_come_through_as_they_are(client: httpx.Client) -> None:
+    """Errors, headers and bodies over any size at which the proxy would look at them."""
+    wrong = client.post("/classify", json={"inputs": 3})
+    large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
+
+    assert (422, "invalid_value") == (wrong.status_code, wrong.json()["error_type"])
+    assert (200, 32, "tiny") == (large.status_code, len(large.json()), large.headers["x-model"])
+
+
+@needs_haproxy
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/metrics"), ("POST", "/models/tiny/unload"), ("POST", "/v2/repository/models/tiny/load")]
+)
+def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method: str, path: str) -> None:
+    """In the shape of all errors, with an id that can be found in the proxy's log."""
+    answer = client.request(method, path)
+
+    assert (404, "not_found") == (answer.status_code, answer.json()["error_type"])
+    assert answer.headers["x-request-id"] == answer.json()["request_id"]
+
+
+@needs_haproxy
+@pytest.mark.serial
+def test_a_line_is_answered_before_the_next_one_is_sent(service: Balanced) -> None:
+    """The proxy passes streams of JSON Lines on as they come, in both directions."""
+    host, port = service.proxy.url.removeprefix("http://").split(":")
+    head = "POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+    line = json.dumps(BODY) + "\n"
+    chunk = f"{len(line):x}\r\n{line}\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection, connection.makefile("rb") as answers:
+        connection.sendall((head + chunk).encode())
+        assert any(b'"label"' in read for read in answers)  # the caller has not ended its own body yet
+        connection.sendall(f"{chunk}0\r\n\r\n".encode())
+        assert any(b'"label"' in read for read in answers)
+
+
+@needs_haproxy
+@pytest.mark.serial
+def test_who_hangs_up_is_not_waited_for(service: Balanced) -> None:
+    """The replica hears of it through the proxy, and drops what it has not begun."""
+    body = json.dumps({"inputs": ["good"] * 100}).encode()
+    request = b"POST /models/slow HTTP/1.1\r\nhost: test\r\nx-request-id: gone-1\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    host, port = service.proxy.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(request)
+        wait_until(lambda: max(map(entries, service.replicas)) > 50)
+    assert any(" 499 " in line for line in logged(service, "gone-1"))
+    wait_until(lambda: max(map(entries, service.replicas)) == 0)
+
+
+@needs_haproxy
+@pytest.mark.serial
+@pytest.mark.full_grid
+def test_without_replicas_errors_have_the_shape_of_all_errors(tmp_path: Path, models: Path) -> None:
+    """With when to come again, and the caller's id; monitors of the proxy see red."""
+    with balanced(models, tmp_path, count=1) as service, httpx.Client(base_url=service.proxy.url, trust_env=False) as client:
+        service.replicas[0].stop()
+        answer = client.post("/classify", json=BODY, headers={"x-request-id": "mine-2"})
+        red = client.get("/health/ready")
+
+    assert (503, "unavailable", "mine-2") == (answer.status_code, answer.json()["error_type"], answer.json()["request_id"])
+    assert ("1", "mine-2", 503) == (answer.headers["retry-after"], answer.headers["x-request-id"], red.status_code)

@@ -1,0 +1,118 @@
+"""Replicas that stop, die and hang behind a real HAProxy: what clients that never pause see."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+import slow
+from balanced import Balanced, balanced, entries, load, wait_until
+from bench.overhead import haproxy
+from bench.overhead.replica import Replica
+
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.skipif(not haproxy.installed(), reason="this system has no haproxy"),
+]
+
+CLIENTS = 16
+
+
+def said(replica: Replica) -> str:
+    """Returns what a replica wrote to its log."""
+    return replica.log.read_text()
+
+
+def signal_one(service: Balanced, number: signal.Signals) -> Replica:
+    """Signals the first replica and returns it."""
+    [first, *_] = service.replicas
+    first.process.send_signal(number)
+    return first
+
+
+def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: Path) -> None:
+    """With `--drain-s` the proxy has looked elsewhere before anything is refused; it comes back, and serves again."""
+    with balanced(models, tmp_path, "--drain-s", "2") as service:
+        with load(service.proxy.url, CLIENTS) as seen:
+            stopped = signal_one(service, signal.SIGTERM)
+            assert 0 == stopped.wait()
+            assert "" == said(stopped)  # it refused nothing
+            stopped.start()
+            wait_until(lambda: service.states() == ["UP", "UP"])
+        print(seen)  # pytest -s shows the figures
+    assert {} == seen.failed
+    assert seen.outcomes[200] > CLIENTS
+
+
+@pytest.mark.full_grid
+@pytest.mark.parametrize("drain_s", ["2", "0"])
+def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, drain_s: str) -> None:
+    """Each replica in turn, once the one before it is in again; without `--drain-s` the proxy sends what was refused elsewhere."""
+    with balanced(models, tmp_path, "--drain-s", drain_s) as service:
+        with load(service.proxy.url, CLIENTS) as seen:
+            for replica in service.replicas:
+                before = replica.process.pid
+                assert 0 == replica.stop()
+                replica.start()
+                assert before != replica.process.pid
+                wait_until(lambda: service.states() == ["UP", "UP"])
+        print(f"drain {drain_s}: {seen}")
+        refused = [said(replica) for replica in service.replicas]
+    assert {} == seen.failed
+    assert drain_s == "0" or ["", ""] == refused
+
+
+@pytest.mark.full_grid
+def test_what_a_replica_accepted_before_it_stops_is_answered(tmp_path: Path) -> None:
+    """Requests of seconds that it had at SIGTERM, and all that wait behind them, get their own answers; later ones go elsewhere."""
+    slow.bundle(tmp_path / "slow")
+    with balanced(tmp_path / "slow", tmp_path, "--drain-s", "1.5") as service, ThreadPoolExecutor(8) as pool:
+        body = {"inputs": ["good"] * 15}
+        accepted = [pool.submit(httpx.post, f"{service.proxy.url}/classify", json=body, timeout=60, trust_env=False) for _ in range(8)]
+        first, second = service.replicas
+        wait_until(lambda: all(entries(replica) > 30 for replica in service.replicas))
+        first.process.terminate()
+        answers = [future.result() for future in accepted]
+        assert 0 == first.wait()
+        assert "" == said(first) == said(second)
+    assert [(200, 15)] * 8 == [(answer.status_code, len(answer.json())) for answer in answers]
+
+
+@pytest.mark.full_grid
+def test_a_replica_that_dies_under_load_takes_no_request_with_it(tmp_path: Path) -> None:
+    """Killed with requests in its lane and queue; the proxy sends those to the other one."""
+    slow.bundle(tmp_path / "slow")
+    with balanced(tmp_path / "slow", tmp_path) as service:
+        with load(service.proxy.url, CLIENTS) as seen:
+            killed = signal_one(service, signal.SIGKILL)
+            assert -signal.SIGKILL == killed.wait()
+            wait_until(lambda: service.states()[0] == "DOWN")
+            killed.start()
+            wait_until(lambda: service.states() == ["UP", "UP"])
+        print(seen)
+        repeated = service.proxy.log.read_text()
+    assert {} == seen.failed
+    assert "replicas/replica1 is DOWN" in repeated
+
+
+@pytest.mark.full_grid
+def test_a_replica_that_hangs_keeps_what_it_has_and_gets_no_more(models: Path, tmp_path: Path) -> None:
+    """Its requests, no more than there are clients, end with 504 once their own time and 10 s are over; all others are answered meanwhile."""
+    with balanced(models, tmp_path) as service:
+        with load(service.proxy.url, CLIENTS, headers={"x-request-timeout-ms": "1000"}) as seen:
+            hung = signal_one(service, signal.SIGSTOP)
+            wait_until(lambda: service.states()[0] == "DOWN")
+            wait_until(lambda: service.proxy.log.read_text().count(" sH-- ") > 0)
+            assert ["DOWN", "UP"] == service.states()
+            os.kill(hung.process.pid, signal.SIGCONT)
+            wait_until(lambda: service.states() == ["UP", "UP"])
+        print(seen)
+        timed_out = service.proxy.log.read_text().count(" sH-- ")
+    assert 0 < timed_out <= CLIENTS
+    assert set(seen.failed) <= {504, 429}  # a busy machine may take the second that a request has
+    assert seen.outcomes[200] > CLIENTS
