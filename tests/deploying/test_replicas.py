@@ -98,6 +98,7 @@ def test_a_replica_that_dies_under_load_takes_no_request_with_it(tmp_path: Path)
         repeated = service.proxy.log.read_text()
     assert {} == seen.failed
     assert "replicas/replica1 is DOWN" in repeated
+    assert "/+1 " in repeated  # as HAProxy writes that it sent a request to another replica
 
 
 @pytest.mark.full_grid
