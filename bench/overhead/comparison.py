@@ -138,9 +138,9 @@ class Comparison:
         self._progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
         targets = [_target(f"{url}/classify", load.mix) for url in running.urls]
         connections = load.connections // len(targets)
-        before = _cpu_s(running.pids)
+        before = _cpu_s(running.pids())
         done = generator.run_closed_loop(targets, connections, self._durations, stop=threading.Event(), progress=self._progress)
-        used = _cpu_s(running.pids) - before
+        used = sum(seconds - before.get(pid, 0.0) for pid, seconds in _cpu_s(running.pids()).items())
         records = [record for each in done.records for record in each]
         measured = measure(name, records, done.measured, texts=[body.texts for body in targets[0].bodies])
         if measured.latency is None:
@@ -155,10 +155,10 @@ class Comparison:
         )
 
 
-def _cpu_s(pids: Sequence[int]) -> float:
-    """Returns the CPU time that processes have used with all their threads, as Linux counts it: in ticks of mostly 10 ms."""
-    fields = [Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids]
-    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+def _cpu_s(pids: Sequence[int]) -> dict[int, float]:
+    """Returns the CPU time that each process has used with all its threads, as Linux counts it: in ticks of mostly 10 ms."""
+    fields = {pid: Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split() for pid in pids}
+    return {pid: (int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for pid, each in fields.items()}
 
 
 def _target(url: str, mix: str) -> Target:

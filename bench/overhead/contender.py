@@ -5,7 +5,7 @@ Another way is one more function here and a line in `CONTENDERS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ class Running(NamedTuple):
 
     Attributes:
         urls: Addresses among which the load generator divides its connections.
-        pids: The processes that do its work, whose CPU time is counted.
+        pids: Returns the processes that do its work now, whose CPU time is counted.
     """
 
     urls: tuple[str, ...]
-    pids: tuple[int, ...]
+    pids: Callable[[], Sequence[int]]
 
 
 Serve = Callable[[Path, int, Path], AbstractContextManager[Running]]
@@ -46,28 +46,32 @@ class Contender:
     serve: Serve
 
 
+def _of(pids: Sequence[int]) -> Callable[[], Sequence[int]]:
+    return lambda: pids
+
+
 @contextmanager
 def _process(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 1, folder, ["--lanes", str(lanes)]) as made:
-        yield Running(tuple(each.url for each in made), tuple(each.process.pid for each in made))
+        yield Running(tuple(each.url for each in made), _of(tuple(each.process.pid for each in made)))
 
 
 @contextmanager
 def _one_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 1, folder, ["--lanes", str(lanes)]) as made, haproxy([each.port for each in made], folder) as proxy:
-        yield Running((proxy.url,), (proxy.process.pid, *(each.process.pid for each in made)))
+        yield Running((proxy.url,), _of((proxy.process.pid, *(each.process.pid for each in made))))
 
 
 @contextmanager
 def _two_processes(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 2, folder, ["--lanes", str(lanes // 2)]) as made:
-        yield Running(tuple(each.url for each in made), tuple(each.process.pid for each in made))
+        yield Running(tuple(each.url for each in made), _of(tuple(each.process.pid for each in made)))
 
 
 @contextmanager
 def _two_behind_haproxy(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
     with replicas(models, 2, folder, ["--lanes", str(lanes // 2)]) as made, haproxy([each.port for each in made], folder) as proxy:
-        yield Running((proxy.url,), (proxy.process.pid, *(each.process.pid for each in made)))
+        yield Running((proxy.url,), _of((proxy.process.pid, *(each.process.pid for each in made))))
 
 
 @contextmanager
@@ -85,7 +89,7 @@ def _ray(models: Path, replica_count: int, cpus: int) -> Iterator[Running]:
         options = {"host": "127.0.0.1", "port": cluster.http}
         cluster.put({"http_options": options, "logging_config": {"enable_access_log": False}, "applications": [application]})
         cluster.wait()
-        yield Running((cluster.url,), tuple(cluster.pids()))
+        yield Running((cluster.url,), cluster.pids)
     finally:
         cluster.close()
 

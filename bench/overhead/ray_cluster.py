@@ -122,9 +122,9 @@ class RayCluster:
         until(lambda: self._is_ready(f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
 
     def pids(self) -> list[int]:
-        """Returns all processes of all nodes."""
+        """Returns the processes that requests go through: replicas and HAProxy. Others of Ray's come and go."""
         leaders = {node.pid for node in self.nodes}
-        return [pid for pid in _processes() if _session(pid) in leaders]
+        return [pid for pid in _processes() if _session(pid) in leaders and _command(pid).startswith(("ray::ServeReplica", "haproxy"))]
 
     def kill(self, node: subprocess.Popen[bytes]) -> None:
         """Ends all processes of a node at once."""
@@ -167,6 +167,15 @@ class RayCluster:
 
 def _processes() -> list[int]:
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _command(pid: int) -> str:
+    """Returns the name of a program and its arguments, which a process of Ray replaces by what it is."""
+    try:
+        first, _, rest = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").partition("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return f"{Path(first).name if first.startswith('/') else first} {rest}"
 
 
 def _session(pid: int) -> int | None:

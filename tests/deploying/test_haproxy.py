@@ -18,7 +18,7 @@ import tiny
 from balanced import Balanced, balanced, entries, wait_until
 from bench.overhead import haproxy
 from manifests import DEPLOY, ROOT
-from service.http import access
+from service.http import access, streaming
 from service.settings import Settings, parse
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
@@ -61,6 +61,15 @@ def test_its_times_fit_those_of_the_service() -> None:
     assert default("max_timeout_ms") < 10 ** (int(digits) + 1)
     assert seconds("timeout http-keep-alive") < default("keep_alive_s")
     assert default("head_timeout_s") == seconds("timeout http-request")
+    assert default("body_timeout_s") == seconds("wait-for-body time")
+
+
+def test_it_holds_what_the_service_does() -> None:
+    """A head of any length that the service takes, and streams of each name that it knows."""
+    [size] = re.findall(r"tune\.bufsize (\d+)", TEXT)
+    assert 2 * default("max_head_bytes") <= int(size)
+    [names] = re.findall(r"acl stream req\.hdr\(content-type\) -i -m sub (.+)$", TEXT, re.MULTILINE)
+    assert all(any(name in kind for name in names.split()) for kind in streaming.MEDIA_TYPES)
 
 
 def test_a_replica_drains_for_longer_than_it_takes_to_notice() -> None:
@@ -151,7 +160,7 @@ def test_the_log_has_the_caller_and_one_id(service: Balanced, client: httpx.Clie
 @pytest.mark.serial
 def test_answers_come_through_as_they_are(client: httpx.Client) -> None:
     """Errors, headers and bodies over any size at which the proxy would look at them."""
-    wrong = client.post("/classify", json={"inputs": 3})
+    wrong = client.post("/classify", json={"inputs": 3}, headers={"x": "a" * 30_000})
     large = client.post("/classify", json={"inputs": ["good " * 200] * 32})
 
     assert (422, "invalid_value") == (wrong.status_code, wrong.json()["error_type"])
@@ -161,7 +170,14 @@ def test_answers_come_through_as_they_are(client: httpx.Client) -> None:
 @needs_haproxy
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    ("method", "path"), [("GET", "/metrics"), ("POST", "/models/tiny/unload"), ("POST", "/v2/repository/models/tiny/load")]
+    ("method", "path"),
+    [
+        ("GET", "/metrics"),
+        ("GET", "/%6detrics"),
+        ("POST", "/models/tiny/unload"),
+        ("POST", "/models/tiny/%75nload"),
+        ("POST", "/v2/repository/models/tiny/load"),
+    ],
 )
 def test_what_one_replica_alone_would_do_is_refused(client: httpx.Client, method: str, path: str) -> None:
     """In the shape of all errors, with an id that can be found in the proxy's log."""
