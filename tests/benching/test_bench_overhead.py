@@ -31,7 +31,7 @@ def contender(name: str, answer: bytes = OK, addresses: int = 1) -> Contender:
     def serve(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
         assert folder.is_dir()
         with listening(answers) as server:
-            yield Running((f"http://127.0.0.1:{server.port}",) * addresses, (os.getpid(),))
+            yield Running((f"http://127.0.0.1:{server.port}",) * addresses, lambda: (os.getpid(),))
 
     return Contender(name, "", serve)
 
