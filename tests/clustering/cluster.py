@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,9 +75,13 @@ class Cluster(RayCluster):
 
 @dataclass
 class Load:
-    """Callers that each send their next request when the last one was answered.
+    """Callers that each send their next request when the last one was answered, or a while after it.
 
     Attributes:
+        url: Of the service.
+        body: Of each request.
+        callers: How many.
+        pause_s: Seconds between an answer and the next request.
         statuses: How many answers had each status.
         broken: What connections ended with instead.
     """
@@ -84,6 +89,7 @@ class Load:
     url: str
     body: Any = field(default_factory=lambda: BODY)
     callers: int = 8
+    pause_s: float = 0
     statuses: dict[int, int] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     _stop: bool = False
@@ -115,3 +121,4 @@ class Load:
                     self.broken.append(type(error).__name__)
                     continue
                 self.statuses[status] = self.statuses.get(status, 0) + 1
+                time.sleep(self.pause_s)

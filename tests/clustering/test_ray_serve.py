@@ -212,17 +212,19 @@ def test_there_are_more_replicas_while_there_is_work_for_more(cluster: Cluster) 
     until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")
     with Load(cluster.url) as load:
         until(lambda: cluster.replicas() == 2, "there is a second one")
-    with Load(cluster.url, callers=1) as little:
+    with Load(cluster.url, callers=1, pause_s=0.5) as little:
         until(lambda: cluster.replicas() == 1, "one is enough")
     assert (0, 0) == (load.failed, little.failed), (load, little)
 
 
 def _ready(port: int) -> int:
+    """Returns how many ready replicas Prometheus has seen; none while it starts."""
+    query = {"query": "count by (instance) (bertserve_ready_workers == 1)"}
     try:
-        query = {"query": "count by (instance) (bertserve_ready_workers == 1)"}
-        return len(httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params=query, trust_env=False).json()["data"]["result"])
+        answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/query", params=query, trust_env=False)
     except httpx.TransportError:
         return 0
+    return len(answer.json()["data"]["result"]) if answer.status_code == 200 else 0
 
 
 def _model(cluster: Cluster) -> str:

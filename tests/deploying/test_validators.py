@@ -110,5 +110,5 @@ def test_the_unit_is_exposed_little(unit: Path) -> None:
 
 def test_nothing_else_is_in_the_folder() -> None:
     """What stands in `deploy/` is read by a test here or in tests that know its tool."""
-    known = {"compose", "grafana", "haproxy", "kserve", "kubernetes", "prometheus", "systemd"}
+    known = {"compose", "grafana", "haproxy", "kserve", "kubernetes", "prometheus", "ray", "systemd"}
     assert {path.name for path in DEPLOY.iterdir()} <= known
