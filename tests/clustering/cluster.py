@@ -52,7 +52,7 @@ class Cluster(RayCluster):
             scaled = deployed["autoscaling_config"]
             scaled |= scaling
             scaled["policy"]["policy_function"] = scaled["policy"]["policy_function"].removeprefix("bertserve.")
-        deployed |= deployment
+        deployed |= {"graceful_shutdown_wait_loop_s": 0.2} | deployment  # of 2 seconds, for which a replica that ends waits at least
         self.put(config)
         if wait:
             self.wait(route_prefix)
@@ -89,7 +89,7 @@ class Load:
     url: str
     body: Any = field(default_factory=lambda: BODY)
     callers: int = 8
-    pause_s: float = 0
+    pause_s: float = 0.02
     statuses: dict[int, int] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     _stop: bool = False

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from bench.overhead.replica import free_ports
 from cluster import ROOT, Cluster, Load
 from conftest import running
 
-pytestmark = pytest.mark.serial
-FULL = pytest.mark.full_grid
 SHOWN = ("content-type", "x-model", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 LONG = "good film " * 200
 REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
@@ -43,6 +41,11 @@ REQUESTS: dict[str, tuple[str, str, bytes, dict[str, str]]] = {
     "readiness": ("GET", "/health/ready", b"", {}),
     "a query": ("POST", "/classify?a=1", b'{"inputs": "good"}', {}),
 }
+
+
+def full(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that takes many seconds of both CPUs."""
+    return pytest.mark.full_grid(pytest.mark.serial(test))
 
 
 @pytest.fixture(name="cluster", scope="module")
@@ -80,7 +83,7 @@ def test_replicas_answer_as_one_process(cluster: Cluster, tmp_path: Path) -> Non
     assert 2 == len(cluster.worker_pids())
 
 
-@FULL
+@full
 def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
     """By deploy/ray/prometheus.yml, in which each replica has a port of its own."""
     program = shutil.which("prometheus")
@@ -104,7 +107,7 @@ def test_prometheus_has_every_replica(cluster: Cluster, tmp_path: Path) -> None:
             prometheus.terminate()
 
 
-@FULL
+@full
 def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> None:
     """Without a length that says so before."""
     with httpx.Client(trust_env=False) as client:
@@ -112,7 +115,7 @@ def test_a_body_in_pieces_is_refused_when_it_is_too_long(cluster: Cluster) -> No
     assert (413, "too_large") == (answer.status_code, answer.json()["error_type"])
 
 
-@FULL
+@full
 def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -> None:
     """What ran goes on, and the message says what to use in its place."""
     cluster.deploy(wait=False, args={"workers": 2})
@@ -120,7 +123,7 @@ def test_a_setting_of_rays_ends_the_deployment_with_its_name(cluster: Cluster) -
     assert 200 == httpx.post(f"{cluster.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
 
 
-@FULL
+@full
 def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
     """Both replicas are replaced under load."""
     before = cluster.worker_pids()
@@ -130,7 +133,7 @@ def test_a_rolling_update_loses_nothing(cluster: Cluster) -> None:
     assert 0 == load.failed, (load.statuses, load.broken)
 
 
-@FULL
+@full
 def test_replicas_come_and_go_unseen(cluster: Cluster) -> None:
     """From one to three and back under load."""
     cluster.add_node(cpus=2)
@@ -144,7 +147,7 @@ def test_replicas_come_and_go_unseen(cluster: Cluster) -> None:
     assert 0 == load.failed, (load.statuses, load.broken)
 
 
-@FULL
+@full
 def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
     """What it had in hand is lost, and a little more; the other one answers, and soon there are two again."""
     cluster.deploy(num_replicas=2)
@@ -159,10 +162,10 @@ def test_a_killed_replica_is_replaced(cluster: Cluster) -> None:
     assert load.failed < 200, (load.statuses, load.broken)
 
 
-@FULL
+@full
 def test_a_killed_raylet_is_survived(cluster: Cluster) -> None:
     """With the replicas of its node; they start again elsewhere."""
-    node = cluster.add_node(cpus=2)
+    node = cluster.nodes[1] if len(cluster.nodes) > 1 else cluster.add_node(cpus=2)
     cluster.deploy(num_replicas=4)
     until(lambda: len(cluster.worker_pids()) == 4, "four answer")
     with Load(cluster.url) as load:
@@ -174,7 +177,7 @@ def test_a_killed_raylet_is_survived(cluster: Cluster) -> None:
     assert load.failed < 200, (load.statuses, load.broken)
 
 
-@FULL
+@full
 def test_a_prefix_leads_to_the_same_paths(cluster: Cluster) -> None:
     """Those that run models are answered in front of FastAPI, which only documents them and would fail."""
     cluster.deploy(route_prefix="/bert", num_replicas=2)
@@ -185,14 +188,25 @@ def test_a_prefix_leads_to_the_same_paths(cluster: Cluster) -> None:
         assert 200 == client.get("/docs").status_code
 
 
-@FULL
+@full
+def test_there_are_more_replicas_while_there_is_work_for_more(cluster: Cluster) -> None:
+    """By the policy of deploy/ray/serve.yaml: from one to two as its lanes are always busy, and back; nobody's request fails."""
+    quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
+    cluster.deploy(args=_slow(cluster), scaling={"min_replicas": 1, "max_replicas": 2, **quick})
+    until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")
+    with Load(cluster.url) as load:
+        until(lambda: cluster.replicas() == 2, "there is a second one")
+    with Load(cluster.url, callers=1, pause_s=0.5) as little:
+        until(lambda: cluster.replicas() == 1, "one is enough")
+    assert (0, 0) == (load.failed, little.failed), (load, little)
+
+
+@full
 def test_a_full_queue_is_said_and_who_hangs_up_leaves_it(cluster: Cluster) -> None:
     """429 with `retry-after` as from one process; a caller that is gone costs nothing more."""
-    models = cluster.models.with_name("slow")
-    slow.bundle(models)
-    cluster.deploy(num_replicas=1, args={"models": str(models), "max_queue_tokens": 2000, "max_batch_tokens": 2000})
+    cluster.deploy(num_replicas=1, args=_slow(cluster))
     until(lambda: _model(cluster) == "slow", "it is there")
-    body = json.dumps({"inputs": ["good"] * 300}).encode()
+    body = json.dumps({"inputs": ["good"] * 90}).encode()
     with socket.create_connection(("127.0.0.1", cluster.http)) as leaving, ThreadPoolExecutor(8) as pool:
         leaving.sendall(b"POST /classify HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         until(lambda: _queued(cluster) > 0, "it is queued")
@@ -203,18 +217,12 @@ def test_a_full_queue_is_said_and_who_hangs_up_leaves_it(cluster: Cluster) -> No
     until(lambda: _queued(cluster) == 0, "nothing is left")
 
 
-@FULL
-def test_there_are_more_replicas_while_there_is_work_for_more(cluster: Cluster) -> None:
-    """By the policy of deploy/ray/serve.yaml: from one to two as its lanes are always busy, and back; nobody's request fails."""
+def _slow(cluster: Cluster) -> dict[str, Any]:
+    """Returns settings of a replica whose runs are long and whose queue is short."""
     models = cluster.models.with_name("slow")
-    quick = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2, "metrics_interval_s": 0.5}
-    cluster.deploy(args={"models": str(models)}, scaling={"min_replicas": 1, "max_replicas": 2, **quick})
-    until(lambda: _model(cluster) == "slow" and cluster.replicas() == 1, "one is there")
-    with Load(cluster.url) as load:
-        until(lambda: cluster.replicas() == 2, "there is a second one")
-    with Load(cluster.url, callers=1, pause_s=0.5) as little:
-        until(lambda: cluster.replicas() == 1, "one is enough")
-    assert (0, 0) == (load.failed, little.failed), (load, little)
+    if not models.exists():
+        slow.bundle(models)
+    return {"models": str(models), "max_queue_tokens": 600, "max_batch_tokens": 600}
 
 
 def _ready(port: int) -> int:
