@@ -40,9 +40,8 @@ serve: .venv/.installed ## serve the embedded models (HOST, PORT override)
 	@GLIBC_TUNABLES=$(MALLOC) exec .venv/bin/bert-serve serve --host $(HOST) --port $(PORT)
 
 test: dev .venv/.installed ## install what is needed, then lint, types and tests, but for the full grid
-	@$(MAKE) --no-print-directory lint
-	@$(MAKE) --no-print-directory -j3 types exporting serving
-	@$(MAKE) --no-print-directory serial
+	@$(MAKE) --no-print-directory -j3 lint exporting serving
+	@$(MAKE) --no-print-directory -j2 types serial
 
 test-all: test grid clients ## all that make test runs, the full grid, and the clients of others
 
@@ -64,7 +63,7 @@ exporting: dev .venv/.installed # apart from the others, whose processes then ne
 serving: dev .venv/.installed # all other tests that bear some beside them
 	$(BESIDE) --ignore tests/exporting
 
-serial: dev .venv/.installed # those that load or signal processes, beside no other test
+serial: dev .venv/.installed # those that load or signal processes, beside no other test: they wait for half of their time
 	$(PYTEST) -m "serial and not full_grid" $(SERIAL)
 
 grid: dev .venv-deploy/.installed ## every family with every head, and what else make test takes a part of

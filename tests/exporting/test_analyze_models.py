@@ -42,6 +42,7 @@ def config(folder: Path, **fields: Any) -> Path:
     return path
 
 
+@pytest.mark.full_grid
 def test_a_configuration_is_measured_with_others_that_differ_in_one_thing(tmp_path: Path, analyze: Report) -> None:
     """fp32 and int8 at two lengths, and at one of them half the layers; weights, arithmetic and size follow the shape."""
     report, printed = analyze(config(tmp_path), "--lengths", "8,40", "--by", "layers", "--batch", "2", "--seconds", "1000")
@@ -70,7 +71,6 @@ def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytes
         assert reason in capsys.readouterr().err
 
 
-@pytest.mark.full_grid
 def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model itself and the others are there."""
 
