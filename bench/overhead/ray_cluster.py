@@ -23,6 +23,8 @@ from bench.overhead.replica import free_ports
 ENVIRONMENT = Path(__file__).parents[2] / "deploy/ray/ray.env"
 PATIENCE_S = 90.0
 _OK = 200
+_FAILED = 500
+_TRIES = 3
 
 
 def environment() -> dict[str, str]:
@@ -98,14 +100,17 @@ class RayCluster:
         return self._start(f"--address=127.0.0.1:{self._gcs}", f"--num-cpus={cpus}")
 
     def put(self, config: dict[str, Any]) -> None:
-        """Sends a configuration, as `serve deploy` does.
+        """Sends a configuration, as `serve deploy` does, a few times where Ray fails: its HAProxy is started anew then.
 
         Raises:
             BenchError: Ray does not take it.
         """
-        status, said = self._ask("PUT", json.dumps(config))
+        for _ in range(_TRIES):
+            status, said = self._ask("PUT", json.dumps(config))
+            if status < _FAILED:
+                break
         if status != _OK:
-            raise BenchError(f"Ray Serve does not take the configuration: {said[:500]}")
+            raise BenchError(f"Ray Serve does not take the configuration: {said[-1000:]}")
 
     def status(self) -> Any:
         """Returns what `serve status` says of the application `bertserve`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -11,6 +13,9 @@ from pathlib import Path
 
 from bench.errors import BenchError
 
+# below what Linux hands out by itself (net.ipv4.ip_local_port_range, from 32768), above where Ray's workers listen (to 19999), with room
+# for a hundred behind the last one
+PORTS = range(20_000, 32_000)
 _STOP_S = 60
 
 
@@ -105,7 +110,17 @@ def replicas(models: Path, count: int, folder: Path, flags: Sequence[str] = ()) 
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of loopback that nobody listens on, all different."""
+    """Returns ports of loopback that nobody listens on, all different.
+
+    They lie below those that the system hands out by itself: what Ray, or a client, opens between this call and the moment
+    that a server binds its port takes none of them.
+    """
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
+        found: list[int] = []
+        for port in random.sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                break
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+                found.append(port)
+        return found

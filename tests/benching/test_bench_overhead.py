@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from bench.errors import BenchError
 from bench.load.generator import Durations
-from bench.overhead import haproxy
+from bench.overhead import haproxy, replica
 from bench.overhead.comparison import BARS, Comparison, Load, Result
 from bench.overhead.contender import CONTENDERS, Contender, Running
 from bench.overhead.replica import Replica, free_ports
@@ -91,3 +92,18 @@ def test_a_replica_that_does_not_start_says_why(tmp_path: Path) -> None:
     """With what it wrote."""
     with pytest.raises(BenchError, match=r"bert-serve did not start: .*nowhere"):
         Replica(tmp_path / "nowhere", free_ports(1)[0], tmp_path / "log").start()
+
+
+def test_free_ports_are_those_that_the_system_gives_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All different, none that something listens on, and below the range of which connections and port 0 take theirs."""
+    range_file = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    lowest = int(range_file.read_text().split()[0]) if range_file.exists() else 32_768
+    assert 1024 < replica.PORTS.start < replica.PORTS.stop <= lowest - 100
+
+    (taken,) = replica.free_ports(1)
+    monkeypatch.setattr(replica, "PORTS", range(taken, taken + 100))
+    with socket.create_server(("127.0.0.1", taken)):
+        found = replica.free_ports(50)
+
+    assert 50 == len(set(found) & set(replica.PORTS))
+    assert taken not in found

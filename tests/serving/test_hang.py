@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,37 +20,60 @@ pytestmark = pytest.mark.serial
 
 @pytest.mark.full_grid
 def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """Its request fails with a reason, others are answered all the while, once it is noticed all of them, and another process takes its place."""
-    with serve(slow.hanging_bundle(tmp_path / "models").parent, "--workers", "2", "--lanes", "2") as served, ThreadPoolExecutor(1) as pool:
-
-        def ask(text: str) -> httpx.Response:
-            return httpx.post(f"{served.url}/classify", json={"inputs": text}, timeout=60, trust_env=False)
-
-        def workers() -> set[int]:
-            found: set[int] = set()
-            while len(found) < 2:  # a busy machine may give one of them several connections in turn
-                found.add(httpx.get(f"{served.url}/info", timeout=60, trust_env=False).json()["worker"]["pid"])
-            return found
-
-        before = workers()
-        hung = pool.submit(ask, "dull")
-        before_notice, after_notice = [], []
+    """Its requests fail with a reason, another worker's are answered all the while, and another process takes its place."""
+    with (
+        serve(slow.hanging_bundle(tmp_path / "models").parent, "--workers", "2", "--lanes", "2") as served,
+        connections_of_two_workers(served.url, each=2) as ((hanging, waiting), (working, _)),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        before = {worker(hanging), worker(working)}
+        hung, waited, answered = pool.submit(ask, hanging, "dull"), None, []
         start = time.monotonic()
-        while not hung.done():  # three seconds of the watchdog
-            before_notice.append(ask("good").status_code)
+        while not hung.done():  # two seconds of the watchdog
+            answered.append(ask(working, "good").status_code)
+            if waited is None and lane_busy_s(working) > 1:  # not before, or it would be in the batch that hangs
+                waited = pool.submit(ask, waiting, "good")
             time.sleep(0.05)
-        answered_s = time.monotonic() - start
+        hung_s = time.monotonic() - start
         while "worker 0 is process" not in (log := served.log.read_text()) and "worker 1 is process" not in log:
-            after_notice.append(ask("good").status_code)  # while it ends, and the next one starts
+            answered.append(ask(working, "good").status_code)  # while one ends, and the next one starts
             assert time.monotonic() < start + 60
-        print(f"failed after {answered_s:.1f} s, replaced after {time.monotonic() - start:.1f} s, others: {before_notice} {after_notice}")
-        assert before_notice.count(200) > 0
-        assert before_notice.count(503) == len(before_notice) - before_notice.count(200) <= 2  # what waited in the same worker
-        assert {200} == set(after_notice)
+        print(f"failed after {hung_s:.1f} s, replaced after {time.monotonic() - start:.1f} s, {len(answered)} others answered meanwhile")
+        assert {200} == set(answered)
         assert 500 == hung.result().status_code
         assert "engine" == hung.result().json()["error_type"]
         assert "its lane is given up" in hung.result().json()["error"]
-        assert 1 == len(workers() - before)
-        assert "hung_runs_total 1.0" in httpx.get(f"{served.url}/metrics", trust_env=False).text
+        assert waited is not None
+        assert 503 == waited.result().status_code
+        with connections_of_two_workers(served.url) as ((one,), (other,)):
+            assert 1 == len({worker(one), worker(other)} - before)
+            assert "hung_runs_total 1.0" in one.get("/metrics").text
     assert "hangs: a run has taken 2 s" in served.log.read_text()
     assert "dull" not in served.log.read_text()
+
+
+@contextmanager
+def connections_of_two_workers(url: str, *, each: int = 1) -> Iterator[list[list[httpx.Client]]]:
+    """Opens connections until two workers have so many each, whichever of them takes which, and closes them."""
+    found: dict[int, list[httpx.Client]] = defaultdict(list)
+    with ExitStack() as stack:
+        while len(found) < 2 or min(map(len, found.values())) < each:
+            client = stack.enter_context(httpx.Client(base_url=url, timeout=60, trust_env=False))
+            found[worker(client)].append(client)
+        yield [clients[:each] for clients in found.values()]
+
+
+def worker(client: httpx.Client) -> int:
+    """Returns the process that answers on a connection."""
+    return int(client.get("/info").json()["worker"]["pid"])
+
+
+def ask(client: httpx.Client, text: str) -> httpx.Response:
+    """Classifies a text."""
+    return client.post("/classify", json={"inputs": text})
+
+
+def lane_busy_s(client: httpx.Client) -> float:
+    """Returns the seconds that lanes had a batch, of all workers."""
+    (line,) = (line for line in client.get("/metrics").text.splitlines() if line.startswith("bertserve_lane_busy_seconds_total"))
+    return float(line.split()[1])
