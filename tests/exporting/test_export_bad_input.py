@@ -9,13 +9,11 @@ import multiprocessing
 import os
 import pickle
 import re
-import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ import tiny
 from checkpoints import edit_json, edit_weights, few_texts
 from export import cli, signals
 from export.workspace import LOCK_FILE
+from full_disk import largest_file
 from outputs import FAST, Run, contents, left_in
 from playback import play_back
 from service.bundle.files import load_bundle
@@ -222,19 +221,6 @@ def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
 
 
 # ---- no space
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Makes writing more than `size` bytes to any file an error, as a full disk does (EFBIG in the place of ENOSPC)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 SIZES = [1_000, 20_000, 100_000, 180_000]

@@ -6,11 +6,8 @@ The bound is some kilobytes here; `test_real_sizes.py` has a model that is over 
 from __future__ import annotations
 
 import mmap
-import resource
 import shutil
-import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from checkpoints import bert, few_texts
 from export import cli
 from export.graph import onnx_files, rewrite
 from export.pipeline import ExportSpec, export
+from full_disk import largest_file
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle import files as bundles
 from service.errors import BundleError
@@ -203,24 +201,12 @@ def test_values_are_at_hand_where_they_are_asked_for(tmp_path: Path, monkeypatch
     assert_computes(tmp_path / "b.onnx")
 
 
-@pytest.fixture(name="full_disk")
-def files_that_cannot_grow() -> Iterator[None]:
-    """Makes writing more than 1,000 bytes to any file an error."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, before)
-
-
 @pytest.mark.parametrize("max_bytes", [0, 10**6])
-@pytest.mark.usefixtures("full_disk")
 def test_a_full_disk_is_said_to_be_full(tmp_path: Path, max_bytes: int) -> None:
     """Also by numpy, which writes weights beside a graph and says of a failure only how much it wrote."""
     model = product()
     model.graph.initializers["matrix"].const_value = ir.Tensor(CONSTANTS["matrix"], name="matrix")
-    with pytest.raises(OSError, match=r"No space left|File too large"):
+    with largest_file(1000), pytest.raises(OSError, match=r"No space left|File too large"):
         onnx_files.save(model, tmp_path / "a.onnx", max_bytes=max_bytes)
 
 
