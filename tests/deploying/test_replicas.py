@@ -35,6 +35,7 @@ def signal_one(service: Balanced, number: signal.Signals) -> Replica:
     return first
 
 
+@pytest.mark.full_grid
 def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: Path) -> None:
     """With `--drain-s` the proxy has looked elsewhere before anything is refused; it comes back, and serves again."""
     with balanced(models, tmp_path, "--drain-s", "2") as service:

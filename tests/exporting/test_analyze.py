@@ -158,6 +158,7 @@ def test_a_bundle_is_analyzed_by_layer_and_operator(analyze: Report) -> None:
     assert ["12"] * 12 == [line[5] for line in lines if line[:1] == ["layer"]]
 
 
+@pytest.mark.full_grid
 def test_a_bundle_is_analyzed_without_torch(tmp_path: Path) -> None:
     """It has no checkpoint, and its graph needs none."""
     import subprocess

@@ -71,6 +71,7 @@ def test_a_configuration_of_no_encoder_is_an_error(tmp_path: Path, capsys: pytes
         assert reason in capsys.readouterr().err
 
 
+@pytest.mark.full_grid
 def test_a_variant_that_cannot_be_measured_is_said(tmp_path: Path, analyze: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model itself and the others are there."""
 

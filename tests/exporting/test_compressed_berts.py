@@ -52,7 +52,8 @@ def errors(source: Path, folder: Path, model: Any, precisions: Sequence[Precisio
     return manifest, [float(np.abs(np.array(expected) - np.array(each)).max()) for each in found]
 
 
-@pytest.mark.parametrize("precisions", [("fp32",), pytest.param(("fp32", "int8"), marks=FULL)])
+@pytest.mark.full_grid
+@pytest.mark.parametrize("precisions", [("fp32",), ("fp32", "int8")])
 def test_pruned_heads_are_gone(tmp_path: Path, precisions: tuple[Precision, ...]) -> None:
     """Each layer has its own number of heads, fused as ever; the answers are those of all heads, of which some say nothing."""
     source, whole = bert(tmp_path)

@@ -227,6 +227,7 @@ def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Path, tmp
         assert figures["agreement"] is None
 
 
+@pytest.mark.full_grid
 def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -> None:
     """A bare checkpoint of two layers: [CLS], not normalized, one output, its own length."""
     source = encoder(tmp_path, layers=2)
@@ -239,7 +240,7 @@ def test_an_encoder_without_files_is_pooled_by_its_first_token(tmp_path: Path) -
     np.testing.assert_allclose(expected, Served(target).answer(embed.TASK, inputs=TEXTS), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForSequenceClassification"])
+@pytest.mark.parametrize("architecture", [pytest.param("BertForMaskedLM", marks=pytest.mark.full_grid), "BertForSequenceClassification"])
 def test_the_encoder_below_a_head_is_exported(tmp_path: Path, architecture: str) -> None:
     """`--task feature-extraction` takes the encoder of any checkpoint, which needs no pooler's weights."""
     source = encoder(tmp_path, architecture, layers=2, architecture=architecture, **naming(tiny.LABELS))

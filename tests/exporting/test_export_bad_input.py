@@ -109,7 +109,7 @@ def adapter(path: Path) -> None:
         ),
         pytest.param(adapter, ["1 weights that its architecture has no place for", "adapter.down"], id="weights of an adapter"),
         pytest.param(truncate, ["weights", "fetch it again"], id="weights cut off"),
-        pytest.param(slow_tokenizer, ["no fast tokenizer", "tokenizer.json"], id="slow tokenizer only"),
+        pytest.param(slow_tokenizer, ["no fast tokenizer", "tokenizer.json"], id="slow tokenizer only", marks=pytest.mark.full_grid),
         pytest.param(gap_in_the_vocabulary, ["5001 tokens", "1100 rows"], id="token id beyond the embedding"),
         pytest.param(declare_code, ["custom code", "never run"], id="code of its own"),
         pytest.param(lambda path: shards(path, "pytorch_model.bin"), ["pytorch_model.bin", "Pickled"], id="index of pickles"),
@@ -149,6 +149,7 @@ def test_a_pickle_that_an_index_names_is_never_opened(source: Path, tmp_path: Pa
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.full_grid
 def test_weights_in_parts_are_exported(source: Path, output: Path, run: Run) -> None:
     """An index of safetensors is what large checkpoints have."""
     shards(source, "model-00001-of-00001.safetensors")
@@ -166,6 +167,7 @@ def test_code_that_is_not_needed_is_not_run(source: Path, run: Run) -> None:
     assert not (source / "ran").exists()
 
 
+@pytest.mark.full_grid
 def test_leftovers_of_the_pretraining_do_not_matter(source: Path, output: Path, run: Run) -> None:
     """Other heads and stored position ids are left, as transformers leaves them."""
     extra = {"cls.predictions.bias": "classifier.bias", "cls.seq_relationship.weight": "classifier.weight"}
@@ -317,11 +319,12 @@ def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None
     sys.exit(cli.main(arguments))
 
 
+@pytest.mark.full_grid
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
-        pytest.param("cpu.ort_fusion.fuse", signal.SIGINT, marks=pytest.mark.full_grid),
-        pytest.param("cpu.ort_fusion.fuse", signal.SIGTERM, marks=pytest.mark.full_grid),
+        ("cpu.ort_fusion.fuse", signal.SIGINT),
+        ("cpu.ort_fusion.fuse", signal.SIGTERM),
         ("bundle.package.model_card", signal.SIGTERM),
     ],
 )

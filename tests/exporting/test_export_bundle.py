@@ -194,6 +194,7 @@ def test_the_last_precision_is_the_default_graph(exported: Exported) -> None:
     assert ["int8"] == [graph.precision for graph in exported.manifest.graphs if graph.default]
 
 
+@pytest.mark.full_grid
 def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
     exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -441,6 +442,7 @@ def test_half_precision_weights_are_widened(tmp_path: Path) -> None:
     np.testing.assert_allclose(PyTorch(source).logits("a good film"), actual, rtol=0, atol=1e-4)
 
 
+@pytest.mark.full_grid
 def test_sharded_weights_are_read(tmp_path: Path) -> None:
     """A checkpoint of several safetensors files gives the graph of the same checkpoint in one."""
     source = bert(tmp_path)

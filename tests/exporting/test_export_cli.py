@@ -130,6 +130,7 @@ def test_figures_stand_in_manifest_and_card(source: Path, output: Path, run: Run
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
 
 
+@pytest.mark.full_grid
 def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--calibration replaces the built-in texts: the numbers that are reported are the file's, and the graph another."""
     digests = []
@@ -413,6 +414,7 @@ def test_a_card_that_is_not_utf_8_does_not_stop_the_export(source: Path, output:
     assert ["tiny-bert"] == left_in(output)
 
 
+@pytest.mark.full_grid
 def test_int8_of_a_small_vocabulary_keeps_its_table_in_float(source: Path, output: Path, tmp_path: Path) -> None:
     """Where no embedding is large enough to be worth the lost precision the matrices alone are quantized."""
     shutil.rmtree(source)
@@ -506,7 +508,7 @@ STAGES = [
 ]
 
 
-@pytest.mark.parametrize("stage", STAGES[:6:2])
+@pytest.mark.parametrize("stage", [STAGES[0], *(pytest.param(stage, marks=pytest.mark.full_grid) for stage in STAGES[2:6:2])])
 def test_an_interrupted_export_leaves_nothing(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """Ctrl-C leaves no bundle and no temporary folder."""
     play_back(monkeypatch, source)

@@ -107,8 +107,7 @@ EOS, OTHER = 1100, 7  # of the tokenizer below: its only special token, and one 
     ("configured", "declared"),
     [
         ids_of(None, None),
-        ids_of(OTHER, EOS),
-        *(pytest.param(*case.values, id=case.id, marks=FULL) for case in (ids_of(None, EOS), ids_of(EOS, None))),
+        *(pytest.param(*case.values, id=case.id, marks=FULL) for case in (ids_of(OTHER, EOS), ids_of(None, EOS), ids_of(EOS, None))),
     ],
 )
 def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured: int | None, declared: int | None) -> None:
@@ -124,6 +123,7 @@ def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured:
     assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
 
 
+@pytest.mark.full_grid
 def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
     """Where the padding token also ends texts, and only the tokenizer says that it is padding, the model reads it: padding is another one."""
     source = FAMILIES["LLaMA"].save(tmp_path / "checkpoint", CLASSIFIES)
@@ -144,7 +144,8 @@ def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
     assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
 
 
-@pytest.mark.parametrize("family", ["BART", pytest.param("T5", marks=FULL)])
+@pytest.mark.full_grid
+@pytest.mark.parametrize("family", ["BART", "T5"])
 def test_texts_and_pairs_share_a_batch(tmp_path: Path, family: str) -> None:
     """A pair ends in its second `</s>`, or its third; transformers refuses rows with different numbers of them."""
     source = FAMILIES[family].save(tmp_path / "checkpoint", CLASSIFIES)

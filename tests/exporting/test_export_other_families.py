@@ -108,6 +108,7 @@ def test_a_bert_of_another_name_is_a_bert(name: str, tmp_path: Path) -> None:
     assert worst_error(expected, rows(bundle, "fp32", encodings)) <= 1e-4
 
 
+@pytest.mark.full_grid
 def test_an_encoder_that_calls_its_pooler_gives_vectors(tmp_path: Path) -> None:
     """SqueezeBERT does so without looking whether there is one; its vectors are those of the whole model."""
     family, fields = OTHERS["SqueezeBERT"]
@@ -144,6 +145,7 @@ def test_a_model_that_wants_a_language_is_refused(tmp_path: Path) -> None:
     assert "does not run on what its tokenizer gives: ValueError: Input language unknown" in message
 
 
+@pytest.mark.full_grid
 def test_a_graph_of_convolutions_has_no_int8(tmp_path: Path) -> None:
     """What SqueezeBERT computes in place of matrix products is not quantized; the bundle has fp32, and says what to ask for."""
     family, fields = OTHERS["SqueezeBERT"]
@@ -156,6 +158,7 @@ def test_a_graph_of_convolutions_has_no_int8(tmp_path: Path) -> None:
     assert omitted.reason.endswith("Export it with --precision fp32.")
 
 
+@pytest.mark.full_grid
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # models have it all the same
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is not supported:DeprecationWarning")
 def test_a_model_that_decides_while_it_runs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +181,7 @@ def test_a_model_that_decides_while_it_runs_is_refused(tmp_path: Path, monkeypat
     assert "the graph has a node `If` (" in refused(source, tmp_path)
 
 
+@pytest.mark.full_grid
 def test_a_length_that_the_tracer_kept_is_an_error_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that computes with the length as a number, as Longformer's does, has a graph for one length; that is said with the text that fails."""
     forward = transformers.BertForSequenceClassification.forward

@@ -229,6 +229,7 @@ def replaced_token_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return source, *exported(source, folder / "models")
 
 
+@pytest.mark.full_grid
 def test_replaced_tokens_have_the_sigmoid_of_their_logit(discriminator: tuple[Path, Path, Manifest]) -> None:
     """Of each token the better of both tags: p of replaced, 1 - p of original, with the token's own place."""
     source, path, manifest = discriminator

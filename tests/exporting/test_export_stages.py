@@ -397,6 +397,7 @@ def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages)
         measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
 
 
+@pytest.mark.full_grid
 def test_a_checkpoint_of_large_logits_is_exported(tmp_path: Path) -> None:
     """As one without a norm before its head has them: rounding in PyTorch and in ONNX Runtime differs by more than 1e-4 then."""
     source = bert(tmp_path)
@@ -490,6 +491,7 @@ def test_a_broken_int8_graph_is_caught(stages: Stages) -> None:
         stages.compare(broken, precision="int8")
 
 
+@pytest.mark.full_grid
 def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exporting int8 alone still compares the float32 graph, so that int8's wide bound hides nothing."""
 

@@ -166,6 +166,7 @@ def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
         assert {"graph": pytest.approx(value, abs=1e-5)} == checks[f"{figure} cpu/fp32"]["figures"]
 
 
+@pytest.mark.full_grid
 def test_labels_that_exclude_no_other(tmp_path: Path, verify: Verify) -> None:
     """Scores through a sigmoid each; the set from one half on against the right one, and micro F1 over all labels of all texts."""
     labels = ("joy", "anger", "fear", "surprise")

@@ -219,6 +219,7 @@ def _assert_close(expected: Row, actual: Row, atol: float) -> None:
         np.testing.assert_allclose(value, actual[name], rtol=0, atol=atol)
 
 
+@pytest.mark.full_grid
 def test_a_gpu_alone_is_enough(all_: All, tmp_path: Path) -> None:
     """Without the CPU among the providers the stored example is answered by the first GPU graph, and only what was asked for is kept."""
     bundle = exported(all_.source("text-classification"), tmp_path / "models", providers=("cuda",), precisions=("fp16",))
@@ -228,6 +229,7 @@ def test_a_gpu_alone_is_enough(all_: All, tmp_path: Path) -> None:
     assert [{"label", "score"}] == [set(score) for score in bundle.manifest.example.result[0][:1]]
 
 
+@pytest.mark.full_grid
 def test_the_cpu_graph_is_the_same_beside_others(all_: All, tmp_path: Path) -> None:
     """What is made for GPUs changes no byte of what is made for the CPU."""
     alone = exported(all_.source("text-classification"), tmp_path / "models", providers=("cpu",), precisions=("fp32",))
@@ -235,6 +237,7 @@ def test_the_cpu_graph_is_the_same_beside_others(all_: All, tmp_path: Path) -> N
     assert alone.graph("cpu").sha256 == all_.bundle("text-classification").graph("cpu").sha256
 
 
+@pytest.mark.full_grid
 def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -> None:
     """Padding on the left cannot be told by lengths: attention stays in standard operators, in half precision with its mask in float32."""
     bundle = all_.bundle("text-classification")
@@ -261,6 +264,7 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
             np.testing.assert_allclose(a["logits"], b["logits"], rtol=0, atol=atol)
 
 
+@pytest.mark.full_grid
 def test_padding_that_would_move_positions_goes_to_the_right(tmp_path: Path) -> None:
     """A model with absolute positions whose tokenizer says left is padded on the right, so a GPU's planned lengths do not move its answers."""
     source = bert(tmp_path, "left")
@@ -274,6 +278,7 @@ def test_padding_that_would_move_positions_goes_to_the_right(tmp_path: Path) -> 
 # ---- what overflows
 
 
+@pytest.mark.full_grid
 def test_what_overflows_stays_in_float32(tmp_path: Path) -> None:
     """A feed-forward block with values beyond half precision, scaled back behind it, still answers as PyTorch."""
     scale = 3e5

@@ -91,9 +91,8 @@ def test_layers_are_pytorchs_hidden_states(tmp_path: Path, architecture: str) ->
         answer(bundle, layers=[2])
 
 
-@pytest.mark.parametrize(
-    ("layers", "numbers"), [pytest.param((-3, -2), [-3, -2], marks=pytest.mark.full_grid), ("last_four", [-4, -3, -2, -1])]
-)
+@pytest.mark.full_grid
+@pytest.mark.parametrize(("layers", "numbers"), [((-3, -2), [-3, -2]), ("last_four", [-4, -3, -2, -1])])
 def test_a_bundle_has_its_own_choice_of_layers(tmp_path: Path, layers: Layers, numbers: list[int]) -> None:
     """With `--combine` a request that names no layers gets those of the export; one that names others gets them."""
     source = encoder(tmp_path)

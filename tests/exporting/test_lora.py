@@ -107,7 +107,7 @@ def encode(path: Path) -> Encoding:
     return tokenizer.assemble(tokenizer.tokenize(["A warm, funny and thoroughly engaging film."])[0].ids)
 
 
-@pytest.mark.parametrize(("rooted", "scale"), [(False, ALPHA / RANK), (True, ALPHA / 2)])
+@pytest.mark.parametrize(("rooted", "scale"), [(False, ALPHA / RANK), pytest.param(True, ALPHA / 2, marks=pytest.mark.full_grid)])
 def test_a_bundle_answers_as_base_and_adapter_together(tmp_path: Path, rooted: bool, scale: float) -> None:
     """The base is a masked language model without a classifier or pooler: the adapter brings both, with its number of labels."""
     source = adapter(tmp_path, use_rslora=rooted)

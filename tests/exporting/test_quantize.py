@@ -145,6 +145,7 @@ def test_texts_all_alike_are_enough_to_go_on(quantized_of: QuantizedOf, tmp_path
         assert np.isfinite(actual).all()
 
 
+@pytest.mark.full_grid
 def test_a_layer_whose_attention_is_zero_is_quantized(tmp_path: Path) -> None:
     """A tensor that is zero for every text gets scales too, and outputs stay near float."""
     source = checkpoint_of(tmp_path, "text-classification")
@@ -252,6 +253,7 @@ def saturating(inputs: Array, steps: Array) -> Array:
     return total
 
 
+@pytest.mark.full_grid
 def test_a_cpu_that_saturates_gives_the_same_products(quantized: Quantized) -> None:
     """Emulated on the inputs of calibration, pairs of products stay within 16 bits, so no CPU answers differently."""
     largest = 0.0

@@ -150,7 +150,16 @@ def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
     assert load.DEFAULT_LENGTH == load_checkpoint(str(source)).max_length
 
 
-@pytest.mark.parametrize(("family", "replaced"), [("DeBERTa", 1), ("DeBERTa v3", 1), ("MPNet", 1), ("BERT", 0), ("ModernBERT", 0)])
+@pytest.mark.parametrize(
+    ("family", "replaced"),
+    [
+        ("DeBERTa", 1),
+        pytest.param("DeBERTa v3", 1, marks=pytest.mark.full_grid),
+        ("MPNet", 1),
+        ("BERT", 0),
+        pytest.param("ModernBERT", 0, marks=pytest.mark.full_grid),
+    ],
+)
 def test_code_is_patched_while_it_is_traced_and_no_longer(tmp_path: Path, family: str, replaced: int) -> None:
     """Functions are found by what the model's code has, and are its own again after the block."""
     model = load_checkpoint(str(FAMILIES[family].save(tmp_path / "made", "text-classification"))).model
@@ -180,12 +189,14 @@ def test_a_table_of_buckets_is_the_function(family: str, tmp_path: Path) -> None
     assert len(expected.unique()) > 8
 
 
-@pytest.mark.parametrize("pooling", ["mean", pytest.param("cls", marks=pytest.mark.full_grid)])
+@pytest.mark.full_grid
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_modernbert_pools_as_its_configuration_says(tmp_path: Path, pooling: str) -> None:
     """A mean over the tokens of a text leaves its padding out."""
     assert fp32_error("ModernBERT", "text-classification", tmp_path, classifier_pooling=pooling) < 1e-4
 
 
+@pytest.mark.full_grid
 def test_fewer_layers_and_narrower_heads_are_exported(tmp_path: Path) -> None:
     """One layer, and heads that share out less than the hidden size."""
     fields = {"num_hidden_layers": 1, "num_attention_heads": 8, "attention_head_size": 4}

@@ -67,7 +67,7 @@ def test_every_route_but_probes_metrics_and_documents_needs_the_key(models: Path
     assert 401 not in with_key.values()
 
 
-@pytest.mark.parametrize("headers", [{}, KEY])
+@pytest.mark.parametrize("headers", [pytest.param({}, marks=pytest.mark.full_grid), KEY])
 def test_no_answer_lets_pages_of_others_read_it(models: Path, headers: dict[str, str]) -> None:
     """No route sends an Access-Control header, to a request of another origin's page or to the browser's preflight; with a key or without."""
     state = build(Settings(models=models))
@@ -84,7 +84,7 @@ def test_no_answer_lets_pages_of_others_read_it(models: Path, headers: dict[str,
     assert [] == [name for answer in answers for name in answer.headers if name.startswith("access-control")]
 
 
-@pytest.mark.parametrize("name", ["health", "metrics", "live", "docs"])
+@pytest.mark.parametrize("name", ["health", *(pytest.param(name, marks=pytest.mark.full_grid) for name in ("metrics", "live", "docs"))])
 def test_a_model_may_be_called_as_an_open_path_is(tmp_path: Path, name: str) -> None:
     """Its own path runs it, and needs the key; so do its pages, but for its health."""
     models = tmp_path / "models"

@@ -104,6 +104,7 @@ def test_the_client_parses_the_answer(url: str, method: str, given: Any, paramet
     assert_same(raw(url, method, given, **parameters), plain(call(url, method, given, **parameters)), tolerance=1e-4)
 
 
+@pytest.mark.full_grid
 def test_the_asynchronous_client_parses_the_answer(url: str) -> None:
     """AsyncInferenceClient returns the same for all of them, asked at once."""
 

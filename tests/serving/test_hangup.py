@@ -88,7 +88,7 @@ def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> 
         assert "Traceback" not in served.log.read_text()
 
 
-@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("closed", [pytest.param(False, marks=pytest.mark.full_grid), True])
 def test_health_is_asked_as_the_service_was_started(
     models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
@@ -107,6 +107,7 @@ def test_health_is_asked_as_the_service_was_started(
     assert 1 == main()
 
 
+@pytest.mark.full_grid
 def test_a_hangup_reads_the_certificate_again(models: Path, tmp_path: Path, serve: Serve) -> None:
     """New connections get the new one; one that is wrong leaves the old one in its place."""
     chain, key = certified(tmp_path)

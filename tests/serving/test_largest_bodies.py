@@ -156,6 +156,9 @@ TENSORS: dict[str, tuple[Reader, Callable[[], bytes]]] = {
 # what takes longer is the parser's own time
 SLOW = {
     "lists within lists",
+    "questions with choices",
+    "pairs, the last wrong",
+    "sentences beside many keys",
     *("values in lists", "rows of nothing", "parameters", "keys beside instances", "tensors with many keys"),
     *("lists of ids of tokens", "lists of ids", "sequences", "pairs", "documents", "questions", "unknown options", "unknown parameters"),
     *("unknown keys to rank by", "unknown keys of OpenAI's", "a pair with many keys", "a question with many keys", "labels"),

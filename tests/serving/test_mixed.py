@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import pytest
 
 from application import assert_same
 from conftest import ROOT
@@ -64,6 +65,7 @@ def gauge(page: str, name: str) -> float:
     return float(line)
 
 
+@pytest.mark.full_grid
 def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., Any]) -> None:
     """32 clients at once, with every task, short texts, several windows and wrong requests, each get what one alone gets."""
     requests = RIGHT + WRONG

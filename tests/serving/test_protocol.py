@@ -111,7 +111,8 @@ def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Ca
     assert "ERROR" not in served.log.read_text()
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.full_grid), 3])
+@pytest.mark.full_grid
+@pytest.mark.parametrize("count", [1, 3])
 def test_a_client_that_sends_no_more_gets_its_answers(tmp_path: Path, serve: Callable[..., Any], count: int) -> None:
     """One that closes its sending half and waits: what it asked for takes longer than the look at whether it is gone."""
     slow.bundle(tmp_path / "slow")

@@ -387,7 +387,7 @@ def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
         ("1", signal.SIGINT),
         pytest.param("1", signal.SIGTERM, marks=pytest.mark.full_grid),
         pytest.param("2", signal.SIGINT, marks=pytest.mark.full_grid),
-        ("2", signal.SIGTERM),
+        pytest.param("2", signal.SIGTERM, marks=pytest.mark.full_grid),
     ],
 )
 def test_a_signal_ends_the_export_and_the_start(workers: str, number: signal.Signals, checkpoint: Path, fake: Fake, tmp_path: Path) -> None:

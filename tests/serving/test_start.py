@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 import tiny
 from application import rejected
@@ -63,6 +64,7 @@ def test_the_start_says_models_address_and_time(models: Path) -> None:
     )
 
 
+@pytest.mark.full_grid
 def test_the_start_is_json_where_the_log_is(models: Path) -> None:
     """Whoever collects stdout and stderr as one gets JSON alone, and the address as a field."""
     lines = [json.loads(line) for line in start_lines(models, "--log-format", "json")]
@@ -84,6 +86,7 @@ def test_a_port_in_use_is_an_error(models: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full_grid
 def test_sigint_stops_the_service_as_sigterm(models: Path, serve: Serve) -> None:
     """Ctrl-C ends the service cleanly, without a traceback."""
     with serve(models) as served:
@@ -153,6 +156,7 @@ def test_a_wrong_setting_that_workers_find_is_wrong_usage(models: Path) -> None:
     assert (2, 1) == (done.returncode, len(done.stderr.splitlines()))
 
 
+@pytest.mark.full_grid
 def test_a_port_in_use_is_said_before_any_worker_starts(models: Path) -> None:
     """A port that is taken ends the start with the message of one worker."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -53,7 +53,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("workers", [(), TWO], ids=["one", "two"])
+@pytest.mark.parametrize("workers", [pytest.param((), id="one", marks=pytest.mark.full_grid), pytest.param(TWO, id="two")])
 def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: tuple[str, ...]) -> None:
     """Of many clients that never pause all get answers until nobody listens, the last ones a 503 that says when to come back."""
     outcome = Outcome()

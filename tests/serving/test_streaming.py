@@ -330,6 +330,7 @@ def test_answers_come_while_the_body_is_sent(models: Path, serve: Serve) -> None
             assert b"200 OK" in answers.readline()
 
 
+@pytest.mark.full_grid
 def test_a_large_stream_over_httpx(models: Path, serve: Serve) -> None:
     """Thousands of lines from a generator, which httpx sends in chunks; the limit of a body is that of a line."""
 
@@ -348,6 +349,7 @@ def test_a_large_stream_over_httpx(models: Path, serve: Serve) -> None:
         assert 5000 == asyncio.run(check(served.url))
 
 
+@pytest.mark.full_grid
 def test_a_slow_sender_is_cut_off(models: Path, serve: Serve) -> None:
     """Time counts against the sender while nothing of his is unanswered: then less than --min-body-rate ends the stream."""
     with serve(models, "--body-timeout-s", "1") as served:

@@ -134,7 +134,7 @@ def within_twice(predicted: float, real: float) -> bool:
     return predicted <= 2 * real and real <= 2 * predicted
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4])
+@pytest.mark.parametrize("lanes", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("key", [None, "model"])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
 def test_the_predicted_wait_is_right(lanes: int, key: str | None, texts: Any) -> None:
@@ -146,7 +146,7 @@ def test_the_predicted_wait_is_right(lanes: int, key: str | None, texts: Any) ->
     assert simulation.share(within_twice) >= 0.9
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4])
+@pytest.mark.parametrize("lanes", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
 def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(lanes: int, texts: Any) -> None:
     """Who is taken along by a run of others starts sooner; few wait much longer than predicted."""
@@ -157,7 +157,7 @@ def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(lanes: in
     assert simulation.share(lambda predicted, real: real <= 1.25 * predicted) >= 0.95
 
 
-@pytest.mark.parametrize("key", [None, "model"])
+@pytest.mark.parametrize("key", [pytest.param(None, marks=pytest.mark.full_grid), "model"])
 @pytest.mark.parametrize("max_queue_tokens", [5_000, 10**6], ids=["queue_full", "deadline"])
 def test_who_comes_again_after_retry_after_is_admitted(key: str | None, max_queue_tokens: int) -> None:
     """If nobody else came meanwhile, nine in ten are admitted at the time that they were told, and nearly all a tenth later."""

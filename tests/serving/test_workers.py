@@ -343,6 +343,7 @@ def waiting(client: httpx.Client) -> float:
     return float(value)
 
 
+@pytest.mark.full_grid
 def test_a_second_interrupt_ends_at_once(tmp_path: Path, serve: Serve) -> None:
     """Who presses Ctrl-C twice does not wait for what was accepted."""
     slow.bundle(tmp_path / "slow")
@@ -379,6 +380,7 @@ def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
     assert 4 == len([line for line in lines if line["model"] == "tiny"])
 
 
+@pytest.mark.full_grid
 def test_models_change_in_all_workers_under_load(models: Path, tmp_path: Path, serve: Serve) -> None:
     """Whichever worker is asked: no request fails or is answered by two models, all have the same after it, and a worker that comes later too."""
     tiny.bundle(models, "other")

@@ -63,6 +63,7 @@ class Watch:
             self.readings.append((time.monotonic() - start, memory_mib(self._served), descriptors(self._served), threads(self._served)))
 
 
+@pytest.mark.full_grid
 def test_a_long_time_of_everything(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """Every request ends once, right ones are answered and wrong ones refused, and the process holds no more after ten minutes than after one."""
     by_path: dict[str, list[Any]] = {}
