@@ -1,4 +1,6 @@
-"""ApiKeys: who may call, by the keys of a file. Only SHA-256 digests are kept, and they are compared in constant time.
+"""Who may call: the access that a route declares, and the API keys of a file.
+
+Only SHA-256 digests of keys are kept, and they are compared in constant time.
 
 A line of the file is `NAME sha256:DIGEST`, as `bert-serve new-key NAME` prints it, or a key in plain text. Blank lines and lines
 that begin with `#` do not count. A key is random and long, so one round of SHA-256 is enough: there is nothing to guess.
@@ -11,6 +13,7 @@ import hmac
 import logging
 import re
 import secrets
+from enum import Enum
 from pathlib import Path
 
 from service.errors import SettingsError
@@ -21,6 +24,16 @@ _NAME = "[A-Za-z0-9._-]{1,64}"
 _DIGEST = re.compile(f"({_NAME})[ \t]+sha256:([0-9a-f]{{64}})")
 _PLAIN = re.compile("[!-~]{1,512}")
 ONLY = "default"  # the name of a key that is alone in its file, in plain text
+
+
+class Access(Enum):
+    """Who may call a route."""
+
+    PUBLIC = "everyone"
+    PROBE = "everyone, unless health checks need a key"
+    METRICS = "everyone, unless metrics need a key"
+    KEY = "callers with a key, if the service has keys"
+    ADMIN = "callers with an admin key"
 
 
 class ApiKeys:

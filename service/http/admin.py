@@ -1,4 +1,4 @@
-"""The routes beside inference: what there is and how it is, for people, probes and scrapers."""
+"""The routes of probes, metrics and models: what is loaded, how it is, and changes of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
 from service import __version__
-from service.http.answers import check_ready, json_answer
-from service.http.openapi import error_responses
+from service.http.answers import check_ready, json_answer, probed
+from service.http.auth import METRICS, AdminEndpoint, KeyEndpoint, MetricsEndpoint, ProbeEndpoint
+from service.http.openapi import endpoints, error_responses
 from service.metrics import CONTENT_TYPE
 from service.serving.build import AppState
 from service.serving.model import Model
@@ -19,31 +20,35 @@ from service.tasks.catalog import TASKS
 
 _NAMED = "/models/{name}"
 _FOUND = error_responses(404)
-_CHANGED = error_responses(403, 404, 422)
 
 
-def router(state: AppState) -> APIRouter:
-    """Returns all other routes."""
-    routes = APIRouter(responses=error_responses())
+def routers(state: AppState) -> list[APIRouter]:
+    """Returns the routes, those of one access in one router."""
+    probes = endpoints(ProbeEndpoint, responses=error_responses(), tags=["health"])
+    models = endpoints(KeyEndpoint, responses=error_responses(), tags=["models"])
+    changes = endpoints(AdminEndpoint, responses=error_responses(403, 404, 422), tags=["models"])
+    metrics = endpoints(MetricsEndpoint, responses=error_responses(), tags=["health"])
     for spec in TASKS.values():
-        _add_task(routes, state, spec.name, f"/{spec.path}")
-    _add_models(routes, state)
-    _add_operations(routes, state)
-    return routes
+        _add_task(probes, models, state, spec.name, f"/{spec.path}")
+    _add_models(probes, models, state)
+    _add_changes(changes, state)
+    _add_operations(probes, models, state)
+    _add_metrics(metrics, state)
+    return [probes, models, changes, metrics]
 
 
-def _add_task(routes: APIRouter, state: AppState, task: str, base: str) -> None:
-    @routes.get(f"{base}/info", summary=f"The model that {base} uses", tags=["models"], responses=_FOUND)
+def _add_task(probes: APIRouter, models: APIRouter, state: AppState, task: str, base: str) -> None:
+    @models.get(f"{base}/info", summary=f"The model that {base} uses", responses=_FOUND)
     async def info() -> Response:
         return json_answer(_describe(state, state.registry.for_task(task)))
 
-    @routes.get(f"{base}/health", summary=f"Whether {base} answers", tags=["health"], responses=_FOUND)
+    @probes.get(f"{base}/health", summary=f"Whether {base} answers", responses=_FOUND)
     async def health() -> Response:
-        return _health(state.registry.for_task(task).ready)
+        return _health(probed(lambda: state.registry.for_task(task)).ready)
 
 
-def _add_models(routes: APIRouter, state: AppState) -> None:
-    @routes.get("/models", summary="All loaded models", tags=["models"])
+def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
+    @routes.get("/models", summary="All loaded models")
     async def models() -> Response:
         served = state.registry.models
         differing = await _differing(state)
@@ -52,28 +57,26 @@ def _add_models(routes: APIRouter, state: AppState) -> None:
         elsewhere = [{"name": name} | workers for name, workers in differing.items() if name not in served and name not in state.broken]
         return json_answer(described + broken + elsewhere)
 
-    @routes.get(_NAMED, summary="One model", tags=["models"], responses=_FOUND)
-    @routes.get(f"{_NAMED}/info", summary="One model", tags=["models"], responses=_FOUND)
+    @routes.get(_NAMED, summary="One model", responses=_FOUND)
+    @routes.get(f"{_NAMED}/info", summary="One model", responses=_FOUND)
     async def model_info(name: str) -> Response:
         return json_answer(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
 
-    @routes.post(
-        f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)", tags=["models"], responses=_CHANGED
-    )
-    @routes.post(
-        f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)", tags=["models"], responses=_CHANGED
-    )
+    @probes.get(f"{_NAMED}/health", summary="Whether one model answers", responses=_FOUND)
+    async def model_health(name: str) -> Response:
+        return _health(probed(lambda: state.registry.get(name)).ready)
+
+
+def _add_changes(routes: APIRouter, state: AppState) -> None:
+    @routes.post(f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)")
+    @routes.post(f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)")
     async def load(name: str) -> Response:
         return json_answer(_describe(state, await state.reloader.load(name)))
 
-    @routes.post(f"{_NAMED}/unload", summary="Take a model out of service (admin key)", tags=["models"], responses=_CHANGED)
+    @routes.post(f"{_NAMED}/unload", summary="Take a model out of service (admin key)")
     async def unload(name: str) -> Response:
         await state.reloader.unload(name)
         return json_answer({"name": name, "unloaded": True})
-
-    @routes.get(f"{_NAMED}/health", summary="Whether one model answers", tags=["health"], responses=_FOUND)
-    async def model_health(name: str) -> Response:
-        return _health(state.registry.get(name).ready)
 
 
 async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
@@ -82,18 +85,18 @@ async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
     return {name: {"workers": workers} for name, workers in differing.items()}
 
 
-def _add_operations(routes: APIRouter, state: AppState) -> None:
-    @routes.get("/health/live", summary="Whether the process runs", tags=["health"])
+def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> None:
+    @probes.get("/health/live", summary="Whether the process runs")
     async def live() -> Response:
         return json_answer({"live": True})
 
-    @routes.get("/health", summary="Whether requests are answered", tags=["health"])
-    @routes.get("/health/ready", summary="Whether requests are answered", tags=["health"])
-    @routes.get("/ping", summary="Whether requests are answered, as SageMaker asks", tags=["health"])
+    @probes.get("/health", summary="Whether requests are answered")
+    @probes.get("/health/ready", summary="Whether requests are answered")
+    @probes.get("/ping", summary="Whether requests are answered, as SageMaker asks")
     async def ready() -> Response:
         return _health(state.scheduler.ready)
 
-    @routes.get("/info", summary="Version, limits and models", tags=["models"])
+    @models.get("/info", summary="Version, limits and models")
     async def info() -> Response:
         return json_answer(
             {
@@ -106,7 +109,9 @@ def _add_operations(routes: APIRouter, state: AppState) -> None:
             }
         )
 
-    @routes.get("/metrics", summary="Prometheus metrics", tags=["health"], response_class=PlainTextResponse)
+
+def _add_metrics(routes: APIRouter, state: AppState) -> None:
+    @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         state.saturation.measure()
         # the workers' files are read, and a page of many series takes a while to write

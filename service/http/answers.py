@@ -1,12 +1,14 @@
-"""What the routes beside inference answer with: a value as JSON, or that nobody is ready."""
+"""What routes that run no models answer with: a value as JSON, or that the service or a model is not ready."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 
-from service.errors import UnavailableError
+from service.errors import NotFoundError, UnavailableError
+from service.serving.model import Model
 from service.wire.rendering import to_json
 
 
@@ -23,3 +25,18 @@ def check_ready(ready: bool) -> None:
     """
     if not ready:
         raise UnavailableError("the service does not take requests: it is stopping, a lane died, or all lanes hang.")
+
+
+def probed(find: Callable[[], Model]) -> Model:
+    """Returns the model that a probe asks for.
+
+    Args:
+        find: Finds it.
+
+    Raises:
+        NotFoundError: There is none. Probes need no key, so the message names no models.
+    """
+    try:
+        return find()
+    except NotFoundError:
+        raise NotFoundError("no such model is loaded; GET /models lists the models.") from None

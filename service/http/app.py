@@ -9,17 +9,17 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from service import __version__
 from service.errors import MethodNotAllowedError
 from service.http import errors, model_list, open_inference, playground
-from service.http.access import Access
-from service.http.admin import router
-from service.http.inference import InferenceRouter
+from service.http.admin import routers as admin_routers
+from service.http.auth import Authenticator, check_declared
+from service.http.inference import DirectRoutes, Inference, InferenceEndpoint
 from service.http.middleware import REQUEST_ID, RequestMiddleware
-from service.http.openapi import TAGS, add_docs, documented, operation_id
+from service.http.openapi import TAGS, add_description, docs_router, inference_routes
 from service.http.paths import no_such_path
 from service.serving.build import AppState
 
@@ -34,7 +34,7 @@ _HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated"
 def create_app(
     state: AppState,
     *,
-    access: Access | None = None,
+    auth: Authenticator | None = None,
     log_access: bool = False,
     root_path: str = "",
     cors_origins: Sequence[str] = (),
@@ -44,18 +44,19 @@ def create_app(
 
     Args:
         state: What it answers from.
-        access: Says who may call what; None lets everyone in.
+        auth: Admits requests; None admits everyone, and lets nobody change models.
         log_access: Whether to log a line for each request.
         root_path: Path below which a proxy offers it; a path may begin with it or not.
         cors_origins: Origins whose pages may read answers.
         sends_request_id: Whether answers get the header `x-request-id` here; a server around it may add it.
     """
-    access = access or Access()
-    router_in_front = InferenceRouter(state, create_fastapi(state, root_path=root_path, asks_for_key=access.keys is not None))
+    auth = auth or Authenticator()
+    running = inference_routes(Inference(state))
+    fastapi = create_fastapi(state, running, root_path=root_path, asks_for_key=auth.keys is not None)
     app = RequestMiddleware(
-        router_in_front,
+        DirectRoutes(running, fastapi),
         metrics=state.metrics,
-        access=access,
+        auth=auth,
         log_access=log_access,
         root_path=root_path,
         tracer=state.tracer,
@@ -69,8 +70,20 @@ def create_app(
     )
 
 
-def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool = False) -> FastAPI:
-    """Returns what answers all requests but those that run models: documents, models, probes, metrics and wrong paths."""
+def create_fastapi(
+    state: AppState, running: Sequence[InferenceEndpoint] | None = None, *, root_path: str = "", asks_for_key: bool = False
+) -> FastAPI:
+    """Returns the application of all routes. It serves documents, models, probes, metrics and wrong paths.
+
+    Args:
+        state: What it answers from.
+        running: The routes that run models.
+        root_path: Path below which a proxy offers it.
+        asks_for_key: Whether callers need a key.
+
+    Raises:
+        TypeError: A route declares no access.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -86,18 +99,24 @@ def create_fastapi(state: AppState, *, root_path: str = "", asks_for_key: bool =
         description=DESCRIPTION,
         openapi_tags=TAGS,
         lifespan=lifespan,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        generate_unique_id_function=operation_id,
     )
     app.router.redirect_slashes = False  # to an address made of the caller's own `Host`
-    routers = (documented(), router(state), playground.router(root_path), model_list.router(state), open_inference.router(state))
-    for each in routers:
-        app.include_router(each)
-    app.state.paths = {route.path for each in routers for route in each.routes if isinstance(route, Route)}
+    app.router.routes.extend(inference_routes(Inference(state)) if running is None else running)
+    for router in (
+        *admin_routers(state),
+        playground.router(root_path),
+        model_list.router(state),
+        *open_inference.routers(state),
+        docs_router(),
+    ):
+        app.router.routes.extend(router.routes)
+    check_declared(app.routes)
     app.add_exception_handler(HTTPException, _translate)
     app.add_exception_handler(Exception, _answer_error)
-    add_docs(app, state.registry, root_path=root_path, asks_for_key=asks_for_key)
+    add_description(app, state.registry, root_path=root_path, asks_for_key=asks_for_key)
     return app
 
 
@@ -116,4 +135,4 @@ async def _translate(request: Request, error: Exception) -> Response:
         ]
         allowed = ", ".join(methods)
         raise MethodNotAllowedError(f"`{request.url.path[:64]}` takes {allowed}, not {request.method}; see /docs.", allowed=allowed)
-    raise no_such_path(request.scope["path"], request.app.state.paths)
+    raise no_such_path(request.scope["path"], {route.path for route in request.app.routes})

@@ -1,21 +1,24 @@
-"""The paths that run models: body to task requests, a model's prediction to a response. Everything else is asked of others."""
+"""The routes that run models: a body becomes requests of a task, and a model's prediction a response."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
+from service.http.auth import Endpoint
 from service.http.disconnect import unless_disconnected
 from service.http.error_log import ErrorLog
 from service.http.lines import LineAnswerer
-from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, ROUTE, recorded_trace
+from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from service.http.streaming import LineStream, is_stream
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
@@ -24,55 +27,98 @@ from service.serving.prediction import Prediction
 from service.tasks.encoded import MAX_SPANS, ReadSpan
 from service.wire.call import Content, Incoming
 from service.wire.rendering import to_json
-from service.wire.routes import Route, RouteTable, all_routes
+from service.wire.routes import Route
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 
 
-class InferenceRouter:
-    """Answers posts that run models, as a plain ASGI application in front of FastAPI, which gets everything else.
+class InferenceEndpoint(Endpoint):
+    """A route that runs models.
 
-    FastAPI's telemetry, body limit, exit stacks, route matching and dependencies take two fifths of what a short text costs the
-    event loop (bench/results/2026-11-21-with-memory-arena.md), and do nothing for these paths. `openapi.py` documents them to it.
+    FastAPI documents it, and names its method in a 405, but does not run it: FastAPI's telemetry, body limit, exit stacks and
+    dependencies take two fifths of what a short text costs the event loop (bench/results/2026-11-21-with-memory-arena.md).
     """
 
-    def __init__(self, state: AppState, otherwise: ASGIApp) -> None:
-        """Creates the router.
+    def __init__(self, route: Route, answer: Callable[[Route, Request], Coroutine[Any, Any, ASGIApp]], **description: Any) -> None:
+        """Creates it.
 
         Args:
-            state: What to answer from.
+            route: The route.
+            answer: Returns what answers a request of a route.
+            **description: What OpenAPI says of it, as FastAPI takes it.
+        """
+        self.access = route.access
+        self._answer = functools.partial(answer, route)
+        super().__init__(route.path, self._answer, methods=["POST"], summary=route.summary, response_model=None, **description)
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request."""
+        answer = await self._answer(Request(scope, receive))
+        await answer(scope, receive, send)
+
+
+class DirectRoutes:
+    """Matches posts to the routes that run models, in front of FastAPI, which gets everything else."""
+
+    def __init__(self, routes: Sequence[InferenceEndpoint], otherwise: ASGIApp) -> None:
+        """Takes the routes, among which a path of its own comes before one with a name in it.
+
+        Args:
+            routes: The routes that run models.
             otherwise: The application for all other requests, and for the lifespan.
         """
-        self._state = state
+        self._fixed = {route.path: route for route in routes if "{" not in route.path}
+        self._named = [route for route in routes if "{" in route.path]
         self._otherwise = otherwise
-        self._routes = RouteTable(all_routes())
-        self._errors = ErrorLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        found = self._routes.find(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if found is None:
-            await self._otherwise(scope, receive, send)
-            return
-        request, headers = Request(scope, receive), _plain(scope["headers"])
-        if found[0].streams and is_stream(headers.get("content-type", "")):
-            await self._stream(request, headers, *found)(send)
-            return
-        response = await self._answer(request, headers, *found)
-        await response(scope, receive, send)
+        app = self._match(scope) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (app or self._otherwise)(scope, receive, send)
 
-    async def _answer(self, request: Request, headers: Mapping[str, str], route: Route, named_in_path: Mapping[str, str]) -> Response:
-        """Answers a request of a route, in whose path a model may be named."""
+    def _match(self, scope: Scope) -> ASGIApp | None:
+        """Returns what serves a request, after noting the route and its parameters in the scope as the router does."""
+        fixed = self._fixed.get(scope["path"])
+        if fixed is not None:
+            scope["route"] = fixed
+            scope["path_params"] = {}
+            return fixed.handle
+        for route in self._named:
+            match, parameters = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(parameters)
+                return route.handle
+        return None
+
+
+class Inference:
+    """Answers the requests of all routes that run models."""
+
+    def __init__(self, state: AppState) -> None:
+        """Answers from `state`."""
+        self._state = state
+        self._errors = ErrorLog()
+
+    async def answer(self, route: Route, request: Request) -> ASGIApp:
+        """Returns the answer to a request of a route: a response, or what sends the answers to a stream of lines."""
+        headers = _plain(request.scope["headers"])
+        if route.streams and is_stream(headers.get("content-type", "")):
+            stream = self._stream(request, headers, route)
+            return lambda scope, receive, send: stream(send)
+        return await self._respond(request, headers, route)
+
+    async def _respond(self, request: Request, headers: Mapping[str, str], route: Route) -> Response:
+        """Answers a request, in whose path a model may be named."""
         scope, registry = request.scope, self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
-        scope[ROUTE] = route.path
-        named = registry.get(named_in_path["name"]) if named_in_path else None
+        path_params = scope["path_params"]
+        named = registry.get(path_params["name"]) if path_params else None
         if named is not None:
             scope[LABELS] = (named.task, named.name)
         if scope["query_string"]:
             raise _no_query(request)
         raw = await read_raw(request, headers, self._state.max_body_bytes)
-        limits, version = self._state.limits, named_in_path.get("version")
+        limits, version = self._state.limits, path_params.get("version")
         call = route.read(Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID]))
         model, body = call.model, call.body
         scope[LABELS] = (call.task, model.name)
@@ -90,9 +136,9 @@ class InferenceRouter:
         scope[PREDICTION] = prediction
         return _response(model, call.answer(prediction), prediction)
 
-    def _stream(self, request: Request, headers: Mapping[str, str], route: Route, named_in_path: Mapping[str, str]) -> LineStream:
+    def _stream(self, request: Request, headers: Mapping[str, str], route: Route) -> LineStream:
         """Returns what answers a request of many lines; it counts as many requests, and not as one."""
-        request.scope[ROUTE], name = route.path, named_in_path.get("name")
+        name = request.scope["path_params"].get("name")
         if name is not None:
             self._state.registry.get(name)
         if request.scope["query_string"]:

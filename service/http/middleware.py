@@ -1,4 +1,4 @@
-"""RequestMiddleware: the one ASGI middleware. Gives each request its id, lets it in, turns errors into answers, counts and logs."""
+"""RequestMiddleware: the one ASGI middleware. Gives each request its id, checks its path, turns errors into answers, counts and logs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import RefusedError
 from service.http import errors, spans
-from service.http.access import FIXED_PATHS, METRICS, PROBES, Access
+from service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
 from service.http.error_log import ErrorLog
+from service.http.paths import check_path
 from service.metrics import UNKNOWN, Metrics
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ LABELS = "bertserve.labels"  # scope key: task and model of the request, for met
 PREDICTION = "bertserve.prediction"  # and what a model answered
 REQUEST_ID = "bertserve.request_id"
 TRACE = "bertserve.trace"  # the request's trace, where it has one
-ROUTE = "bertserve.route"  # path of the route that runs models, with `{name}` for a model's name
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = errors.INTERNAL
 _UNAUTHORIZED = 401
@@ -44,7 +44,7 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         metrics: Metrics,
-        access: Access,
+        auth: Authenticator,
         log_access: bool,
         root_path: str = "",
         tracer: Tracer | None = None,
@@ -55,7 +55,7 @@ class RequestMiddleware:
         Args:
             app: The application.
             metrics: Where requests are counted.
-            access: Says who may call what.
+            auth: With it each route checks its access.
             log_access: Whether to log a line for each request.
             root_path: What a proxy may have left before each path.
             tracer: Gets a span for each request, but not for probes and scrapes.
@@ -63,7 +63,7 @@ class RequestMiddleware:
         """
         self._app = app
         self._metrics = metrics
-        self._access = access
+        self._auth = auth
         self._log_access = log_access
         self._root_path = root_path
         self._tracer = tracer
@@ -78,8 +78,10 @@ class RequestMiddleware:
             return
         start = time.perf_counter()
         root_path = self._root_path or scope.get("root_path", "")  # of ours, or of a server that mounts the application
+        scope["root_path"] = ""  # the router would remove it a second time
         if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
             scope["path"] = scope["path"][len(root_path) :] or "/"
+        scope[AUTH] = self._auth
         headers = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
         # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy lanes takes far longer
@@ -90,7 +92,6 @@ class RequestMiddleware:
         if self._tracer is not None and scope["path"] not in _UNTRACED:
             trace = scope[TRACE] = self._tracer.begin(spans.method(scope), scope["headers"], spans.asked(scope), start)
         status = 0
-        holder: str | None = None
         refused: str | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -103,7 +104,7 @@ class RequestMiddleware:
                 await send(message)
 
         try:
-            holder = self._access.enter(scope["method"], scope["path"], headers.get(b"authorization", b""))
+            check_path(scope)
             await self._app(scope, receive, send_with_id)
         except Exception as raised:  # noqa: BLE001 - the process boundary of a request
             error = scope.get(errors.REFUSAL, raised)
@@ -112,22 +113,22 @@ class RequestMiddleware:
             if status == 0:
                 await errors.response(error, scope[REQUEST_ID], scope["path"])(scope, receive, send_with_id)
         finally:
-            self._access.leave(holder)
             end = time.perf_counter()
-            self._record(scope, status or _INTERNAL, end - start, holder or refused)
+            caller: Caller | None = scope.get(CALLER)
+            self._record(scope, status or _INTERNAL, end - start, refused if caller is None else caller.name)
             if trace is not None:
                 _end(trace, end, scope, status or _INTERNAL)
 
-    def _record(self, scope: Scope, status: int, seconds: float, holder: str | None) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float, key: str | None) -> None:
         task, model = scope.get(LABELS, (None, None))
         if task is not None:
             self._metrics.requests_of(task, model, status).inc()
             if model != UNKNOWN:
                 self._metrics.model(task, model).request_seconds.observe(seconds)
-        if holder is not None or status == _UNAUTHORIZED:
-            self._metrics.requests_by_key(holder or UNKNOWN, status).inc()
+        if key is not None or status == _UNAUTHORIZED:
+            self._metrics.requests_by_key(key or UNKNOWN, status).inc()
         if self._log_access:
-            fields = _fields(scope, status, seconds, holder)
+            fields = _fields(scope, status, seconds, key)
             line = "%s %s %s %s %.1f ms %s"
             access_log.info(
                 line, fields["client"], scope["method"], fields["path"], status, seconds * 1000, scope[REQUEST_ID], extra=fields
@@ -142,7 +143,7 @@ def recorded_trace(scope: Scope) -> Trace | None:
 
 def _end(trace: Trace, end: float, scope: Scope, status: int) -> None:
     """Ends a request's span, with what is known of it by now."""
-    route = scope.get(ROUTE) or getattr(scope.get("route"), "path", None)
+    route = _route(scope)
     name = spans.method(scope) if route is None else f"{spans.method(scope)} {route}"
     attributes = spans.answered(status, of_request(scope) | {"route": route})
     trace.tracer.end(trace, end, name=name, attributes=attributes, failed=status >= _INTERNAL)
@@ -156,17 +157,23 @@ def _trace_headers(trace: Trace | None) -> Sequence[tuple[bytes, bytes]]:
 def of_request(scope: Scope) -> dict[str, Any]:
     """Returns what every line of a log says of a request. A path is one that there is, never what a caller made up."""
     task, model = scope.get(LABELS, (None, None))
-    # a version stands in the path before anyone has looked whether there is such a one
-    known = scope["path"] in FIXED_PATHS or (task is not None and model != UNKNOWN and "{version}" not in scope.get(ROUTE, ""))
+    route = _route(scope)
+    # the name of a loaded model is known; a version is in the path before anyone has checked it
+    known = model not in (None, UNKNOWN) and "{version}" not in (route or "")
     return {
         "request_id": scope[REQUEST_ID],
         "method": scope["method"],
-        "path": scope["path"] if known else scope.get(ROUTE) or getattr(scope.get("route"), "path", UNKNOWN),
+        "path": scope["path"] if known else route or UNKNOWN,
         "client": _address(scope),
         "task": task,
         "model": model,
         **({"trace_id": scope[TRACE].trace_id, "span_id": scope[TRACE].span_id} if TRACE in scope else {}),
     }
+
+
+def _route(scope: Scope) -> str | None:
+    """Returns the path of the route that a request was matched to, with `{name}` for a model's name; None if it matched none."""
+    return getattr(scope.get("route"), "path", None)
 
 
 def _address(scope: Scope) -> str | None:
@@ -178,7 +185,7 @@ def _address(scope: Scope) -> str | None:
         return None
 
 
-def _fields(scope: Scope, status: int, seconds: float, holder: str | None) -> dict[str, Any]:
+def _fields(scope: Scope, status: int, seconds: float, key: str | None) -> dict[str, Any]:
     """Returns what the log of accesses says of a request."""
     prediction: Prediction | None = scope.get(PREDICTION)
     names = () if prediction is None else ("tokenize_s", "queue_s", "inference_s", "decode_s")
@@ -186,6 +193,6 @@ def _fields(scope: Scope, status: int, seconds: float, holder: str | None) -> di
         **of_request(scope),
         "status": status,
         "ms": round(seconds * 1000, 2),
-        "key": holder,
+        "key": key,
         **{f"{name.removesuffix('_s')}_ms": round(getattr(prediction, name) * 1000, 3) for name in names},
     }

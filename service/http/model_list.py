@@ -9,7 +9,8 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from service.http.answers import json_answer
-from service.http.openapi import error_responses
+from service.http.auth import KeyEndpoint
+from service.http.openapi import endpoints, error_responses
 from service.serving.build import AppState
 from service.serving.model import Model
 
@@ -19,7 +20,7 @@ _NAMED = "/v1/models/{name}"
 
 def router(state: AppState) -> APIRouter:
     """Returns the routes."""
-    routes = APIRouter(tags=["models"])
+    routes = endpoints(KeyEndpoint, tags=["models"])
     created = int(time.time())  # clients show it; of the models themselves it is not known
 
     def described(model: Model) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from starlette.responses import Response
 
 from service import __version__
 from service.errors import InvalidValueError, MalformedRequestError
-from service.http.answers import check_ready, json_answer
+from service.http.answers import check_ready, json_answer, probed
+from service.http.auth import AdminEndpoint, KeyEndpoint, ProbeEndpoint
 from service.http.inference import read_raw
-from service.http.openapi import error_responses
+from service.http.openapi import endpoints, error_responses
 from service.serving.build import AppState
 from service.serving.model import Model
 from service.wire.keys import check_names
@@ -25,7 +26,6 @@ from service.wire.tensor_forms import config, metadata
 # What the specification and Triton call what there is here, and `tensors` for the form of token ids in the metadata of a model.
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters", "statistics", "tensors")
 MAX_BODY_BYTES = 65536
-_TAGS = ["open inference"]
 _FOUND = error_responses(404)
 _MODEL = "/v2/models/{name}"
 _REPOSITORY = "/v2/repository/models/{name}"
@@ -45,54 +45,63 @@ class ChangeBody(BaseModel):
     ] = None
 
 
-def router(state: AppState) -> APIRouter:
-    """Returns the routes."""
-    routes = APIRouter(responses=error_responses(), tags=_TAGS)  # type: ignore[arg-type]
-    _add_server(routes, state)
-    _add_models(routes, state)
-    _add_repository(routes, state)
-    return routes
+def routers(state: AppState) -> list[APIRouter]:
+    """Returns the routes, those of one access in one router."""
+    probes, models, changes = (
+        endpoints(access, responses=error_responses(), tags=["open inference"]) for access in (ProbeEndpoint, KeyEndpoint, AdminEndpoint)
+    )
+    _add_server(probes, models, state)
+    _add_models(probes, models, state)
+    _add_repository(models, changes, state)
+    return [probes, models, changes]
 
 
-def _add_server(routes: APIRouter, state: AppState) -> None:
+def _add_server(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
     @routes.get("/v2/", include_in_schema=False)
     @routes.get("/v2", summary="The service and what it can do beside the protocol")
     async def server() -> Response:
         return json_answer({"name": "bertserve", "version": __version__, "extensions": list(EXTENSIONS)})
 
-    @routes.get("/v2/health/live", summary="Whether the process runs")
+    @probes.get("/v2/health/live", summary="Whether the process runs")
     async def live() -> Response:
         return json_answer({"live": True})
 
-    @routes.get("/v2/health/ready", summary="Whether requests are answered")
+    @probes.get("/v2/health/ready", summary="Whether requests are answered")
     async def ready() -> Response:
         check_ready(state.scheduler.ready)
         return json_answer({"ready": True, "live": True})
 
 
-def _add_models(routes: APIRouter, state: AppState) -> None:
+def _add_models(probes: APIRouter, models: APIRouter, state: AppState) -> None:
     # before the models themselves: no model is called so
-    @routes.get("/v2/models/stats", summary="Statistics of all models")
+    @models.get("/v2/models/stats", summary="Statistics of all models")
     async def all_statistics() -> Response:
         return await _statistics(state, list(state.registry.models.values()))
 
-    def add(suffix: str, summary: str, answer: Callable[[Model], Awaitable[Response]]) -> None:
-        @routes.get(f"{_MODEL}{suffix}", summary=summary, responses=_FOUND)
-        async def served(name: str) -> Response:
-            return await answer(state.registry.get(name))
+    def find(name: str, version: str | None = None) -> Model:
+        model = state.registry.get(name)
+        check_version(name, model.bundle.version, version)
+        return model
 
-        @routes.get(f"{_MODEL}/versions/{{version}}{suffix}", summary=f"{summary}, if it is of this version", responses=_FOUND)
+    def add(suffix: str, summary: str, answer: Callable[[Model], Awaitable[Response]]) -> None:
+        @models.get(f"{_MODEL}{suffix}", summary=summary, responses=_FOUND)
+        async def served(name: str) -> Response:
+            return await answer(find(name))
+
+        @models.get(f"{_MODEL}/versions/{{version}}{suffix}", summary=f"{summary}, if it is of this version", responses=_FOUND)
         async def of_version(name: str, version: str) -> Response:
-            model = state.registry.get(name)
-            check_version(name, model.bundle.version, version)
-            return await answer(model)
+            return await answer(find(name, version))
 
     async def described(model: Model) -> Response:
         return json_answer(metadata(model.name, model.bundle.version, model.bundle.manifest, model.graph))
 
-    async def ready(model: Model) -> Response:
-        check_ready(model.ready)
-        return json_answer({"name": model.name, "ready": True})
+    @probes.get(f"{_MODEL}/ready", summary="Whether a model answers", responses=_FOUND)
+    async def ready(name: str) -> Response:
+        return _ready(probed(lambda: find(name)))
+
+    @probes.get(f"{_MODEL}/versions/{{version}}/ready", summary="Whether a model answers, if it is of this version", responses=_FOUND)
+    async def ready_of_version(name: str, version: str) -> Response:
+        return _ready(probed(lambda: find(name, version)))
 
     async def configured(model: Model) -> Response:
         return json_answer(config(model.name, model.bundle.manifest, max_rows=state.limits.max_inputs))
@@ -101,15 +110,19 @@ def _add_models(routes: APIRouter, state: AppState) -> None:
         return await _statistics(state, [model])
 
     add("", "Inputs and outputs of a model", described)
-    add("/ready", "Whether a model answers", ready)
     add("/config", "Configuration of a model, as Triton's clients read it", configured)
     add("/stats", "Statistics of a model", statistics)
 
 
-def _add_repository(routes: APIRouter, state: AppState) -> None:
+def _ready(model: Model) -> Response:
+    check_ready(model.ready)
+    return json_answer({"name": model.name, "ready": True})
+
+
+def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> None:
     wrong = (400, 408, 413, 415, 422)
 
-    @routes.post(
+    @models.post(
         "/v2/repository/index", summary="All models with their states", responses=error_responses(*wrong), openapi_extra=_takes(IndexBody)
     )
     async def index(request: Request) -> Response:
@@ -126,13 +139,15 @@ def _add_repository(routes: APIRouter, state: AppState) -> None:
 
     changed, takes = error_responses(*wrong, 403, 404), _takes(ChangeBody)
 
-    @routes.post(f"{_REPOSITORY}/load", summary="Load a model as its folder has it now (admin key)", responses=changed, openapi_extra=takes)
+    @changes.post(
+        f"{_REPOSITORY}/load", summary="Load a model as its folder has it now (admin key)", responses=changed, openapi_extra=takes
+    )
     async def load(name: str, request: Request) -> Response:
         _check_parameters(await _body(request, ChangeBody), ())
         await state.reloader.load(name)
         return json_answer({})
 
-    @routes.post(f"{_REPOSITORY}/unload", summary="Take a model out of service (admin key)", responses=changed, openapi_extra=takes)
+    @changes.post(f"{_REPOSITORY}/unload", summary="Take a model out of service (admin key)", responses=changed, openapi_extra=takes)
     async def unload(name: str, request: Request) -> Response:
         _check_parameters(await _body(request, ChangeBody), ("unload_dependents",))
         await state.reloader.unload(name)

@@ -7,7 +7,7 @@ import operator
 import re
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
@@ -18,8 +18,10 @@ from starlette.staticfiles import StaticFiles
 
 from service.errors import NotFoundError
 from service.http import errors
+from service.http.answers import json_answer
+from service.http.auth import Endpoint, PublicEndpoint
 from service.http.examples import add_examples
-from service.http.inference import TIMEOUT_HEADER
+from service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
 from service.http.streaming import MEDIA_TYPE
 from service.tasks.catalog import TASKS
 from service.wire.call import Models
@@ -35,6 +37,7 @@ TAGS = [
     {"name": "models", "description": "What is loaded, and which model answers where."},
     {"name": "health", "description": "Probes and metrics."},
 ]
+_NAME = re.compile(r"\{(\w+)\}")  # in a path
 _OWN_PATHS = {"/models/{name}", *(f"/{spec.path}" for spec in TASKS.values())}
 
 
@@ -74,38 +77,36 @@ def error_responses(*statuses: int, path: str = "") -> dict[int | str, dict[str,
     return {status: {"content": content} for status in sorted({*statuses, *ANYWHERE})}
 
 
-def documented() -> APIRouter:
-    """Returns the paths that run models as FastAPI sees them: documented, and with the methods that a 405 names. Posts never get here."""
-    routes = APIRouter()
-
-    async def endpoint() -> None:
-        raise AssertionError("a route that only documents was run. This is a bug.")
-
-    async def named(name: str) -> None:
-        raise AssertionError("a route that only documents was run. This is a bug.")
-
-    async def versioned(name: str, version: str) -> None:
-        raise AssertionError("a route that only documents was run. This is a bug.")
-
-    for route in all_routes():
-        stands_in = versioned if "{version}" in route.path else named if "{name}" in route.path else endpoint
-        routes.post(route.path, summary=route.summary, **_described(route))(stands_in)
-    return routes
+def inference_routes(inference: Inference) -> list[InferenceEndpoint]:
+    """Returns the routes that run models, each with its description."""
+    return [InferenceEndpoint(route, inference.answer, **_described(route)) for route in all_routes()]
 
 
-def add_docs(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for_key: bool = False) -> None:
-    """Adds `/docs` from files of an installed package, so that it works offline, and the schemas of the bodies.
+def endpoints(route_class: type[Endpoint], **options: Any) -> APIRouter:
+    """Returns a router for routes of one access.
 
     Args:
-        app: Where.
-        models: The models, of which the description says who answers where.
-        root_path: Path below which a proxy offers the service.
-        asks_for_key: Whether callers need a key: the page then asks for it.
+        route_class: Declares the access.
+        **options: What `APIRouter` takes besides.
     """
-    app.mount("/docs/static", StaticFiles(packages=[("fastapi_swagger", "resources")]), name="docs-static")
+    return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, **options)
 
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
+
+def docs_router() -> APIRouter:
+    """Returns the routes of `/docs`, a page whose files come from an installed package so that it works offline, and of its document."""
+    routes = endpoints(PublicEndpoint, include_in_schema=False)
+    static = StaticFiles(packages=[("fastapi_swagger", "resources")])
+
+    @routes.get("/docs/static/{name}")
+    async def file(name: str, request: Request) -> Response:
+        return await static.get_response(name, request.scope)
+
+    @routes.get("/openapi.json")
+    async def document(request: Request) -> Response:
+        return json_answer(request.app.openapi())
+
+    @routes.get("/docs")
+    async def page() -> Response:
         return get_swagger_ui_html(
             openapi_url="openapi.json",
             title="bertserve",
@@ -113,6 +114,19 @@ def add_docs(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for
             swagger_css_url="docs/static/swagger-ui.css",
             swagger_favicon_url="docs/static/favicon-32x32.png",
         )
+
+    return routes
+
+
+def add_description(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for_key: bool = False) -> None:
+    """Adds the schemas of bodies to what `app.openapi()` returns, and what is loaded.
+
+    Args:
+        app: The application.
+        models: The models, of which the description says which one answers where.
+        root_path: Path below which a proxy offers the service.
+        asks_for_key: Whether callers need a key: the page then asks for it.
+    """
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -140,7 +154,7 @@ def add_docs(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for
 
 def operation_id(route: APIRoute) -> str:
     """Returns what a generated client calls an operation: its path in words, such as `classify` or `get_models_by_name_info`."""
-    words = re.sub(r"\{(\w+)\}", r"by_\1", route.path)
+    words = _NAME.sub(r"by_\1", route.path)
     words = "_".join(re.findall("[a-z0-9]+", words)) or "base_url"
     return words if "POST" in (route.methods or ()) else f"get_{words}"
 
@@ -176,15 +190,17 @@ def _described(route: Route) -> dict[str, Any]:
         "schema": {"type": "integer", "minimum": 1},
         "description": "Milliseconds until the request must have started.",
     }
+    path_params = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(route.path)]
     extra = {
         "requestBody": {
             "required": True,
             "content": {"application/json": {"schema": references[0] if len(references) == 1 else {"anyOf": references}}} | binary | lines,
         },
-        "parameters": [parameter],
+        "parameters": [*path_params, parameter],
     }
     tag = INFERENCE if route.path in _OWN_PATHS else OTHER_CLIENTS
-    return {"tags": [tag], "responses": responses, "openapi_extra": extra, "response_class": Response}
+    described = {"tags": [tag], "responses": responses, "openapi_extra": extra, "response_class": Response}
+    return described | {"generate_unique_id_function": operation_id}
 
 
 def _drop_fastapi_errors(schema: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The path that a wrong one was meant to be."""
+"""Paths: which ones no route ever sees, and which one a wrong one was meant to be."""
 
 from __future__ import annotations
 
@@ -6,11 +6,33 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from service.errors import NotFoundError
+from starlette.types import Scope
+
+from service.errors import MalformedRequestError, NotFoundError
 from service.tasks.catalog import TASKS
 
 _SHOWN_CHARS = 64  # of a path, in a message; of one of kilobytes it would also take long to find the nearest
 _NAME = re.compile(r"\{(\w+)\}")
+# control characters, what is not UTF-8, and `.` or `..` as a whole segment: a proxy in front may read such a path in another way
+_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
+_ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
+
+
+def check_path(scope: Scope) -> None:
+    """Refuses a path that a proxy in front may have read as another one.
+
+    Args:
+        scope: The request's.
+
+    Raises:
+        MalformedRequestError: It has a control character, an encoded slash or backslash, a dot segment, or bytes that are not UTF-8.
+    """
+    raw = scope.get("raw_path") or b""
+    if _AMBIGUOUS.search(scope["path"]) is not None or (b"%" in raw and _ENCODED_SLASH.search(raw) is not None):
+        raise MalformedRequestError(
+            f"the path `{scope['path'][:_SHOWN_CHARS]}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; "
+            "send the plain path, see /docs."
+        )
 
 
 def no_such_path(path: str, known: Iterable[str]) -> NotFoundError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from service.http.access import Access
 from service.http.app import create_app
+from service.http.auth import Authenticator
 from service.process.secrets import Secrets
 from service.serving.build import AppState
 from service.settings import Settings
@@ -20,7 +20,7 @@ def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_
         secrets: The keys.
         sends_request_id: Whether answers get the header `x-request-id` here; a server around it may add it.
     """
-    access = Access(
+    auth = Authenticator(
         secrets.keys,
         admin_keys=secrets.admin_keys,
         open_health=settings.open_health,
@@ -29,7 +29,7 @@ def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_
     )
     return create_app(
         state,
-        access=access,
+        auth=auth,
         log_access=settings.access_log,
         root_path=settings.root_path,
         cors_origins=settings.cors_origin,

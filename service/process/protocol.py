@@ -16,12 +16,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, SlowRequestError, UnavailableError
-from service.http import access, errors
+from service.http import auth, errors
 from service.http.streaming import GONE, UNANSWERED
 from service.process.connections import LINGER_S, Connections
 from service.process.transport import CoalescingTransport
 
-_PROBES = frozenset(path.encode() for path in (*access.PROBES, access.METRICS))  # answered when no other connection is taken
+_PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # answered when no other connection is taken
 
 WAITING, HEAD, BODY, COMPLETE, ENDING = range(5)
 """Stages: no byte of a request, half a head, a head and half a body, a request to be answered, refused and about to close."""

@@ -1,15 +1,15 @@
-"""The paths that run models, each with the wire format of its bodies. A new one is a line here."""
+"""The routes that run models, each with its access and the wire format of its bodies. A new route is one record here."""
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
+from service.api_keys import Access
 from service.tasks import classify, embed, rerank
 from service.tasks.catalog import TASKS
 from service.tasks.classify import LabelScore
@@ -30,6 +30,7 @@ class Route:
 
     Attributes:
         path: The path; `{name}` in it is a model's name, and `{version}` its version.
+        access: Who may call it.
         read: Makes a call of a request.
         summary: What it does, in a few words, for OpenAPI.
         bodies: What it takes, for OpenAPI; one of them.
@@ -40,6 +41,7 @@ class Route:
     """
 
     path: str
+    access: Access
     read: Callable[[Incoming[Any]], Call[Any]]
     summary: str
     bodies: tuple[type[BaseModel], ...]
@@ -55,6 +57,7 @@ def all_routes() -> list[Route]:
         *(
             Route(
                 f"/{spec.path}",
+                Access.KEY,
                 functools.partial(read_for_task, spec.name),
                 spec.title,
                 (spec.body,),
@@ -66,6 +69,7 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/models/{name}",
+            Access.KEY,
             read_for_model,
             "Ask a model by its name, in the form of its task or of another that the body shows",
             tuple(spec.body for spec in TASKS.values()),
@@ -74,6 +78,7 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/",
+            Access.KEY,
             read_at_base,
             "Ask the one model that is loaded, or the default model of the one task that the body can be for",
             tuple(spec.body for spec in TASKS.values()),
@@ -82,6 +87,7 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/v2/models/{name}/infer",
+            Access.KEY,
             read_infer,
             "Answer tensors with tensors, texts or token ids",
             (InferBody,),
@@ -90,15 +96,17 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/v2/models/{name}/versions/{version}/infer",
+            Access.KEY,
             read_infer,
             "Answer tensors with tensors, if the model is of this version",
             (InferBody,),
             (InferAnswer,),
             binary=True,
         ),
-        Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
+        Route("/v1/models/{name}:predict", Access.KEY, read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
         Route(
             "/v1/embeddings",
+            Access.KEY,
             read_embeddings,
             "Embed texts as vectors, as OpenAI's API does",
             (EmbeddingsBody,),
@@ -108,6 +116,7 @@ def all_routes() -> list[Route]:
         *(
             Route(
                 f"/{version}/rerank",
+                Access.KEY,
                 read_rerank,
                 "Rank documents by a query, as Cohere's and Jina's APIs do",
                 (DocumentsBody,),
@@ -118,6 +127,7 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/invocations",
+            Access.KEY,
             read_at_base,
             "Answer as at the base URL, as SageMaker asks",
             tuple(spec.body for spec in TASKS.values()),
@@ -126,6 +136,7 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/predict",
+            Access.KEY,
             read_sequences,
             "Classify texts or pairs of texts, as Text Embeddings Inference does",
             (SequencesBody,),
@@ -134,6 +145,7 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/embed_all",
+            Access.KEY,
             read_embed_all,
             "Embed each token of texts, as Text Embeddings Inference does",
             (EmbedAllBody,),
@@ -143,6 +155,7 @@ def all_routes() -> list[Route]:
         *(
             Route(
                 f"/{tool.path}",
+                Access.KEY,
                 functools.partial(read_for_tool, tool.name),
                 f"{tool.title}, as Text Embeddings Inference does",
                 (tool.body,),
@@ -152,23 +165,3 @@ def all_routes() -> list[Route]:
             for tool in TOOLS.values()
         ),
     ]
-
-
-class RouteTable:
-    """Finds routes by path."""
-
-    def __init__(self, routes: Sequence[Route]) -> None:
-        """Takes the routes, among which a path of its own comes before one with a name in it."""
-        self._fixed = {route.path: route for route in routes if "{" not in route.path}
-        self._named = [
-            (re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/]+)", re.escape(route.path))), route) for route in routes if "{" in route.path
-        ]
-
-    def find(self, path: str) -> tuple[Route, Mapping[str, str]] | None:
-        """Returns the route of a path, and what stands in it: a model's `name`, and its `version`; None if the path runs no models."""
-        if (fixed := self._fixed.get(path)) is not None:
-            return fixed, {}
-        for pattern, route in self._named:
-            if (match := pattern.fullmatch(path)) is not None:
-                return route, match.groupdict()
-        return None

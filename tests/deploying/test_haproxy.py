@@ -18,7 +18,7 @@ import tiny
 from balanced import Balanced, balanced, entries, wait_until
 from bench.overhead import haproxy
 from manifests import DEPLOY, ROOT
-from service.http import access, streaming
+from service.http import auth, streaming
 from service.settings import Settings, parse
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
@@ -100,7 +100,7 @@ def test_probes_are_paths_of_the_service() -> None:
     """The one that says whether it is ready."""
     [uri] = re.findall(r"http-check send meth GET uri (\S+)", TEXT)
     assert uri == "/health/ready"
-    assert uri in access.PROBES
+    assert uri in auth.PROBES
 
 
 @pytest.fixture(name="service", scope="module")

@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 from application import call, rejected
 from service import errors
 from service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
-from service.http.access import Access
+from service.http.auth import Authenticator
 from service.http.errors import INTERNAL, TABLE, classify, response
 from service.http.middleware import LABELS, RequestMiddleware
 from service.http.openapi import ErrorBody
@@ -154,7 +154,7 @@ def test_a_status_counts_once_it_is_sent() -> None:
     async def receive() -> Message:
         raise AssertionError("nobody reads the body")
 
-    app = RequestMiddleware(answer, metrics=metrics, access=Access(), log_access=False)
+    app = RequestMiddleware(answer, metrics=metrics, auth=Authenticator(), log_access=False)
     scope = {"type": "http", "method": "POST", "path": "/classify", "headers": []}
     asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
     assert [message.get("status") for message in sent] == [500, None]

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tiny
 from application import LONG, blocked, faked, keys, play
 from fakes import FakeEngine
-from service.http.access import Access
+from service.http.auth import Authenticator
 from service.process_metrics import ProcessMetrics
 from service.scheduling.lane import Lane
 from service.serving.build import build
@@ -79,7 +79,7 @@ def families(models: Path, *requests: tuple[str, Any]) -> dict[str, Metric]:
         return await client.get("/metrics")
 
     (tiny.bundle(models, "broken") / "tokenizer.json").write_text("{}")
-    page = play(build(Settings(models=models, skip_broken=True)), check, access=Access(keys(models.parent, "swordfish")))
+    page = play(build(Settings(models=models, skip_broken=True)), check, auth=Authenticator(keys(models.parent, "swordfish")))
     assert page.headers["content-type"].startswith("text/plain")
     return {family.name: family for family in text_string_to_metric_families(page.text)}
 
@@ -214,7 +214,7 @@ def test_a_reload_is_counted_as_another_load(models: Path) -> None:
             (models / "tiny" / "tokenizer.json").write_text("{}")
         return (await client.get("/metrics")).text
 
-    page = play(build(Settings(models=models)), check, access=Access(admin_keys=admin))
+    page = play(build(Settings(models=models)), check, auth=Authenticator(admin_keys=admin))
     found = {family.name: family for family in text_string_to_metric_families(page)}
     assert value(found, "model_load_seconds_count", model="tiny", step="load", outcome="ok") == 2
     assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1

@@ -15,7 +15,7 @@ import pytest
 import tiny
 from application import Send, assert_same, call, keys, play, rejected, started
 from service.api_keys import ApiKeys
-from service.http.access import Access
+from service.http.auth import Authenticator
 from service.serving.build import build
 from service.settings import Settings
 
@@ -658,8 +658,8 @@ def test_the_repository(models: Path) -> None:
         ]
 
     (models.parent / "admin").write_text("trident")
-    access = Access(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin"))
-    index, forbidden, unloaded, empty, changed, loaded, ready, closed = play(build(Settings(models=models)), check, access=access)
+    auth = Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin"))
+    index, forbidden, unloaded, empty, changed, loaded, ready, closed = play(build(Settings(models=models)), check, auth=auth)
 
     ((model,),) = (index.json(),)
     assert ("tiny", "READY", "") == (model["name"], model["state"], model["reason"])

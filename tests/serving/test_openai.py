@@ -13,7 +13,7 @@ import pytest
 
 import tiny
 from application import Send, call, keys, play, post, started
-from service.http.access import Access
+from service.http.auth import Authenticator
 from service.serving.build import build
 from service.settings import Settings
 
@@ -143,8 +143,8 @@ def test_other_paths_keep_the_one_shape(api: Send) -> None:
 
 def test_a_refused_key_has_that_shape(models: Path) -> None:
     """A request without a key, which no route has seen, too."""
-    access = Access(keys(models.parent, "swordfish"))
-    answer = play(build(Settings(models=models)), lambda client: client.get("/v1/models"), access=access)
+    auth = Authenticator(keys(models.parent, "swordfish"))
+    answer = play(build(Settings(models=models)), lambda client: client.get("/v1/models"), auth=auth)
 
     assert "Authorization" in failed(answer, 401, "authentication_error", "unauthorized")
 

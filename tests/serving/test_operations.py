@@ -48,7 +48,7 @@ def test_all_models_are_listed(tmp_path: Path) -> None:
     assert pages == [call(tmp_path, "GET", f"/models/{name}").json() for name in ("a", "b")]
 
 
-@pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info", "/models/tinny/health"])
+@pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info"])
 def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> None:
     """Pages of a model that is not loaded are 404 with the nearest name."""
     assert "`tiny`" in rejected(call(models, "GET", path), 404, "not_found")

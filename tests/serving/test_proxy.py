@@ -10,7 +10,7 @@ import pytest
 
 from application import keys, play
 from conftest import running
-from service.http.access import Access
+from service.http.auth import Authenticator
 from service.serving.build import build
 from service.settings import Settings, SettingsError, parse
 
@@ -52,7 +52,7 @@ def test_documents_know_the_path_of_the_proxy(models: Path) -> None:
 def test_the_page_is_open_and_asks_for_the_key(models: Path) -> None:
     """A browser that sends no key gets the page; what is tried there needs the key, which the page's button sends."""
     asked = [("GET", "/docs"), ("GET", "/docs/static/swagger-ui.css"), ("GET", "/openapi.json"), ("POST", "/classify"), ("GET", "/models")]
-    *open_ones, document, classified, models_page = answers(models, *asked, access=Access(keys(models.parent, "swordfish")))
+    *open_ones, document, classified, models_page = answers(models, *asked, auth=Authenticator(keys(models.parent, "swordfish")))
 
     assert [200, 200, 200, 401, 401] == [answer.status_code for answer in (*open_ones, document, classified, models_page)]
     assert {"key": {"type": "http", "scheme": "bearer"}} == document.json()["components"]["securitySchemes"]
@@ -70,9 +70,9 @@ def test_without_keys_the_page_asks_for_none(models: Path) -> None:
 
 def test_a_page_of_an_allowed_origin_may_read_answers(models: Path) -> None:
     """Errors and headers too; its browser asks first, without a key, and is told so."""
-    access = Access(keys(models.parent, "swordfish"))
-    (answer,) = answers(models, ("POST", "/classify"), headers={"origin": PAGE}, access=access, cors_origins=[PAGE])
-    (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, access=access, cors_origins=[PAGE])
+    auth = Authenticator(keys(models.parent, "swordfish"))
+    (answer,) = answers(models, ("POST", "/classify"), headers={"origin": PAGE}, auth=auth, cors_origins=[PAGE])
+    (preflight,) = answers(models, ("OPTIONS", "/classify"), headers=PREFLIGHT, auth=auth, cors_origins=[PAGE])
 
     assert (401, PAGE) == (answer.status_code, answer.headers["access-control-allow-origin"])
     assert "x-request-id" in answer.headers["access-control-expose-headers"]

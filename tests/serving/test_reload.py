@@ -15,7 +15,7 @@ import pytest
 import tiny
 from application import Check, T, keys, play, rejected
 from service.api_keys import ApiKeys
-from service.http.access import Access
+from service.http.auth import Authenticator
 from service.serving.build import AppState, build
 from service.settings import Settings
 
@@ -26,8 +26,8 @@ BODY = {"inputs": "good"}
 def administered(state: AppState, folder: Path, check: Check[T], *, keyed: bool = False) -> T:
     """Runs a check against a service with an admin key and, if it is keyed, another."""
     (folder / "admin").write_text("trident")
-    access = Access(keys(folder, "swordfish") if keyed else None, admin_keys=ApiKeys(folder / "admin"))
-    return play(state, check, access=access)
+    auth = Authenticator(keys(folder, "swordfish") if keyed else None, admin_keys=ApiKeys(folder / "admin"))
+    return play(state, check, auth=auth)
 
 
 async def scores(client: httpx.AsyncClient, name: str = "tiny") -> tuple[float, ...]:

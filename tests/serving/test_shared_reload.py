@@ -19,7 +19,7 @@ from application import play, rejected
 from service.api_keys import ApiKeys
 from service.bundle.files import Bundle
 from service.errors import BundleError, InvalidValueError, NotFoundError, PartialChangeError, UnavailableError
-from service.http.access import Access
+from service.http.auth import Authenticator
 from service.serving.build import AppState, build
 from service.serving.change_log import Change, ChangeLog, Outcome, Progress
 from service.serving.model import Model
@@ -215,7 +215,7 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
         assert "workers" not in (await client.get("/models/tiny")).json()
         following.cancel()
 
-    play(state, check, access=Access(None, admin_keys=ApiKeys(tmp_path / "admin")))
+    play(state, check, auth=Authenticator(None, admin_keys=ApiKeys(tmp_path / "admin")))
 
 
 def test_a_log_that_cannot_be_used_for_a_while_stops_nobody(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

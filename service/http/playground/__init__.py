@@ -8,6 +8,9 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from service.http.auth import PublicEndpoint
+from service.http.openapi import endpoints
+
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 PAGE = "index.html"
@@ -36,7 +39,7 @@ def router(root_path: str = "") -> APIRouter:
     Args:
         root_path: Path below which a proxy offers the service; what the page asks for is relative to it.
     """
-    routes = APIRouter(include_in_schema=False)
+    routes = endpoints(PublicEndpoint, include_in_schema=False)
     page = (_FOLDER / PAGE).read_bytes()
     if root_path:
         # without it a browser at `/bert`, which lacks the last slash, would look for all else beside it

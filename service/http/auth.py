@@ -1,0 +1,203 @@
+"""Authentication: each route declares who may call it, and checks that itself before it runs.
+
+A request is matched to a route once, by the router. The route that was matched checks its own access, so no second list of paths
+decides what a caller may do. A route that declares no access keeps the service from starting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from service.api_keys import Access, ApiKeys
+from service.errors import ForbiddenError, RefusedError, UnauthorizedError
+from service.tasks.catalog import TASKS
+
+METRICS = "/metrics"
+# Not traced, and answered when no other connection is accepted. Decides no access.
+PROBES = frozenset(
+    {
+        "/health",
+        "/health/live",
+        "/health/ready",
+        "/ping",
+        "/v2/health/live",
+        "/v2/health/ready",
+        *(f"/{spec.path}/health" for spec in TASKS.values()),
+    }
+)
+RETRY_AFTER_S = 1.0
+AUTH = "bertserve.auth"  # scope key: the Authenticator
+CALLER = "bertserve.caller"  # scope key: the Caller, once its key is known
+
+
+class Caller(NamedTuple):
+    """Whose key a request has.
+
+    Attributes:
+        name: The key's name in its file.
+        admin: Whether that is the file of admin keys.
+    """
+
+    name: str
+    admin: bool
+
+
+class Authenticator:
+    """Admits requests by the access of their route, and counts the open requests of each key."""
+
+    def __init__(
+        self,
+        keys: ApiKeys | None = None,
+        *,
+        admin_keys: ApiKeys | None = None,
+        open_health: bool = True,
+        open_metrics: bool = True,
+        max_concurrent_per_key: int | None = None,
+    ) -> None:
+        """Creates it.
+
+        Args:
+            keys: The keys that callers must have; None admits everyone.
+            admin_keys: The keys that may change models, and call all other routes; None disables model management.
+            open_health: Whether probes need no key.
+            open_metrics: Whether `/metrics` needs no key.
+            max_concurrent_per_key: Most open requests of one key; None is no limit.
+        """
+        self.keys = keys
+        self.admin_keys = admin_keys
+        self._open = {Access.PUBLIC: True, Access.PROBE: open_health, Access.METRICS: open_metrics, Access.KEY: False, Access.ADMIN: False}
+        self._max_concurrent = max_concurrent_per_key
+        self._running: Counter[Caller] = Counter()
+
+    def enter(self, access: Access, headers: Iterable[tuple[bytes, bytes]]) -> Caller | None:
+        """Admits a request; the caller of this must `leave` with what it returns.
+
+        Args:
+            access: What the route declares.
+            headers: The request's, with names in lower case.
+
+        Returns:
+            Whose key the request has; None where it needs none.
+
+        Raises:
+            UnauthorizedError: It has no key, or an unknown one.
+            ForbiddenError: It needs an admin key, and has another one, or there are no admin keys.
+            RefusedError: Its key has as many open requests as are allowed.
+        """
+        admin = access is Access.ADMIN
+        if not admin and (self.keys is None or self._open[access]):
+            return None
+        if admin and self.admin_keys is None:
+            raise ForbiddenError("model management is disabled; the operator can enable it with --admin-key-file.")
+        caller = self._identify(headers)
+        if admin and not caller.admin:
+            raise ForbiddenError(f"the key `{caller.name}` may not change models; send an admin key.")
+        if self._max_concurrent is not None and self._running[caller] >= self._max_concurrent:
+            raise RefusedError(
+                f"the key `{caller.name}` has {self._running[caller]} open requests and {self._max_concurrent} are allowed; "
+                "send the next one when one of them is answered.",
+                reason="key",
+                retry_after_s=RETRY_AFTER_S,
+                key=caller.name,
+            )
+        self._running[caller] += 1
+        return caller
+
+    def leave(self, caller: Caller | None) -> None:
+        """Counts a request that was admitted as done."""
+        if caller is not None:
+            self._running[caller] -= 1
+
+    def _identify(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+        """Returns whose key the header `Authorization` has.
+
+        Raises:
+            UnauthorizedError: There is no such header, it has another scheme, or nobody has this key.
+        """
+        values = [value for name, value in headers if name == b"authorization"]
+        if not values:
+            raise UnauthorizedError("an API key is required; send the header `Authorization: Bearer KEY`.")
+        if len(values) > 1:  # a proxy in front may have checked the other one
+            raise UnauthorizedError("the request has several `Authorization` headers; send one.")
+        scheme, _, key = values[0].partition(b" ")
+        if scheme.lower() != b"bearer":
+            raise UnauthorizedError("the `Authorization` header has another scheme than Bearer; send `Authorization: Bearer KEY`.")
+        for keys, admin in ((self.admin_keys, True), (self.keys, False)):
+            name = None if keys is None else keys.holder(key.strip())
+            if name is not None:
+                return Caller(name, admin)
+        raise UnauthorizedError("unknown API key; check it, or ask the operator for one.")
+
+
+class Endpoint(APIRoute):
+    """A route that checks its access before it runs. Its classes below declare one access each.
+
+    Attributes:
+        access: Who may call it.
+    """
+
+    access: Access
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request that the router has matched to this route; one with another method becomes a 405."""
+        assert self.methods is not None, "FastAPI gives every route methods"
+        if scope["method"] not in self.methods:
+            await super().handle(scope, receive, send)
+            return
+        auth: Authenticator = scope[AUTH]
+        caller = scope[CALLER] = auth.enter(self.access, scope["headers"])
+        try:
+            await self.run(scope, receive, send)
+        finally:
+            auth.leave(caller)
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request that may call this route."""
+        await super().handle(scope, receive, send)
+
+
+class PublicEndpoint(Endpoint):
+    """A page or a document that says nothing of the models."""
+
+    access = Access.PUBLIC
+
+
+class ProbeEndpoint(Endpoint):
+    """A health check."""
+
+    access = Access.PROBE
+
+
+class MetricsEndpoint(Endpoint):
+    """The metrics."""
+
+    access = Access.METRICS
+
+
+class KeyEndpoint(Endpoint):
+    """What callers come for."""
+
+    access = Access.KEY
+
+
+class AdminEndpoint(Endpoint):
+    """A change of the models."""
+
+    access = Access.ADMIN
+
+
+def check_declared(routes: Iterable[BaseRoute]) -> None:
+    """Refuses routes that do not declare their access, at the start of the service.
+
+    Raises:
+        TypeError: There is one.
+    """
+    for route in routes:
+        if not (isinstance(route, Endpoint) and isinstance(getattr(route, "access", None), Access)):
+            raise TypeError(f"the route {getattr(route, 'path', route)!r} declares no access; make it of a class of service/http/auth.py.")

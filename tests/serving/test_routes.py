@@ -1,0 +1,261 @@
+"""Every route declares its access: each is asked with no key, a key and an admin key, by its own path and by paths that look like it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Message
+
+from application import keys
+from service.api_keys import Access, ApiKeys
+from service.http.app import create_app, create_fastapi
+from service.http.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
+from service.serving.build import AppState, build
+from service.settings import Settings
+
+NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"
+WITHOUT_KEY = {Access.PUBLIC, Access.PROBE, Access.METRICS}
+MUTATIONS = {
+    "newline": lambda path: f"{path}%0A",
+    "carriage return": lambda path: f"{path}%0D",
+    "null": lambda path: f"{path}%00",
+    "null within": lambda path: path.replace("tiny", "tiny%00"),
+    "next line": lambda path: f"{path}%C2%85",
+    "tab": lambda path: f"{path}%09",
+    "space": lambda path: f"{path}%20",
+    "prefix": lambda path: f"/bert{path}",
+    "double prefix": lambda path: f"/bert/bert{path}",
+    "two slashes": lambda path: f"/{path}",
+    "two slashes within": lambda path: path.replace("/tiny", "//tiny"),
+    "semicolon": lambda path: f"{path};",
+    "semicolon within": lambda path: path.replace("/tiny", ";x/tiny"),
+    "upper case": lambda path: path.upper(),
+    "last slash": lambda path: f"{path}/",
+    "overlong slash": lambda path: path.replace("/tiny", "%C0%AFtiny"),
+    "overlong letter": lambda path: f"{path}%C1%81",
+    "encoded slash": lambda path: path.replace("/tiny", "%2Ftiny"),
+    "encoded slash in lower case": lambda path: f"{path}%2f",
+    "encoded backslash": lambda path: path.replace("/tiny", "%5Ctiny"),
+    "dot": lambda path: f"/.{path}",
+    "dots": lambda path: f"/health/..{path}",
+    "encoded dots": lambda path: f"/health/%2e%2e{path}",
+    "last dots": lambda path: f"{path}/..",
+    "encoded letter": lambda path: path.replace("/tiny", "/%74iny"),
+    "question mark": lambda path: f"{path}%3F",
+    "fullwidth letter": lambda path: path.replace("unload", "%EF%BD%95nload"),
+}
+AMBIGUOUS = ("newline", "null", "next line", "overlong letter", "encoded slash in lower case", "dot", "dots", "encoded dots", "last dots")
+
+
+class Asked:
+    """What came of one request."""
+
+    def __init__(self, method: str, raw_path: str, authorization: bytes, root_path: str = "") -> None:
+        headers = [
+            (b"host", b"test"),
+            (b"content-type", b"application/json"),
+            *([(b"authorization", authorization)] if authorization else []),
+        ]
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": unquote(raw_path),  # as uvicorn does
+            "raw_path": raw_path.encode(),
+            "root_path": root_path,
+            "query_string": b"",
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8000),
+        }
+        self.status = 0
+        self.body = b""
+        self.unread: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+
+    async def by(self, app: ASGIApp) -> Asked:
+        """Sends it to an application."""
+
+        async def receive() -> Message:
+            return self.unread.pop() if self.unread else {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            self.status = message.get("status", self.status)
+            self.body += message.get("body", b"")
+
+        await app(self.scope, receive, send)
+        return self
+
+    @property
+    def access(self) -> Access | None:
+        """The access of the route that it was matched to; None if it matched none."""
+        return getattr(self.scope.get("route"), "access", None)
+
+
+class Changes:
+    """Stands in the place of what loads models, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def differing(self) -> dict[str, Any]:
+        """Returns the models of which workers have different versions."""
+        return {}
+
+    async def load(self, name: str) -> Any:
+        """Notes it."""
+        self.names.append(name)
+        raise AssertionError("it changed a model")
+
+    unload = load
+
+
+def service(models: Path) -> tuple[AppState, Authenticator, Changes]:
+    """Returns a service with a key and an admin key, and what its changes of models become."""
+    (models.parent / "admin").write_text("trident")
+    state, changes = build(Settings(models=models)), Changes()
+    object.__setattr__(state, "reloader", changes)
+    return state, Authenticator(keys(models.parent, "swordfish"), admin_keys=ApiKeys(models.parent / "admin")), changes
+
+
+def routes(app: FastAPI) -> Iterator[tuple[Endpoint, str, str]]:
+    """Yields every route with its method and a path of it."""
+    for route in app.routes:
+        assert isinstance(route, Endpoint)
+        for method in sorted(route.methods):
+            path = route.path.replace("{version}", "1")
+            yield route, method, path.replace("{name}", "swagger-ui.css" if path.startswith("/docs") else "tiny")
+
+
+def allowed(access: Access, authorization: bytes) -> bool:
+    """Returns whether a caller may call a route."""
+    return access in WITHOUT_KEY or authorization == ADMIN_KEY or (authorization == KEY and access is Access.KEY)
+
+
+def test_every_route_asks_for_what_it_declares(models: Path) -> None:
+    """No key is 401 and a key without rights 403; who may call a route gets another answer. Changes run with the admin key alone."""
+    state, auth, changes = service(models)
+
+    async def ask() -> None:
+        app = create_app(state, auth=auth)
+        for route, method, path in routes(create_fastapi(state)):
+            for authorization in (NO_KEY, KEY, ADMIN_KEY):
+                before = len(changes.names)
+                asked = await Asked(method, path, authorization).by(app)
+                denied = {NO_KEY: 401, KEY: 403}.get(authorization)
+                assert asked.access is route.access, path
+                assert (asked.status == denied) is not allowed(route.access, authorization), (path, authorization, asked.status)
+                assert (len(changes.names) > before) is (route.access is Access.ADMIN and authorization == ADMIN_KEY), path
+                assert asked.status != 405, path
+
+    asyncio.run(with_lanes(state, ask()))
+    assert {"tiny"} == set(changes.names)
+
+
+async def with_lanes(state: AppState, work: Any) -> None:
+    """Awaits what needs a service that is ready."""
+    state.scheduler.start()
+    try:
+        await work
+    finally:
+        await state.scheduler.stop(0)
+
+
+@pytest.mark.parametrize(("root_path", "mounted"), [("", False), ("/bert", False), ("/bert", True)])
+def test_no_mutated_path_gets_around_the_access_of_a_route(models: Path, root_path: str, mounted: bool) -> None:
+    """Whether a prefix is a setting or comes from a server that mounts the application: no change of a model without the admin key."""
+    state, auth, changes = service(models)
+    options = {} if mounted else {"root_path": root_path}
+
+    async def ask() -> None:
+        app = create_app(state, auth=auth, **options)
+        for route, method, path in routes(create_fastapi(state)):
+            for name, mutate in MUTATIONS.items():
+                for authorization in (NO_KEY, KEY) if route.access is Access.ADMIN else (NO_KEY,):
+                    asked = await Asked(method, root_path + mutate(path), authorization, root_path if mounted else "").by(app)
+                    context = (method, name, path, asked.status)
+                    assert [] == changes.names, context
+                    if asked.access is None:
+                        assert asked.status in (400, 404), context
+                    elif asked.status != 405:
+                        denied = {NO_KEY: 401, KEY: 403}[authorization]
+                        assert (asked.status == denied) is not allowed(asked.access, authorization), context
+                    if name in AMBIGUOUS:
+                        assert asked.status == 400, context
+                    if name == "double prefix":
+                        assert asked.status == 404, context
+
+    asyncio.run(with_lanes(state, ask()))
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/tiny/unload%0A", "/models/tiny/unload", "/v2/repository/models/tiny/unload", "/bert/bert/models/tiny/unload"]
+)
+def test_without_admin_keys_nobody_changes_models(models: Path, path: str) -> None:
+    """As in a replica under Ray Serve, which mounts the application and has no admin keys."""
+    state, _, changes = service(models)
+
+    async def ask() -> int:
+        return (await Asked("POST", path, NO_KEY, "/bert").by(create_app(state))).status
+
+    assert asyncio.run(ask()) in (400, 403, 404)
+    assert [] == changes.names
+
+
+def test_a_path_without_a_route_is_404_before_its_body_is_read(models: Path) -> None:
+    """With a key or without: the answer is there before the first byte of a body."""
+    state, auth, _ = service(models)
+
+    async def ask(authorization: bytes) -> tuple[int, int]:
+        asked = await Asked("POST", "/nowhere", authorization).by(create_app(state, auth=auth))
+        return asked.status, len(asked.unread)
+
+    assert [(404, 1), (404, 1)] == [asyncio.run(ask(authorization)) for authorization in (NO_KEY, KEY)]
+
+
+def test_a_route_without_a_declared_access_fails_at_start(models: Path) -> None:
+    """Also one of FastAPI's own kind, and one of ours whose class declares nothing."""
+    app = create_fastapi(build(Settings(models=models)))
+    check_declared(app.routes)
+
+    async def endpoint() -> None:
+        """Does nothing."""
+
+    for undeclared in (Endpoint("/x", endpoint), FastAPI().router.routes[0]):
+        with pytest.raises(TypeError, match="declares no access"):
+            check_declared([*app.routes, undeclared])
+
+
+def test_the_reserved_connections_are_for_probes_and_metrics(models: Path) -> None:
+    """The list of paths that are answered when no other connection is accepted has what the routes declare."""
+    app = create_fastapi(build(Settings(models=models)))
+    declared = {route.path for route, *_ in routes(app) if route.access in (Access.PROBE, Access.METRICS) and "{" not in route.path}
+    assert declared == PROBES | {METRICS}
+
+
+def test_probes_of_unknown_models_name_no_models(models: Path) -> None:
+    """They need no key, so what is loaded stays hidden."""
+    state, auth, _ = service(models)
+    paths = ("/models/tinny/health", "/v2/models/tinny/ready", "/v2/models/tiny/versions/9/ready", "/ner/health")
+
+    async def ask() -> list[Asked]:
+        return [await Asked("GET", path, NO_KEY).by(create_app(state, auth=auth)) for path in paths]
+
+    probes = asyncio.run(ask())
+    assert {404} == {probe.status for probe in probes}
+    assert [] == [probe.body for probe in probes if b"tiny" in probe.body or b"sha256" in probe.body]
+
+
+def test_a_key_and_an_admin_key_of_one_name_have_a_limit_each(tmp_path: Path) -> None:
+    """The limit of open requests is a key's own, whatever the other file calls its key."""
+    (tmp_path / "admin").write_text("trident")
+    auth = Authenticator(keys(tmp_path, "swordfish"), admin_keys=ApiKeys(tmp_path / "admin"), max_concurrent_per_key=1)
+    callers = [auth.enter(Access.KEY, [(b"authorization", value)]) for value in (KEY, ADMIN_KEY)]
+    assert [("default", False), ("default", True)] == callers
