@@ -17,8 +17,12 @@ CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0
 
 
 async def check(settings: Settings) -> int:
-    """Runs the stored example of each model; returns 1 if one answers differently."""
-    state = build(settings.model_copy(update={"default_by_name": True}))  # models are asked by name, so nothing needs a default
+    """Runs the stored example of each model; returns 1 if one answers differently.
+
+    Raises:
+        StartError: The service would not start with these settings.
+    """
+    state = build(settings)
     state.scheduler.start()
     failed = 0
     for model in state.registry.models.values():
@@ -35,6 +39,8 @@ async def check(settings: Settings) -> int:
         print(
             f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}: {'ok' if reason is None else f'FAILED: {reason}'}"
         )
+    for name, reason in state.broken.items():
+        print(f"{name}: not loaded, and left out by --skip-broken: {reason}")
     await state.scheduler.stop(0)
     return 1 if failed else 0
 

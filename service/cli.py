@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, CliPositionalArg, CliSubCommand, CliToggleFlag, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    CliPositionalArg,
+    CliSubCommand,
+    CliToggleFlag,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from service import __version__, listing
 from service.api_keys import new_key
@@ -38,13 +44,20 @@ if TYPE_CHECKING:
     from service.serving.build import AppState
     from service.serving.model import Model
     from service.serving.registry import Registry
-    from service.tracing.tracer import Tracer
 
 logger = logging.getLogger("bertserve")
 
 # Flags of `score` that name columns: the inputs of all tasks. They stand here because the tasks take a while to import.
 INPUTS = ("text", "text_pair", "question", "context", "prompt", "choices", "source_sentence", "sentences", "query", "texts")
 
+
+# The settings of serve that `score` uses. Others may stand in variables and files that both read, and flags of them are refused.
+SCORE_SETTINGS = (
+    *("config", "models", "model", "cache_dir", "log_format"),
+    *("provider", "allow_provider_fallback", "engine_cache", "precision", "require_evidence", "min_agreement"),
+    *("lanes", "solo_threads", "idle_threads", "batch_variant_graphs", "max_batch_tokens", "max_queue_tokens"),
+    *("max_inputs", "max_body_bytes", "max_chars"),
+)
 
 # What a flag of `score` cannot say with --ray.
 _ON_RAY = {
@@ -94,10 +107,11 @@ class Score(Settings):
     prediction_column: str = Field("prediction", min_length=1, description="Name of the column that predictions come in.")
     warnings_column: str = Field("warnings", min_length=1, description="Name of the column that warnings come in, such as of a cut text.")
     rejected: Path | None = Field(
-        None, description="File for rows without an answer, with their reasons; by default OUTPUT.rejected.jsonl, and none for stdout."
+        None,
+        description="New file for rows without an answer, with their reasons; by default OUTPUT.rejected.jsonl, and none for stdout.",
     )
     max_rejected: int = Field(1000, ge=0, description="Rows that may have no answer; one more ends the run.")
-    restart: bool = Field(False, description="Begin from the first row, and replace the output, where either is there already.")
+    restart: bool = Field(False, description="Begin from the first row, and replace the output and the file of rejected rows.")
 
     ray: str | None = Field(
         None,
@@ -108,6 +122,20 @@ class Score(Settings):
     actor_cpus: int | None = Field(
         None, ge=1, description="With --ray: CPUs of an actor, which are its lanes; by default those of the smallest node, at most 4."
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *sources: Any, **more: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Returns where settings come from.
+
+        Raises:
+            SettingsError: A flag of `serve` is given that does nothing here.
+        """
+        for name in init_settings():
+            if name in Settings.model_fields and name not in SCORE_SETTINGS:
+                raise SettingsError(f"--{name.replace('_', '-')} is a setting of `bert-serve serve` and does nothing here; leave it out.")
+        return super().settings_customise_sources(settings_cls, init_settings, *sources, **more)
 
     def run(self) -> int:
         """Scores; returns the exit code."""
@@ -184,12 +212,13 @@ def _with_one_model(settings: Settings) -> Settings:
 
 
 class Check(Settings):
-    """Check that each model answers its stored example as it did at export, and exit. Takes the same settings as serve."""
+    """Check that serve would start with the same settings, and that each model answers its stored example as at export; and exit."""
 
     def run(self) -> int:
         """Checks all models; returns the exit code."""
         from service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
 
+        _prepare(self)
         return asyncio.run(check(with_sources(self)))
 
 
@@ -279,15 +308,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
-    from service.process.descriptors import raise_limit
     from service.process.logs import as_printed, configure_logging
-    from service.process.secrets import Secrets
     from service.process.server import bind
 
     configure_logging(settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
-    raise_limit()
-    secrets = Secrets.read(settings)
+    secrets = _prepare(settings)
     if secrets.keys is None and not _is_loopback(settings.host):
         logger.warning(
             "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
@@ -314,6 +340,26 @@ def _serve(settings: Settings) -> int:
     return 0
 
 
+def _prepare(settings: Settings) -> Secrets:
+    """Reads keys and certificate, and checks all else that a start refuses before it loads models.
+
+    Raises:
+        SettingsError: The service would not start with these settings.
+    """
+    from service.process.descriptors import max_connections, raise_limit
+    from service.process.secrets import Secrets
+    from service.process.supervisor import check_fork
+    from service.tracing.extra import tracer_class
+
+    raise_limit()
+    max_connections(settings.max_connections)
+    if settings.otlp_endpoint is not None:
+        tracer_class()
+    if settings.workers > 1:
+        check_fork(settings.workers)
+    return Secrets.read(settings)
+
+
 def _work(
     settings: Settings,
     listener: socket.socket,
@@ -329,8 +375,9 @@ def _work(
     from service.process.server import Server
     from service.process.worker import Worker
     from service.serving.build import build
+    from service.tracing.extra import tracer_to
 
-    tracer = None if settings.otlp_endpoint is None else _tracer(settings.otlp_endpoint)  # here, and not before the workers are forked
+    tracer = tracer_to(settings.otlp_endpoint)  # here, and not before the workers are forked
     limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
     # FastAPI takes a sixth of a second to import, for which the models, whose runs need no interpreter, need not wait
     with ThreadPoolExecutor(1) as pool:
@@ -378,16 +425,6 @@ def _work(
             tracer.close()
 
 
-def _tracer(endpoint: str) -> Tracer | None:
-    try:
-        from service.tracing.tracer import Tracer
-    except ImportError as error:
-        raise SettingsError(
-            "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or leave the setting out."
-        ) from error
-    return Tracer.to(endpoint)
-
-
 def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:
     """Returns what uvicorn serves: its configuration, with the application in it."""
     from service.process.application import application
@@ -427,26 +464,26 @@ def _supervise(
     """Has several workers serve from one socket."""
     from service.process import metrics_files
     from service.process.listener import ABSENT, shared_counts
+    from service.process.shared_folder import shared_folder
     from service.process.supervisor import Supervisor
     from service.serving.change_log import Change, ChangeLog
 
-    with _shared_folder() as name:
-        folder = Path(name)
+    with shared_folder() as folder:
         changes = ChangeLog(folder / "changes")
         connections, heartbeats = shared_counts(settings.workers), shared_counts(settings.workers)
         process_ids, replaced = shared_counts(settings.workers, 0), shared_counts(len(REASONS), 0)
         supervisor_id = os.getpid()
 
         def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
-            metrics_files.reserve(folder)
+            metrics_files.reserve(folder, index)
             process_ids[index] = os.getpid()
             context = WorkerContext(index, settings.workers, folder, connections, heartbeats, process_ids, replaced)
             _work(settings, listener, secrets, report, context=context, shutdown_pipe=shutdown_pipe)
             if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
                 shutil.rmtree(folder, ignore_errors=True)
 
-        def forget(index: int, pid: int, reason: str | None) -> None:
-            metrics_files.forget(folder, pid)
+        def forget(index: int, reason: str | None) -> None:
+            metrics_files.forget(folder, index)
             connections[index], process_ids[index] = ABSENT, 0
             if reason is not None:
                 replaced[REASONS.index(reason)] += 1
@@ -468,17 +505,8 @@ def _supervise(
             on_stop=listener.close,
             on_hangup=read_again,
         )
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = name  # prometheus_client reads it when it is first imported: in the workers
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client reads it when it is first imported: in the workers
         supervisor.run()
-
-
-def _shared_folder() -> tempfile.TemporaryDirectory[str]:
-    """Makes a folder for the workers' metrics: in memory where that can be, for a container's file system may be read-only."""
-    memory = "/dev/shm"  # noqa: S108 - the folder in it is made by tempfile, for this user alone
-    try:
-        return tempfile.TemporaryDirectory(prefix="bertserve-", dir=memory if os.access(memory, os.W_OK) else None)
-    except OSError as error:
-        raise StartError(f"--workers needs a folder for metrics, and none can be made ({error.strerror}); set TMPDIR to one.") from error
 
 
 def _is_loopback(host: str) -> bool:

@@ -15,7 +15,16 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+    values,
+)
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from service import __version__
@@ -37,14 +46,17 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series fo
 class Metrics:
     """The collectors of one process, on a registry of their own."""
 
-    def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None) -> None:
+    def __init__(self, folder: Path | None = None, processes: ProcessMetrics | None = None, *, index: int = 0) -> None:
         """Creates the collectors.
 
         Args:
             folder: Where all workers keep their values, if there are several. The variable PROMETHEUS_MULTIPROC_DIR must have
                 named it when prometheus_client was first imported: that is when it decides where values are kept.
             processes: Of all workers; of this process alone by default.
+            index: Of this worker: the files of its values have it in their names, and one that takes its place later counts on in them.
         """
+        if values.ValueClass is not values.MutexValue:  # values are kept in files
+            values.ValueClass = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._folder = folder
         self.processes = processes or ProcessMetrics()

@@ -20,8 +20,9 @@ from service.process.application import application
 from service.process.logs import configure_logging
 from service.process.secrets import Secrets
 from service.serving.build import build
-from service.settings import Settings
+from service.settings import Settings, check_environment
 from service.sources.cache import with_sources
+from service.tracing.extra import tracer_to
 
 logger = logging.getLogger("bertserve.ray")
 
@@ -41,6 +42,11 @@ MAX_ONGOING = 10_000  # requests at a replica, for its own admission to judge; R
 
 class ReplicaSettings(Settings):
     """Settings of `bert-serve serve`, but for those that are Ray's."""
+
+    def __init__(self, **values: Any) -> None:
+        """Reads values, and variables as the command does: one that is no setting is an error."""
+        check_environment()
+        super().__init__(**values)
 
     @model_validator(mode="after")
     def _refuse_what_is_rays(self) -> "ReplicaSettings":
@@ -62,12 +68,18 @@ class Replica:
         if settings.lanes is None and "GPU" not in resources:
             settings = settings.model_copy(update={"lanes": max(1, int(resources.get("CPU", 1)))})
         self._settings = settings
-        self._state = build(with_sources(settings))
+        self._tracer = tracer_to(settings.otlp_endpoint)
+        self._state = build(with_sources(settings), tracer=self._tracer)
         self._seen = (time.monotonic(), 0.0)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Returns the application. Ray sends the request's id, which it had before us."""
         return application(self._settings, self._state, Secrets.read(self._settings), sends_request_id=False)
+
+    def __del__(self) -> None:
+        """Sends the last traces. Ray calls this once, when it stops a replica that has drained."""
+        if (tracer := getattr(self, "_tracer", None)) is not None:
+            tracer.close()
 
     def check_health(self) -> None:
         """Ends the process where a lane is dead or all hang: Ray replaces it sooner than one that only says so, and fewer requests meet it."""

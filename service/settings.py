@@ -299,8 +299,7 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         SettingsError: A value is wrong, two contradict each other, or a BERT_SERVE_* variable or a key of the file is no setting.
         SystemExit: `--help`, or a flag or subcommand that does not exist (code 2).
     """
-    _drop_service_links()
-    _refuse_unknown_variables()
+    check_environment()
     try:
         return CliApp.run(command, cli_args=list(args))
     except ValidationError as error:
@@ -318,6 +317,16 @@ def setting_names() -> list[str]:
     aliases = (field.validation_alias for field in Settings.model_fields.values())
     also = [str(name) for alias in aliases if isinstance(alias, AliasChoices) for name in alias.choices]
     return list(dict.fromkeys([*Settings.model_fields, *also]))
+
+
+def check_environment() -> None:
+    """Refuses variables that look like settings and are none; those that Kubernetes makes of a Service's name are dropped.
+
+    Raises:
+        SettingsError: A BERT_SERVE_* variable is no setting.
+    """
+    _drop_service_links()
+    _refuse_unknown_variables()
 
 
 def _drop_service_links() -> None:

@@ -63,6 +63,7 @@ HOMES = {
         "service.text.tokenizer",
         "service.process.logs",
         "service.tracing.tracer",
+        "service.scoring.part",
         "service.scoring.runner",
         "bench",
         "export.signals",
@@ -75,7 +76,7 @@ HOMES = {
     "onnx_ir": {"export"},
     "threadpoolctl": {"export.product_threads"},
     "tqdm": {"export.progress", "service.scoring.progress"},
-    "pyarrow": {"service.scoring.parquet", "service.scoring.parquet_folder"},
+    "pyarrow": {"service.scoring.json_forms", "service.scoring.parquet", "service.scoring.parquet_folder"},
     "ray": {"service.ray", "service.scoring.ray_actor", "service.scoring.ray_data"},
     "peft": {"export.checkpoint.lora"},
 }

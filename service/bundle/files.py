@@ -125,11 +125,15 @@ def find_bundles(folders: Sequence[Path]) -> list[Path]:
     """Returns the bundle folders in some models folders, by name: each folder that is not hidden. A bundle may be given itself.
 
     Raises:
-        BundleError: A folder does not exist or holds no bundle, or two have one of the same name.
+        BundleError: A folder does not exist, cannot be read or holds no bundle, or two have one of the same name.
     """
     found: dict[str, Path] = {}
     for folder in folders:
-        for entry in _bundles_in(folder):
+        try:
+            entries = _bundles_in(folder)
+        except OSError as error:
+            raise BundleError(f"the models folder `{folder}` cannot be read ({error.strerror}); make it readable for this user.") from error
+        for entry in entries:
             if entry.name in found:
                 raise BundleError(
                     f"`{found[entry.name]}` and `{entry}` are both called `{entry.name}`; leave out one, or export it with another --name."

@@ -34,7 +34,9 @@ from service.errors import SettingsError, StartError
 logger = logging.getLogger("bertserve.supervisor")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# of one worker in a row: before all are ready the service ends then, and later it waits before each further one
 MOST_FAILED_STARTS = 3
+RETRY_S, MOST_RETRY_S = 1.0, 60.0
 # After the grace a worker joins its lanes (1 s) and sends what was produced (5 s); one that still runs then hangs.
 MARGIN_S = 8
 
@@ -88,7 +90,7 @@ class Supervisor:
         grace_s: float,
         heartbeats: MutableSequence[int],
         on_ready: Callable[[Any], None],
-        on_end: Callable[[int, int, str | None], None],
+        on_end: Callable[[int, str | None], None],
         on_stop: Callable[[], None] = lambda: None,
         on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
@@ -100,18 +102,15 @@ class Supervisor:
             grace_s: Seconds that a worker may take to finish what it has.
             heartbeats: By index the `time.monotonic_ns()` at which a worker's event loop last turned, in memory that all share.
             on_ready: Called once, with the report of a worker, when all of them are ready.
-            on_end: Called with index and process id of each worker that has ended, and why it has to be replaced: `ended` by itself, or `hung`
-                and was killed; None while the service stops.
+            on_end: Called with the index of each worker that has ended, and why it has to be replaced: `ended` by itself, or `hung` and was
+                killed; None while the service stops.
             on_stop: Called once, when the workers are told to stop: what they inherited need not stay open here.
             on_hangup: Called on each SIGHUP, which is then passed on to all workers; one that is not ready gets it once it is.
 
         Raises:
             SettingsError: This system cannot fork.
         """
-        if not hasattr(os, "fork"):
-            raise SettingsError(
-                f"--workers is {workers}, but this system cannot fork processes; leave it at 1, and start several services."
-            )
+        check_fork(workers)
         self._work = work
         self._count = workers
         self._grace_s = grace_s
@@ -123,7 +122,8 @@ class Supervisor:
         self._longest_start_s: float | None = None
         self._workers: list[_Worker] = []
         self._announced = False
-        self._failed_starts = 0
+        self._failed_starts = [0] * workers  # by index, since its last worker was ready
+        self._due: dict[int, float] = {}  # index -> `time.monotonic()` at which another worker starts in its place
         self._failure: StartError | None = None
         self._stopping = False
         self._deadline: float | None = None
@@ -133,7 +133,8 @@ class Supervisor:
         """Runs the workers; returns once SIGINT or SIGTERM has stopped them all. Another SIGINT ends them at once.
 
         Raises:
-            StartError: A worker could not start, or several in a row died before they were ready.
+            StartError: At the first start a worker could not start, or died MOST_FAILED_STARTS times before it was ready; or later all of
+                them did.
         """
         self._shutdown_pipe, self._shutdown_pipe_end = os.pipe()
         self._signals, told = socket.socketpair()
@@ -144,7 +145,7 @@ class Supervisor:
         try:
             for index in range(self._count):
                 self._start(index)
-            while self._workers:
+            while self._workers or self._due:
                 self._react()
         finally:
             self._kill()
@@ -204,6 +205,7 @@ class Supervisor:
             self._on_report(worker)
         for worker in [worker for worker in self._workers if worker.process.sentinel in happened]:
             self._reap(worker)
+        self._start_due()
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGHUP:
@@ -233,7 +235,7 @@ class Supervisor:
             self._longest_start_s = max(self._longest_start_s or 0, time.monotonic() - worker.started)
             if worker.hung_up:
                 os.kill(worker.process.pid or 0, signal.SIGHUP)
-            self._failed_starts = 0
+            self._failed_starts[worker.index] = 0
             if self._announced:
                 logger.info("worker %d is process %d now", worker.index, worker.process.pid)
             elif len(self._workers) == self._count and all(other.ready for other in self._workers):
@@ -246,7 +248,7 @@ class Supervisor:
         self._workers.remove(worker)
         worker.report.close()
         to_replace = None if self._stopping else "hung" if worker.hung else "ended"
-        self._on_end(worker.index, worker.process.pid or 0, to_replace)
+        self._on_end(worker.index, to_replace)
         if self._stopping:
             return
         if worker.error is not None and not self._announced:
@@ -254,14 +256,35 @@ class Supervisor:
             return
         why = f": {worker.error}" if worker.error is not None else ""
         logger.error("worker %d, process %d, ended with code %s%s", worker.index, worker.process.pid, worker.process.exitcode, why)
-        self._failed_starts += not worker.ready
-        if self._failed_starts == MOST_FAILED_STARTS:
-            self._fail(worker.error or StartError(f"{MOST_FAILED_STARTS} workers in a row ended before they were ready."))
+        if worker.ready:
+            self._due[worker.index] = time.monotonic()
         else:
+            self._retry(worker.index, worker.error or StartError(f"worker {worker.index} ended before it was ready."))
+
+    def _retry(self, index: int, error: StartError) -> None:
+        """Starts a worker later whose start failed, or ends the service where no worker is left that could serve."""
+        self._failed_starts[index] += 1
+        failed = self._failed_starts[index]
+        # once all were ready, those that still are serve on
+        if (min(self._failed_starts) if self._announced else failed) >= MOST_FAILED_STARTS:
+            self._fail(error)
+        elif failed < MOST_FAILED_STARTS:
+            self._due[index] = time.monotonic()
+        else:
+            wait_s = min(RETRY_S * 2.0 ** (failed - MOST_FAILED_STARTS), MOST_RETRY_S)
+            self._due[index] = time.monotonic() + wait_s
+            logger.error("worker %d failed to start %d times in a row; the next attempt is in %.0f s", index, failed, wait_s)
+
+    def _start_due(self) -> None:
+        """Starts the workers whose time has come; one that cannot even be forked is tried again."""
+        for index in [index for index, at in self._due.items() if at <= time.monotonic()]:
+            if self._due.pop(index, None) is None:  # the service stops because of the one before
+                return
             try:
-                self._start(worker.index)
-            except StartError as error:  # the others finish what they have
-                self._fail(error)
+                self._start(index)
+            except StartError as error:
+                logger.error("worker %d cannot be started: %s", index, error)
+                self._retry(index, error)
 
     def _kill_hung(self) -> None:
         """Kills workers whose event loop stands still, or whose start does; `_reap` puts others in their place."""
@@ -297,6 +320,7 @@ class Supervisor:
     def _stop(self) -> None:
         """Tells all workers to finish what they have."""
         self._stopping = True
+        self._due.clear()
         self._deadline = time.monotonic() + self._grace_s + MARGIN_S
         self._on_stop()
         os.close(self._shutdown_pipe_end)
@@ -307,3 +331,13 @@ class Supervisor:
     def _kill(self) -> None:
         for worker in self._workers:
             worker.process.kill()
+
+
+def check_fork(workers: int) -> None:
+    """Checks that this system can have several workers.
+
+    Raises:
+        SettingsError: It cannot fork.
+    """
+    if not hasattr(os, "fork"):
+        raise SettingsError(f"--workers is {workers}, but this system cannot fork processes; leave it at 1, and start several services.")

@@ -270,8 +270,16 @@ class Scheduler:
         peak = self._concurrency.peak(now)
         return peak == 1 or peak * self._solo_threads <= self._lane_count
 
-    def _execute(self, lane: Lane, batch: list[Entry], *, held: Sequence[Entry], solo: bool = False) -> None:
-        """Runs a batch, or a part of the one that is held, and delivers; what fails takes nobody with it."""
+    def _execute(self, lane: Lane, batch: list[Entry], *, held: Sequence[Entry], solo: bool = False, is_last: bool = True) -> None:
+        """Runs a batch, or a part of the one that is held, and delivers; what fails takes nobody with it.
+
+        Args:
+            lane: The lane that runs it.
+            batch: What to run.
+            held: The whole batch.
+            solo: Whether it may be a solo run.
+            is_last: Whether the lane takes its next batch as soon as this is delivered.
+        """
         start = self._clock()
         lane.run = Run(held, predicted_s(batch), start)
         try:
@@ -280,22 +288,22 @@ class Scheduler:
             if len(batch) == 1:
                 self._fail(batch[0].job, error)
             else:
-                self._execute_in_halves(lane, batch, held)
+                self._execute_in_halves(lane, batch, held, is_last)
             return
         end = self._clock()
         run_s = end - start
         lane.run = Run(held, 0.0, end)  # what follows is no part of the prediction
         for entry, result in zip(batch, results, strict=True):
-            self._settle(entry, result, run_s)
+            self._settle(entry, result, run_s, is_last=is_last and entry is batch[-1])
 
-    def _execute_in_halves(self, lane: Lane, batch: list[Entry], held: Sequence[Entry]) -> None:
+    def _execute_in_halves(self, lane: Lane, batch: list[Entry], held: Sequence[Entry], is_last: bool) -> None:
         """Runs what a failed batch still owes someone again, so that only the guilty entry fails, or what is too much for the memory."""
         half = (len(batch) + 1) // 2
         for part in (batch[:half], batch[half:]):
             if wanted := [entry for entry in part if entry.job.open]:
                 with self._condition:
                     self._running += 1
-                self._execute(lane, wanted, held=held)
+                self._execute(lane, wanted, held=held, is_last=is_last and part[-1] is batch[-1])
 
     def _run(self, batch: list[Entry], solo: bool) -> Sequence[Any]:
         stage = batch[0].job.owner.stage  # all work of a key has the same run functions
@@ -309,25 +317,31 @@ class Scheduler:
             raise EngineError(f"a batch of {len(batch)} gave {len(results)} results. This is a bug.")
         return results
 
-    def _settle(self, entry: Entry, result: Any, run_s: float) -> None:
-        """Records a result; finishes the job, or starts its next stage, when it was the last one."""
+    def _settle(self, entry: Entry, result: Any, run_s: float, *, is_last: bool) -> None:
+        """Records a result; finishes the job, or starts its next stage, when it was the last one.
+
+        Work that may start now wakes a waiting lane, unless this lane delivers nothing more (`is_last`) and takes it at once.
+        """
         job = entry.job
         with self._condition:
             if not self._backlog.finish(entry, result, run_s):
+                if job.waiting and not job.running and not is_last:
+                    self._condition.notify()  # a lane may have left the rest of the job to others while this entry ran
                 return
             results = job.results
         try:
             value = skip_empty(job.owner.stage.finish(results))
             if isinstance(value, Stage):
                 with self._condition:
-                    self._put(job, value, own=1)  # this lane takes one itself, sooner than another wakes up
+                    self._put(job, value, own=is_last)  # this lane takes one itself, sooner than another wakes up
                 return
         except BaseException as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
             self._fail(job, error)
             return
         self._resolve(job, JobResult(value, job.queued_s, job.run_s, job.predicted_wait_s, job.wait_s))
 
-    def _put(self, job: Job, stage: Stage, *, own: int = 0) -> None:
+    def _put(self, job: Job, stage: Stage, *, own: bool = False) -> None:
+        """Queues a stage and wakes a waiting lane for each entry, but for the one that the calling lane takes itself (`own`)."""
         job.owner.stage = stage
         self._backlog.put(
             job,

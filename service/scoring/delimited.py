@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
@@ -32,7 +31,7 @@ class DelimitedReader:
             SettingsError: Two columns have one name.
         """
         csv.field_size_limit(max_bytes)
-        self._delimiter, self._undecodable = delimiter, False
+        self._delimiter, self._max_bytes, self._undecodable = delimiter, max_bytes, False
         self._lines = TextLines(file, Place(), max_bytes)
         self._start(0)
         header = self._next()
@@ -49,7 +48,7 @@ class DelimitedReader:
         """Returns the next rows, as many as both limits allow and at least one; None at the end.
 
         Raises:
-            StartError: A quote does not end, or the file is no CSV.
+            StartError: A quote does not end, a line is too long, or the file is no CSV.
         """
         rows: list[Row] = []
         size = 0
@@ -69,7 +68,12 @@ class DelimitedReader:
         self._records = csv.reader(self._decoded(), delimiter=self._delimiter, strict=True)
 
     def _decoded(self) -> Iterator[str]:
-        while (line := self._lines.next()[0]) != b"":
+        while (read := self._lines.next())[0] != b"":
+            line, whole = read
+            if not whole:  # its rest may have the end of a quote, without which nobody knows where the next row begins
+                raise StartError(
+                    f"line {self._lines.number} of the input has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes."
+                )
             try:
                 yield line.decode()
             except UnicodeDecodeError:
@@ -128,9 +132,20 @@ class DelimitedWriter:
         ), {}
 
     def _encoded(self, rows: Iterator[list[str]] | list[list[str]]) -> bytes:
-        text = io.StringIO()
-        csv.writer(text, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
-        return text.getvalue().encode()
+        lines = _Lines()
+        csv.writer(lines, delimiter=self._delimiter, lineterminator=_END).writerows(rows)
+        return "".join(lines).encode()
+
+
+# csv quotes a field with a character of the line terminator: this one has both characters at which readers end a line
+_END = "\r\n"
+
+
+class _Lines(list[str]):
+    """Takes lines of csv, and gives them the end that is written."""
+
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix(_END) + "\n")
 
 
 def _cell(value: object) -> str:

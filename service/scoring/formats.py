@@ -63,7 +63,7 @@ def format_of(path: Path, given: str | None, flag: str) -> str:
     return found
 
 
-def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, values: Sequence[str] | None) -> Reader:
+def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, inputs: Sequence[str], whole: bool) -> Reader:
     """Opens the input at a place.
 
     Args:
@@ -71,15 +71,16 @@ def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, values: 
         kind: Its format.
         place: Where to begin.
         max_bytes: Of a line.
-        values: Columns of Parquet that become Python values; None is all.
+        inputs: Columns that the task reads.
+        whole: Whether the values of other columns of Parquet are wanted too; those of other formats always come.
 
     Raises:
-        StartError: It cannot be read, or is not of the format.
+        StartError: It cannot be read, is not of the format, or has a column that cannot be used.
     """
     if kind == PARQUET:
         from service.scoring.parquet import ParquetReader
 
-        return ParquetReader(path, place, values=values)
+        return ParquetReader(path, place, inputs=inputs, whole=whole)
     try:
         file: BinaryIO = open(0, "rb", closefd=False) if path == STREAM else path.open("rb")  # noqa: SIM115 - it is read until the process ends
     except OSError as error:

@@ -18,31 +18,39 @@ try:
     import pyarrow.parquet as pq
 except ImportError as missing:
     raise SettingsError("Parquet needs pyarrow, which is not installed; `pip install 'bertserve[parquet]'` adds it.") from missing
+from service.scoring.json_forms import JsonColumn, plain
 
 
 class ParquetReader:
     """Reads rows of a Parquet file."""
 
-    def __init__(self, path: Path | str, place: Place, *, values: Sequence[str] | None, filesystem: Any = None) -> None:
+    def __init__(self, path: Path | str, place: Place, *, inputs: Sequence[str], whole: bool = False, filesystem: Any = None) -> None:
         """Opens a file and begins at a place.
 
         Args:
             path: The file.
             place: Where to begin.
-            values: Columns that become Python values, which others need not; None is all.
+            inputs: Columns that the task reads, where there are such; rows have their values.
+            whole: Whether rows have the values of all columns, in the forms of JSON.
             filesystem: Where it is, as pyarrow knows it; None is this machine.
 
         Raises:
             StartError: It is no Parquet file.
+            SettingsError: An input is neither text nor a list of texts, a column has no form in JSON, or two columns have one name.
         """
         try:
             self._file = pq.ParquetFile(path, filesystem=filesystem)
         except (pa.ArrowException, OSError) as error:
             raise StartError(f"the input `{path}` cannot be read as Parquet: {error}.") from error
-        self.schema: Any = pa.schema([_plain(field) for field in self._file.schema_arrow], metadata=self._file.schema_arrow.metadata)
+        stored = self._file.schema_arrow
+        self.schema: Any = pa.schema([field.with_type(plain(field.type)) for field in stored], metadata=stored.metadata)
         self.columns: Sequence[str] = self.schema.names
         self.rows = self._file.metadata.num_rows
-        self._used = None if values is None else [name for name in self.columns if name in values]
+        try:
+            self._values = self._json_columns(inputs, whole)
+        except SettingsError:
+            self.close()
+            raise
         self._skip, self._row = place.row, 0
         self._tables: Iterator[Any] | None = None
 
@@ -65,9 +73,21 @@ class ParquetReader:
         if table is None:
             return None
         first = self._row - table.num_rows
-        values = (table if self._used is None else table.select(self._used)).to_pylist()
-        rows = [Row(first + index, values=value) for index, value in enumerate(values, start=1)]
+        rows = [Row(first + index, values={}) for index in range(1, table.num_rows + 1)]
+        for name, column in self._values.items():
+            for row, value in zip(rows, column.values(table.column(name)), strict=True):
+                row.values[name] = value
         return Window(rows, Place(self._row, self._row), table)
+
+    def _json_columns(self, inputs: Sequence[str], whole: bool) -> dict[str, JsonColumn]:
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise SettingsError(f"the input has the column `{twice[0][:64]}` twice; give each a name of its own.")
+        for name in inputs:
+            if name in self.columns and not _is_text(kind := self.schema.field(name).type):
+                raise SettingsError(
+                    f"the column `{name}` has the type {kind}, and an input is text or a list of texts; convert it, or choose another column."
+                )
+        return {field.name: JsonColumn(field.name, field.type) for field in self.schema if whole or field.name in inputs}
 
     def _pieces(self, max_rows: int, max_bytes: int) -> Iterator[Any]:
         for group in range(self._file.num_row_groups):
@@ -85,9 +105,12 @@ class ParquetReader:
                         yield piece
 
 
-def _plain(field: Any) -> Any:
-    """Returns a field without a dictionary, whose values differ from batch to batch."""
-    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+def _is_text(kind: Any) -> bool:
+    """Returns whether values of a type are texts, lists of texts or null."""
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind) or types.is_list_view(kind):
+        return _is_text(kind.value_type)
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
 class ParquetWriter:

@@ -6,6 +6,7 @@ Who writes a file again replaces it, so that a file may be made as often as its 
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ REJECTED_SUFFIX = ".rejected.jsonl"
 # Who reads a folder of Parquet files, such as Spark and pyarrow itself, skips names that begin so.
 HIDDEN = (".", "_")
 _MADE_SUFFIX = ".made"
+_MADE = re.compile(rf"\..+\.[0-9a-f]{{32}}{re.escape(_MADE_SUFFIX)}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class ParquetFolder:
         self.filesystem: Any = filesystem
         self.path: str = path.rstrip("/")
 
+    def overlaps(self, other: ParquetFolder) -> bool:
+        """Returns whether it is another folder, within it or around it, also through links."""
+        first, second = f"{self._real_path()}/", f"{other._real_path()}/"
+        return bool(self.filesystem == other.filesystem) and (first.startswith(second) or second.startswith(first))
+
+    def _real_path(self) -> str:
+        return os.path.realpath(self.path) if self.filesystem.type_name == "local" else self.path
+
     def files(self) -> dict[str, FileFacts]:
         """Returns the files within by name, those of folders within it too, in the order of their names; none where there is no folder.
 
@@ -89,13 +99,13 @@ class ParquetFolder:
             if name.endswith(SUFFIX) and not any(part.startswith(HIDDEN) for part in PurePosixPath(name).parts)
         }
 
-    def reader(self, name: str, values: Sequence[str] | None) -> ParquetReader:
-        """Returns a reader of one of its files, at its beginning.
+    def reader(self, name: str, inputs: Sequence[str]) -> ParquetReader:
+        """Returns a reader of one of its files, at its beginning, for a task that reads such columns.
 
         Raises:
             StartError: It is no Parquet file.
         """
-        return ParquetReader(f"{self.path}/{name}", Place(), values=values, filesystem=self.filesystem)
+        return ParquetReader(f"{self.path}/{name}", Place(), inputs=inputs, filesystem=self.filesystem)
 
     def read(self, name: str) -> bytes | None:
         """Returns the bytes of a file, or None where there is none."""
@@ -126,7 +136,7 @@ class ParquetFolder:
     def tidy(self) -> None:
         """Removes what was being written when its writer died."""
         for name in self.files():
-            if name.endswith(_MADE_SUFFIX) and PurePosixPath(name).name.startswith("."):
+            if _MADE.fullmatch(PurePosixPath(name).name):
                 self.remove(name)
 
 

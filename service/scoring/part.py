@@ -1,22 +1,27 @@
 """Part: an output that is being written, and how far it is, so that a run that was killed at any moment goes on where it was.
 
 `OUTPUT.part` only grows. `OUTPUT.state` says how many bytes of it count, and is replaced whole, after these are on the disk. What stands
-behind them is cut off by the next run. Knows no rows.
+behind them is cut off by the next run. The state is there before the first byte, so that a file which it does not know is not the run's, and
+is left as it is. Knows no rows.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
 import json
 import os
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from service.errors import SettingsError, StartError
+from service.scoring.distinct_files import refuse_existing
 from service.scoring.row import Place
 
 _HEAD_BYTES = 2**20
@@ -73,9 +78,18 @@ class Part:
         self.path = output.with_name(output.name + ".part")
         self._output, self._rejected_path, self._facts = output, rejected, json.loads(json.dumps(facts))
         self._state = output.with_name(output.name + ".state")
+        self._made, self._made_state = (path.with_name(path.name + ".made") for path in (output, self._state))
         self._file: io.FileIO | None = None
         self._rejected: io.FileIO | None = None
-        self._locked = False
+        self._begun = self._created = False  # whether the files are this run's, or the empty part is, and may be removed
+        self._progress = Progress()
+        self._replaces: dict[str, int] | None = None  # what the output was when the part was begun
+        self._writing = threading.Lock()
+
+    def files(self) -> dict[str, Path]:
+        """Returns what each of its files is, and its path."""
+        paths = (self.path, self._state, self._made, self._made_state)
+        return {"the output": self._output, "--rejected": self._rejected_path} | {f"the run's own file {path.name}": path for path in paths}
 
     def open(self, *, restart: bool) -> Progress:
         """Opens the part, and returns how far it is.
@@ -84,38 +98,61 @@ class Part:
             restart: Whether to begin again, whatever is there.
 
         Raises:
-            SettingsError: The output is there already, or model, options or input are not those that the part was begun with.
+            SettingsError: A file is there already that is not the run's, or model, options or input are not those that the part was begun
+                with.
             StartError: Another run writes it, or it is broken, or cannot be written.
         """
         try:
+            was_there = os.path.lexists(self.path)
             self._file = file = self.path.open("ab+", buffering=0)
+            self._lock(file)
+            self._created = not was_there
             return self._open(file, restart)
         except OSError as error:
             self.close()
             raise StartError(f"`{error.filename or self.path}` cannot be written ({error.strerror}).") from error
-        except StartError:
+        except BaseException:  # Ctrl-C, too, leaves nothing behind of which nothing counts
             self.close()
             raise
 
-    def _open(self, file: io.FileIO, restart: bool) -> Progress:
+    def _lock(self, file: io.FileIO) -> None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise StartError(f"another run writes `{self.path}`; wait for it, or choose another output.") from None
-        self._locked = True
-        if restart:
-            self._state.unlink(missing_ok=True)
-        progress = self._read_state() or Progress()
-        if self.is_named(progress):
+
+    def _open(self, file: io.FileIO, restart: bool) -> Progress:
+        progress = None if restart else self._read_state()
+        if progress is None:
+            progress = self._begin(file, restart)
+        elif self.is_named(progress):
             return progress
-        if self._output.exists() and not restart and not self._state.exists():
-            raise SettingsError(f"`{self._output}` exists already; give --restart to score again, or choose another output.")
+        else:
+            self._check_output(progress)
+        self._begun = True
         self._rejected = rejected = self._rejected_path.open("ab", buffering=0)
         for each, size in ((file, progress.output_bytes), (rejected, progress.rejected_bytes)):
             if os.fstat(each.fileno()).st_size < size:
                 raise StartError(f"`{each.name!s}` is shorter than `{self._state}` says; give --restart to score again.")
             os.ftruncate(each.fileno(), size)
         return progress
+
+    def _check_output(self, progress: Progress) -> None:
+        """Refuses an output that somebody made meanwhile; one that is complete may have its name already."""
+        if not progress.complete and self._replaces != _identity(self._output):
+            raise SettingsError(f"`{self._output}` was written after `{self.path}` was begun; move it, and start the same command again.")
+
+    def _begin(self, file: io.FileIO, restart: bool) -> Progress:
+        """Makes the state of a run without a row, where none of the files is another one's."""
+        if not restart:
+            if os.fstat(file.fileno()).st_size:
+                refuse_existing(self.path, flag="output")
+            refuse_existing(self._output, flag="output")
+            refuse_existing(self._rejected_path, flag="--rejected")
+            refuse_existing(self._made, flag="output")
+        self._begun, self._replaces = True, _identity(self._output)
+        self._write_state(Progress())
+        return Progress()
 
     def is_named(self, progress: Progress) -> bool:
         """Returns whether the whole part has got its name already, and only what is beside it is left."""
@@ -125,7 +162,8 @@ class Part:
         try:
             state = json.loads(self._state.read_bytes())
             known, given = state["facts"], state["progress"]
-            progress = Progress(**given | {"place": Place(**given["place"])})
+            progress = self._progress = Progress(**given | {"place": Place(**given["place"])})
+            self._replaces = state.get("replaces")
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -148,13 +186,18 @@ class Part:
         Raises:
             OSError: They cannot be written, as where the disk is full. What counted before still does.
         """
-        for file, added in ((self._file, data), (self._rejected, rejected)):
-            if added and file is not None:
-                _write(file, added)
-                os.fsync(file.fileno())
-        progress = replace(progress, output_bytes=progress.output_bytes + len(data), rejected_bytes=progress.rejected_bytes + len(rejected))
-        self._write_state(progress)
-        return progress
+        with self._writing:
+            for file, added in ((self._file, data), (self._rejected, rejected)):
+                if file is None:
+                    raise OSError(errno.EBADF, "the run was stopped")
+                if added:
+                    _write(file, added)
+                    os.fsync(file.fileno())
+            progress = replace(
+                progress, output_bytes=progress.output_bytes + len(data), rejected_bytes=progress.rejected_bytes + len(rejected)
+            )
+            self._write_state(progress)
+            return progress
 
     def finish(self, progress: Progress, make: Callable[[Path, Path], None] | None) -> None:
         """Gives the whole part its name.
@@ -165,43 +208,50 @@ class Part:
 
         Raises:
             OSError: It cannot be written.
+            SettingsError: Somebody else wrote a file of this name meanwhile.
         """
+        self._check_output(progress)
         self._write_state(replace(progress, complete=True))
         if make is None:
             os.replace(self.path, self._output)
         else:
-            made = self._output.with_name(self._output.name + ".made")
-            make(self.path, made)
-            with made.open("rb") as file:
+            make(self.path, self._made)
+            with self._made.open("rb") as file:
                 os.fsync(file.fileno())
-            os.replace(made, self._output)
+            os.replace(self._made, self._output)
         self.tidy(progress)
 
     def tidy(self, progress: Progress) -> None:
         """Removes what only a run that goes on needs."""
         _sync_folder(self._output)
-        if not progress.rejected:
-            self._rejected_path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if not progress.rejected and self._rejected_path.stat().st_size == 0:
+                self._rejected_path.unlink()
         self.path.unlink(missing_ok=True)
         self._state.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Closes the files; those of which nothing counts go."""
-        for file in (self._file, self._rejected):
-            if file is not None:
-                file.close()
-        if self._locked and self.path.exists() and not self._state.exists():
-            self.path.unlink()
-            if self._rejected is not None:
-                self._rejected_path.unlink(missing_ok=True)
+        """Closes the files, after what is being written to them; those of which nothing counts are removed."""
+        with self._writing:
+            for file in (self._file, self._rejected):
+                if file is not None:
+                    file.close()
+            if self._begun and self._progress == Progress():
+                for path in (self.path, self._state, self._made_state, *([] if self._rejected is None else [self._rejected_path])):
+                    path.unlink(missing_ok=True)
+            elif self._created and not self._begun:
+                self.path.unlink(missing_ok=True)
+            self._file = self._rejected = None
+            self._begun = self._created = False
 
     def _write_state(self, progress: Progress) -> None:
-        made = self._state.with_name(self._state.name + ".made")
-        with made.open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "facts": self._facts, "progress": asdict(progress)}, file, indent=1)
+        with self._made_state.open("w", encoding="utf-8") as file:
+            state = {"format": FORMAT, "facts": self._facts, "progress": asdict(progress), "replaces": self._replaces}
+            json.dump(state, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(made, self._state)
+        os.replace(self._made_state, self._state)
+        self._progress = progress
         _sync_folder(self._state)
 
 
@@ -218,3 +268,12 @@ def _sync_folder(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _identity(path: Path) -> dict[str, int] | None:
+    """Returns what tells a file from another one of its name; None where there is none."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return {"inode": status.st_ino, "bytes": status.st_size, "changed_ns": status.st_mtime_ns}

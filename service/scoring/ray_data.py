@@ -141,8 +141,8 @@ def _plan(settings: Settings, order: RayOrder) -> tuple[Work, dict[str, int], in
     """Returns the work, the files that are to be done with their sizes, and how many are done."""
     parameters = read_parameters(order.parameters)
     source, output = ParquetFolder(order.source, "the input"), ParquetFolder(order.output, "the output")
-    if f"{output.path}/".startswith(f"{source.path}/") and source.filesystem == output.filesystem:
-        raise SettingsError("the output is the input, or within it, where its files would be input; give another folder.")
+    if output.overlaps(source):
+        raise SettingsError("the output is the input, or one is within the other, where files would be replaced; give another folder.")
     there = source.parquet_files()
     if not there:
         raise SettingsError(f"the input `{order.source}` has no Parquet files; with --ray it is a folder of files that end with .parquet.")
@@ -150,7 +150,7 @@ def _plan(settings: Settings, order: RayOrder) -> tuple[Work, dict[str, int], in
     manifest, version = files.read_manifest(bundle)
     task = task_for(tasks_of(manifest), order.task, parameters, order.columns)
     columns = Columns(task, order.columns, parameters, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars))
-    first = source.reader(next(iter(there)), None)
+    first = source.reader(next(iter(there)), list(columns.by_field.values()))
     columns.check(first.columns, order.names)
     first.close()
     facts = _facts(settings, manifest, version, columns, parameters, order.names)
@@ -185,6 +185,8 @@ def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, File
                 f"`{output.uri}` has Parquet files that were not made by --ray; choose another folder, or give --restart to replace those of "
                 "the input's names."
             )
+        if mine := next((name for name in output.files() if name.endswith(REJECTED_SUFFIX)), None):
+            raise SettingsError(f"`{output.uri}` has the file `{mine}`, which was not made by --ray; choose another folder, or move it.")
         return {}
     before = json.loads(known)
     if differs := [name for name in facts if before.get(name) != facts[name]]:

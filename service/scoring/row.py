@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +37,7 @@ class Row:
     """
 
     number: int
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
     line: int | None = None
     size: int = 1
     raw: bytes = b""

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from service import __version__
-from service.errors import BertServeError, SettingsError, StartError
+from service.errors import BertServeError, StartError
 from service.scoring.columns import Columns, read_parameters, task_for
+from service.scoring.distinct_files import check_distinct, check_stream, refuse_existing
 from service.scoring.formats import PARQUET, STREAM, format_of, make_writer, open_reader, total_size
 from service.scoring.part import Part, Progress, identity_of
 from service.scoring.progress import ProgressBar
@@ -43,7 +44,7 @@ class Order:
         names: Of the columns for predictions and warnings.
         rejected: The file of rows without an answer; None is one beside the output.
         max_rejected: How many there may be.
-        restart: Whether to begin again where a part or the output is there.
+        restart: Whether to begin again, and to replace the output, its part and the file of rejected rows.
     """
 
     source: Path
@@ -62,12 +63,24 @@ class Order:
 class Stream:
     """Stdout as an output, which nothing can go on with."""
 
-    def __init__(self, rejected: Path | None) -> None:
-        """Empties the file of rejected rows, if there is to be one."""
+    def __init__(self, rejected: Path | None, *, restart: bool) -> None:
+        """Makes the file of rejected rows, if there is to be one.
+
+        Args:
+            rejected: The file.
+            restart: Whether it replaces one that is there.
+
+        Raises:
+            SettingsError: There is such a file.
+            StartError: It cannot be written.
+        """
         self._rejected = rejected
+        if rejected is None:
+            return
+        if not restart and (not rejected.exists() or rejected.is_file()):  # a device or a pipe has nothing to lose
+            refuse_existing(rejected, flag="--rejected")
         try:
-            if rejected is not None:
-                rejected.write_bytes(b"")
+            rejected.write_bytes(b"")
         except OSError as error:
             raise StartError(f"`{rejected}` cannot be written ({error.strerror}).") from error
 
@@ -96,20 +109,45 @@ def score(settings: Settings, order: Order) -> int:
     kind = format_of(order.source, order.input_format, "--input-format")
     out_kind = order.output_format or (kind if order.output == STREAM else format_of(order.output, None, "--output-format"))
     format_of(order.output, out_kind, "--output-format")
-    if order.source == order.output != STREAM:
-        raise SettingsError("the output is the input; give another name.")
+    _check_files(order)
     if order.source != STREAM:
         identity_of(order.source)  # before the model is loaded: it may be a wrong name
+    try:
+        return _score_with(settings, order, parameters, (kind, out_kind))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _check_files(order: Order) -> None:
+    """Checks that the run writes into no file that it reads, nor twice into one.
+
+    Raises:
+        SettingsError: It would.
+    """
+    files = {} if order.source == STREAM else {"the input": order.source}
+    if order.output != STREAM:
+        check_distinct(files | Part(order.output, _rejected_beside(order), {}).files())
+        return
+    if order.rejected is not None:
+        files["--rejected"] = order.rejected
+    check_distinct(files)
+    check_stream(sys.stdout, files)
+
+
+def _rejected_beside(order: Order) -> Path:
+    """Returns the file of rejected rows of an output that is a file."""
+    return order.rejected or order.output.with_name(order.output.name + ".rejected.jsonl")
+
+
+def _score_with(settings: Settings, order: Order, parameters: Mapping[str, Any], kinds: tuple[str, str]) -> int:
+    """Loads the model and scores; returns the exit code."""
     state = build(settings)
     (model,) = state.registry.models.values()
     task = task_for(model.tasks, order.task, parameters, order.columns)
     columns = Columns(task, order.columns, parameters, state.limits)
     lanes = state.worker["lanes"]
     scorer = Scorer(model, columns, lanes=lanes, max_batch_tokens=settings.max_batch_tokens, taken=order.names)
-    try:
-        return asyncio.run(_run(state, model, order, scorer, columns, (kind, out_kind), parameters))
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    return asyncio.run(_run(state, model, order, scorer, columns, kinds, parameters))
 
 
 async def _run(
@@ -123,8 +161,7 @@ async def _run(
 ) -> int:
     part, rejected = None, order.rejected
     if order.output != STREAM:
-        beside = order.output.with_name(order.output.name + ".rejected.jsonl")
-        rejected = rejected or beside
+        rejected = _rejected_beside(order)
         part = Part(order.output, rejected, _facts(state, model, order, scorer, columns, kinds, parameters))
     progress = Progress() if part is None else part.open(restart=order.restart)
     try:
@@ -149,10 +186,15 @@ async def _score(
     rejected: Path | None,
 ) -> int:
     """Scores from where the progress is; returns the exit code."""
-    sink: Sink = Stream(rejected) if part is None else part
-    # Parquet's own columns go to Parquet as they are
-    values = list(columns.by_field.values()) if kinds[1] == PARQUET else None
-    reader = open_reader(order.source, kinds[0], progress.place, max_bytes=state.max_body_bytes, values=values)
+    sink: Sink = Stream(rejected, restart=order.restart) if part is None else part
+    reader = open_reader(
+        order.source,
+        kinds[0],
+        progress.place,
+        max_bytes=state.max_body_bytes,
+        inputs=list(columns.by_field.values()),
+        whole=kinds[1] != PARQUET,  # Parquet's own columns go to Parquet as they are
+    )
     try:
         writer = make_writer(kinds[1], reader, columns.task, order.names, known=b"" if part is None else part.head())
         if reader.columns is not None:

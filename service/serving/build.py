@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,24 +15,23 @@ from service.backend import sessions
 from service.backend.engines import MAX_SOLO_THREADS
 from service.backend.hardware import cpu_name, usable_cores
 from service.bundle import files
-from service.bundle.default_models import read_defaults
 from service.bundle.evidence_policy import EvidencePolicy
-from service.errors import BundleError, ProviderError, SettingsError
+from service.errors import BundleError, ProviderError
 from service.metrics import Metrics
 from service.process_metrics import ProcessMetrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.serving import loading
 from service.serving.change_log import ChangeLog
+from service.serving.defaults import check_defaults, wanted_defaults
 from service.serving.loading import LoadOptions
-from service.serving.model import Model
 from service.serving.registry import Registry
-from service.serving.reloader import Reloader, reason
+from service.serving.reloader import Reloader, without_folders
 from service.serving.saturation import Saturation
 from service.serving.shared_reloader import SharedReloader
 from service.serving.worker_context import SINGLE_WORKER, WorkerContext
 from service.settings import Settings
-from service.tasks.catalog import TASKS
+from service.tasks.catalog import tasks_of
 from service.wire.reading import Limits
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     Raises:
         StartError: A bundle, the provider or the settings are wrong; the message says what.
     """
-    metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements))
+    metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
     log = None if worker.folder is None else ChangeLog(worker.folder / "changes")
     before = None if log is None else log.progress(worker.index)
@@ -128,9 +127,10 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
     for name in broken:
         metrics.broken_models.labels(name).set(1)
+    answered = {model.name: model.tasks for model in models}
     registry = Registry(
         models,
-        _wanted(settings, models, broken, checked=before is None),
+        wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None),
         by_name=settings.default_by_name,
         present=None if before is None else before.defaults,
     )
@@ -138,7 +138,14 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     return AppState(
         registry=registry,
         broken=broken,
-        reloader=reloader(settings.models, load, registry=registry, broken=broken, metrics=metrics),
+        reloader=reloader(
+            settings.models,
+            load,
+            registry=registry,
+            broken=broken,
+            metrics=metrics,
+            check_start=partial(check_next_start, settings, broken),
+        ),
         scheduler=scheduler,
         metrics=metrics,
         saturation=Saturation(scheduler, metrics),
@@ -176,41 +183,28 @@ def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, 
                     if broken is None:
                         raise
                     path = source if isinstance(source, Path) else source.path
-                    name, broken[path.name] = path.name, reason(error, path)
+                    name, broken[path.name] = path.name, without_folders(error.message, [path.parent])
                     logger.error("THE MODEL %s IS NOT SERVED: %s", name, error.message)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # after an error, or Ctrl-C: those that have not begun
     return loaded
 
 
-def _wanted(settings: Settings, models: Sequence[Model], broken: Container[str], *, checked: bool) -> dict[str, str]:
-    """Returns task -> model name: what the models folders say, and over it `--default`. What a folder says of a broken model counts for nothing."""
-    given = _by_task(settings.default, "--default")
-    found: dict[str, tuple[str, Path]] = {}
-    for folder in read_defaults(settings.models):
-        for task, name in _by_task(folder.models, f"`{folder.path}`").items():
-            if task in given or name in broken:
-                continue
-            if checked and not any(model.name == name and task in model.tasks for model in models):
-                raise BundleError(
-                    f"`{folder.path}` says that `{name}` answers {task}, and no model of that name and task is loaded; correct the file, or "
-                    f"choose another with --default {TASKS[task].path}=NAME."
-                )
-            other, path = found.setdefault(task, (name, folder.path))
-            if other != name:
-                raise SettingsError(
-                    f"`{path}` says that `{other}` answers {task}, and `{folder.path}` that `{name}` does; choose one with "
-                    f"--default {TASKS[task].path}=NAME."
-                )
-    return {task: name for task, (name, _) in found.items()} | given
+def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
+    """Checks that a start with the same settings would accept the bundles that the models folders have now.
 
+    Args:
+        settings: The settings.
+        broken: Name -> why it cannot be loaded.
 
-def _by_task(given: Mapping[str, str], origin: str) -> dict[str, str]:
-    """Returns task -> model name, tasks given by their Hugging Face name or by their path."""
-    tasks = {spec.path: name for name, spec in TASKS.items()} | {name: name for name in TASKS}
-    for task in given:
-        if task not in tasks:
-            raise SettingsError(f"{origin} names the task `{task}`; tasks are {', '.join(tasks)}.")
-        if tasks[task] != task and tasks[task] in given:
-            raise SettingsError(f"{origin} names a model for `{task}` and one for `{tasks[task]}`, which is the same task; leave one out.")
-    return {tasks[task]: name for task, name in given.items()}
+    Raises:
+        StartError: It would not; the message says what to do.
+    """
+    answered = {}
+    for path in files.find_bundles(settings.models):
+        if path.name not in broken:
+            answered[path.name] = tasks_of(files.read_manifest(path)[0])
+        elif not settings.skip_broken:
+            raise BundleError(broken[path.name])
+    wanted = wanted_defaults(settings.default, settings.models, answered, broken, checked=True)
+    check_defaults(answered, wanted, by_name=settings.default_by_name)

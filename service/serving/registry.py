@@ -6,7 +6,8 @@ import difflib
 import logging
 from collections.abc import Mapping, Sequence
 
-from service.errors import InvalidValueError, NotFoundError, SettingsError
+from service.errors import InvalidValueError, NotFoundError
+from service.serving.defaults import able_models, check_defaults, chosen_defaults
 from service.serving.model import Model
 from service.tasks.catalog import TASKS
 
@@ -36,9 +37,9 @@ class Registry:
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
         self._wanted = wanted
         self._by_name = by_name
-        self._defaults = self._chosen(present or {})
         if present is None:
-            self._check()
+            check_defaults(self._answered(), wanted, by_name=by_name)
+        self._defaults = self._chosen(present or {})
 
     @property
     def defaults(self) -> dict[str, str]:
@@ -76,44 +77,18 @@ class Registry:
                     "/%s has no default model: %s could be it; start with --default %s=NAME", spec.path, ", ".join(able), spec.path
                 )
 
-    def _able(self, task: str) -> dict[str, Model]:
-        """Returns the models that answer a task, by name."""
-        return {name: model for name, model in self.models.items() if task in model.tasks}
+    def _able(self, task: str) -> list[str]:
+        """Returns the names of the models that answer a task."""
+        return able_models(self._answered(), task)
+
+    def _answered(self) -> dict[str, Sequence[str]]:
+        """Returns name -> tasks of each model."""
+        return {name: model.tasks for name, model in self.models.items()}
 
     def _chosen(self, present: Mapping[str, str]) -> dict[str, Model]:
         """Returns task -> the model that its endpoint uses, given those that it used before."""
-        chosen: dict[str, Model] = {}
-        for task, spec in TASKS.items():
-            able = self._able(task)
-            base = None if spec.derivation is None else self._wanted.get(spec.derivation.base or "")
-            named = next((name for name in (self._wanted.get(task), base, present.get(task)) if name in able), None)
-            if named is None and (len(able) == 1 or self._by_name):
-                named = next(iter(able), None)
-            if named is not None:
-                chosen[task] = able[named]
-        return chosen
-
-    def _check(self) -> None:
-        for task, name in self._wanted.items():
-            if self.defaults.get(task) != name:
-                have = ", ".join(f"{each}={m.name}" for m in self.models.values() for each in m.tasks)
-                raise SettingsError(f"--default {task}={name} names no loaded model of that task; there is {have}.")
-        # of what bundles of any task may answer nobody chose several for one endpoint: there a request names the model
-        own = [task for task, spec in TASKS.items() if spec.derivation is None or spec.derivation.base is not None]
-        open_ = {task: list(self._able(task)) for task in own if task not in self._defaults}
-        # a default of the base task settles a derived one that has the same models
-        open_ = {
-            task: names
-            for task, names in open_.items()
-            if len(names) > 1 and ((derivation := TASKS[task].derivation) is None or open_.get(derivation.base or "") != names)
-        }
-        if open_:
-            which = "; ".join(f"/{TASKS[task].path} ({', '.join(f'`{name}`' for name in names)})" for task, names in open_.items())
-            flag = ",".join(f"{TASKS[task].path}=NAME" for task in open_)
-            raise SettingsError(
-                f"several models could answer {which}: choose which one answers where a request names none, with --default {flag}, or take "
-                "the first by name, with --default-by-name."
-            )
+        chosen = chosen_defaults(self._answered(), self._wanted, by_name=self._by_name, present=present)
+        return {task: self.models[name] for task, name in chosen.items()}
 
     def get(self, name: str) -> Model:
         """Returns the model of that name.

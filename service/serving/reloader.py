@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,14 @@ class Reloader:
     """
 
     def __init__(
-        self, folders: Sequence[Path], load: Callable[[Bundle], Model], *, registry: Registry, broken: dict[str, str], metrics: Metrics
+        self,
+        folders: Sequence[Path],
+        load: Callable[[Bundle], Model],
+        *,
+        registry: Registry,
+        broken: dict[str, str],
+        metrics: Metrics,
+        check_start: Callable[[], None],
     ) -> None:
         """Creates it.
 
@@ -37,12 +45,14 @@ class Reloader:
             registry: Where models are found.
             broken: Name -> why it could not be loaded; kept up to date.
             metrics: Where loaded and broken models are shown.
+            check_start: Raises a StartError where the next start would refuse what the folders have; called in a thread.
         """
         self._folders = folders
         self._load = load
         self._registry = registry
         self._broken = broken
         self._metrics = metrics
+        self._check_start = check_start
         self._lock = asyncio.Lock()
 
     async def load(self, name: str) -> Model:
@@ -54,14 +64,16 @@ class Reloader:
         """
         async with self._lock:
             try:
-                path = self._find().get(name)
+                path = (await asyncio.to_thread(self._find)).get(name)
                 if path is None:
                     raise NotFoundError(f"no models folder has a bundle `{name[:64]}`; put it there first.")
-                return await self._replace(path)
+                model = await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
-                    f"the model `{name[:64]}` cannot be loaded, and nothing changed: {self._broken.get(name, '')}"
+                    f"the model `{name[:64]}` cannot be loaded, and nothing changed: {without_folders(error.message, self._folders)}"
                 ) from error
+            await self._warn_of_next_start()
+            return model
 
     async def unload(self, name: str) -> None:
         """Takes a model out of service; what it was asked already is answered.
@@ -87,7 +99,7 @@ class Reloader:
         """Makes the registry what the folders have: loads what is new or has another version, unloads what is gone. The log says what cannot be loaded."""
         async with self._lock:
             try:
-                found = self._find()
+                found = await asyncio.to_thread(self._find)
             except StartError as error:
                 logger.error("the models stay as they are: %s", error.message)
                 return
@@ -102,6 +114,14 @@ class Reloader:
                     self._remove(model)
             for name in [name for name in self._broken if name not in found]:
                 self._mend(name)
+            await self._warn_of_next_start()
+
+    async def _warn_of_next_start(self) -> None:
+        """Logs what would keep the service down once it ends: what is served stays as it is until then."""
+        try:
+            await asyncio.to_thread(self._check_start)
+        except StartError as error:
+            logger.warning("the next start with these settings will fail: %s", error.message)
 
     def _find(self) -> dict[str, Path]:
         return {path.name: path for path in files.find_bundles(self._folders)}
@@ -116,7 +136,7 @@ class Reloader:
                 return old
             model = await asyncio.to_thread(self._load, bundle)
         except BertServeError as error:
-            self._broken[name] = reason(error, path)
+            self._broken[name] = without_folders(error.message, [*self._folders, path.parent])
             self._metrics.broken_models.labels(name).set(1)
             raise error if isinstance(error, StartError) else BundleError(error.message) from error
         if old is not None:
@@ -141,6 +161,9 @@ class Reloader:
             self._metrics.model_info.labels(*model.labels).set(0)
 
 
-def reason(error: BertServeError, path: Path) -> str:
-    """Returns why a bundle cannot be loaded, for callers: without the path of the folder that it is in."""
-    return error.message.replace(f"{path.parent}/", "")
+def without_folders(message: str, folders: Sequence[Path]) -> str:
+    """Returns an error's message for callers: with the names of models folders in place of their paths."""
+    paths = {str(path) for folder in folders for path in (folder, os.path.abspath(folder))}
+    for path in sorted(paths, key=len, reverse=True):
+        message = message.replace(f"{path}/", "").replace(path, Path(path).name) if path != "." else message
+    return message

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import warnings
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+
+from service.errors import SettingsError
 
 
 @pytest.fixture(name="replica", scope="module")
@@ -42,6 +45,40 @@ def test_others_are_settings_as_everywhere(replica: ModuleType) -> None:
     assert (7, 8192) == (settings.max_inputs, settings.max_batch_tokens)
     with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
         replica.ReplicaSettings.model_validate({"modle": "a"})
+
+
+def test_variables_are_settings_as_everywhere(replica: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is no setting is an error, and those that Kubernetes makes of a Service are not."""
+    monkeypatch.setenv("BERT_SERVE_PORT", "tcp://10.0.0.1:8000")
+    monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
+    assert 7 == replica.ReplicaSettings.model_validate({"models": "."}).max_inputs
+    monkeypatch.setenv("BERT_SERVE_MAX_INPUT", "7")
+    with pytest.raises(SettingsError, match=r"BERT_SERVE_MAX_INPUT .* did you mean BERT_SERVE_MAX_INPUTS"):
+        replica.ReplicaSettings.model_validate({"models": "."})
+
+
+def test_a_replica_uses_each_setting_that_it_takes(replica: ModuleType, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that had no effect would have to be left to Ray; traces are sent as by the command."""
+    context = SimpleNamespace(get_assigned_resources=lambda: {"CPU": 1.0})
+    monkeypatch.setattr(replica.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(replica, "configure_logging", lambda _: None)
+    used: set[str] = set()
+
+    class Watched(replica.ReplicaSettings):  # type: ignore[misc, name-defined]
+        def __getattribute__(self, name: str) -> Any:
+            used.add(name)
+            return super().__getattribute__(name)
+
+    settings = Watched.model_validate({"models": models, "otlp_endpoint": "http://127.0.0.1:9"})
+    used.clear()
+    made = replica.Replica.func_or_class.__mro__[1](settings)  # ours, below the class that Ray makes of it
+    made.__serve_build_asgi_app__()
+    # the file was read with the settings, and the cache is for what `model` names
+    assert {"config", "cache_dir"} == set(replica.ReplicaSettings.model_fields) - used - set(replica.LEFT_TO_RAY)
+    closed: list[str] = []
+    monkeypatch.setattr(type(made._state.tracer), "close", lambda _: closed.append("closed"))
+    made.__del__()
+    assert ["closed"] == closed
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
     registry = Registry([model], {})
     return AppState(
         registry=registry,
-        reloader=Reloader([models], lambda bundle: model, registry=registry, broken={}, metrics=metrics),
+        reloader=Reloader([models], lambda bundle: model, registry=registry, broken={}, metrics=metrics, check_start=lambda: None),
         scheduler=scheduler,
         metrics=metrics,
         saturation=Saturation(scheduler, metrics),

@@ -193,7 +193,7 @@ def test_check_fails_what_answers_differently(models: Path, tmp_path: Path, caps
     tiny.bundle(tmp_path / "checked", "b", example={"request": REQUEST, "result": stored})
     stored[0][0]["score"] += 2e-4
     tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
-    assert main(["check", "--models", str(tmp_path / "checked")]) == 1
+    assert main(["check", "--models", str(tmp_path / "checked"), "--default-by-name"]) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("a: text-classification, cpu/fp32: FAILED: score: ")
     assert second == "b: text-classification, cpu/fp32: ok"

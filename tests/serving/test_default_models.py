@@ -14,7 +14,9 @@ from application import Send, call, post, rejected, started
 from embedded import ROOT
 from service.bundle.default_models import DEFAULTS_FILE
 from service.check import check
+from service.cli import main
 from service.errors import NotFoundError, SettingsError, StartError
+from service.process import logs
 from service.serving.build import AppState, build
 from service.serving.worker_context import WorkerContext
 from service.settings import Settings
@@ -120,10 +122,29 @@ def test_a_broken_model_is_no_candidate(tmp_path: Path) -> None:
     assert {"text-classification": "b"} == used(state_of(folder, skip_broken=True))
 
 
-def test_a_check_needs_no_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It asks each model by its name."""
-    asyncio.run(check(Settings(models=made(tmp_path, a=tiny.LABELS, b=tiny.LABELS))))
-    assert ["a", "b"] == [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_check_refuses_what_a_start_refuses(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same exit code and the same line: models without a default, keys that cannot be read, more connections than descriptors."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # those of the test run stay
+    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    for flags, word in (
+        ((), "--default classify=NAME"),
+        (("--default-by-name", "--api-key-file", str(tmp_path / "none")), "none"),
+        (("--default-by-name", "--max-connections", "100000000"), "--max-connections"),
+    ):
+        assert 2 == main([command, "--models", str(folder), "--port", "0", *flags])
+        assert word in capsys.readouterr().err
+
+
+def test_a_check_says_what_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --skip-broken the service would start, and the line says without what."""
+    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / "a/tokenizer.json").write_text("{}")
+    asyncio.run(check(Settings(models=folder, skip_broken=True)))
+    first, second = capsys.readouterr().out.splitlines()
+    assert [True, True] == [first.startswith("b: text-classification"), second.startswith("a: not loaded")]
 
 
 def test_the_page_of_a_model_says_what_it_is_the_default_of(tmp_path: Path) -> None:
@@ -223,6 +244,40 @@ def test_a_model_that_comes_later_takes_nothing_over(tmp_path: Path, caplog: pyt
         asyncio.run(state.reloader.load("b"))
         assert state.registry.for_task("text-classification") is state.registry.get("b")
         assert "and not" not in caplog.text
+
+
+WARNING = "the next start with these settings will fail"
+
+
+@pytest.mark.parametrize("reload", ["refresh", "load"])
+def test_a_reload_warns_of_what_the_next_start_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture, reload: str) -> None:
+    """It serves on, and the log names the models, the task and the flag; with a default nothing is wrong."""
+    for number, (settings, warned) in enumerate((({}, True), ({"default": {"classify": "b"}}, False), ({"default_by_name": True}, False))):
+        folder = made(tmp_path / str(number), b=tiny.LABELS)
+        state = state_of(folder, **settings)
+        made(folder, a=tiny.LABELS)
+        caplog.clear()
+        asyncio.run(state.reloader.refresh() if reload == "refresh" else state.reloader.load("a"))  # type: ignore[arg-type]
+        assert ["a", "b"] == list(state.registry.models)
+        warnings = [record.getMessage() for record in caplog.records if WARNING in record.getMessage()]
+        assert warned == bool(warnings)
+        assert [] == [word for word in ("`a`, `b`", "/classify", "--default classify=NAME") for line in warnings if word not in line]
+
+
+def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where the folder's own file names it, as that stands now; and of a broken model, unless that may be left out."""
+    folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
+    (folder / DEFAULTS_FILE).write_text('{"classify": "a"}')
+    state, forgiving = state_of(folder), state_of(folder, skip_broken=True)
+    shutil.rmtree(folder / "a")
+    asyncio.run(state.reloader.refresh())
+    assert f"{WARNING}: `{folder / DEFAULTS_FILE}` says that `a` answers" in caplog.text
+    (folder / DEFAULTS_FILE).unlink()
+    (folder / "b/tokenizer.json").write_text("{}")
+    for each, warned in ((state, True), (forgiving, False)):
+        caplog.clear()
+        asyncio.run(each.reloader.refresh())
+        assert warned == (WARNING in caplog.text)
 
 
 def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

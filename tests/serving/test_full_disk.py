@@ -67,7 +67,7 @@ def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
 @pytest.mark.full_grid
 @pytest.mark.skipif(not mounts(), reason="this takes the right to mount a disk")
 def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) -> None:
-    """Their room is theirs from the start. A worker that comes later counts for itself, and the log says so."""
+    """Their room is theirs from the start. A worker that comes later takes the room of the one that it replaces."""
     command = [*PRIVATE_DISK, *COMMAND, "--models", str(models), "--workers", "2", "--lanes", "2"]
     with started(command, stderr=subprocess.PIPE) as (process, client):
         fill(Path(f"/proc/{process.pid}/root/dev/shm/fill"))
@@ -76,8 +76,9 @@ def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) 
         os.kill(killed, signal.SIGKILL)
         assert process.stderr is not None
         lines = [next(process.stderr)]
-        while "no room for the metrics" not in lines[-1]:
+        while "is process" not in lines[-1]:
             lines.append(next(process.stderr))
+        assert [] == [line for line in lines if "cannot write" in line]
         assert [] == [line for line in lines if re.search(rf"process (?!{killed},)\d+, ended", line)]
         until(lambda: len({worker(client) for _ in range(8)}) == 2)
         assert EXPECTED == answers(client)
@@ -106,17 +107,20 @@ def fill(path: Path) -> None:
 
 
 def test_room_for_metrics_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that does not get all of it leaves no file behind, and keeps its metrics in its memory."""
+    """A worker that does not get all of it leaves no new file, keeps those of the worker that it replaces, and counts in its memory."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    metrics_files.reserve(tmp_path)
+    metrics_files.reserve(tmp_path, 0)
     assert set(metrics_files.SIZES.values()) == {path.stat().st_size for path in tmp_path.iterdir()}
     assert sum(metrics_files.SIZES.values()) <= sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
     assert "PROMETHEUS_MULTIPROC_DIR" in os.environ
+    metrics_files.forget(tmp_path, 0)
+    kept = {"histogram_0.db", "counter_0.db"}
+    assert kept == set(os.listdir(tmp_path))
 
     def no_room(descriptor: int, offset: int, size: int) -> None:
-        if size == max(metrics_files.SIZES.values()):
+        if size == metrics_files.SIZES["gauge_livemax"]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    metrics_files.reserve(tmp_path)
-    assert ([], False) == (list(tmp_path.iterdir()), "PROMETHEUS_MULTIPROC_DIR" in os.environ)
+    metrics_files.reserve(tmp_path, 0)
+    assert (kept, False) == (set(os.listdir(tmp_path)), "PROMETHEUS_MULTIPROC_DIR" in os.environ)

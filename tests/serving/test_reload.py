@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import shutil
 import weakref
@@ -15,6 +16,7 @@ import pytest
 import tiny
 from application import Check, T, keys, play, rejected
 from service.api_keys import ApiKeys
+from service.errors import InvalidValueError
 from service.http.auth import Authenticator
 from service.serving.build import AppState, build
 from service.settings import Settings
@@ -166,6 +168,27 @@ def test_a_refresh_makes_models_what_the_folders_have(models: Path, caplog: pyte
     asyncio.run(reloader.refresh())
     assert list(state.registry.models) == list(after)
     assert "the models stay as they are" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["twins", "checkpoint", "nothing", "no folder", "unreadable"])
+def test_a_folder_that_cannot_be_listed_says_why(models: Path, tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer has the reason, without the folder's path, and what was served is served on."""
+    other = tmp_path / "other"
+    tiny.bundle(other, "second")
+    state = build(Settings(models=f"{models},{other}", default_by_name=True))  # type: ignore[arg-type]
+    if what == "twins":
+        tiny.bundle(other, "tiny")
+    elif what == "checkpoint":
+        (other / "config.json").write_text("{}")
+    elif what == "unreadable":
+        monkeypatch.setattr(Path, "iterdir", lambda _: (_ for _ in ()).throw(PermissionError(errno.EACCES, "Permission denied")))
+    else:
+        shutil.rmtree(other / "second" if what == "nothing" else other)
+    with pytest.raises(InvalidValueError) as refused:
+        asyncio.run(state.reloader.load("tiny"))
+    reason = refused.value.message.partition("nothing changed: ")[2]
+    assert (True, False) == (len(reason) > 20, str(tmp_path) in refused.value.message)
+    assert ["second", "tiny"] == list(state.registry.models)
 
 
 # ---- who may

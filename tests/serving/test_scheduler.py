@@ -43,11 +43,31 @@ class Work:
             raise EngineError(f"guilty: {sorted(self.guilty & set(payloads))}")
         return list(payloads)[1 if self.short else 0 :]
 
+    async def let_blockers_pass(self, backlog: Watched) -> None:
+        """Lets the runs at the gate end, and returns when one lane stands at a gate of its own and another one sleeps."""
+        before, self.gate, asked = self.gate, threading.Event(), backlog.in_vain
+        before.set()
+        await asyncio.to_thread(self.started.acquire)
+        while backlog.in_vain == asked:
+            await asyncio.sleep(0)
+
     async def let_one_pass(self) -> None:
         """Lets the run at the gate end, and returns when the next one stands at a gate of its own."""
         before, self.gate = self.gate, threading.Event()
         before.set()
         await asyncio.to_thread(self.started.acquire)
+
+
+class Watched(Backlog):
+    """A backlog that counts how often it was asked for a batch in vain: once by each lane before it goes to sleep."""
+
+    in_vain = 0
+
+    def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
+        """Takes the best batch there is."""
+        batch = super().take(now, last_lane=last_lane)
+        self.in_vain += not batch
+        return batch
 
 
 def batched(rows: int, length: int) -> float:
@@ -888,18 +908,6 @@ def test_a_failing_solo_run_is_tried_one_by_one(scenario: Scenario) -> None:
     scenario(check)
 
 
-class Watched(Backlog):
-    """A backlog that counts how often it was asked for a batch in vain: once by each lane before it goes to sleep."""
-
-    in_vain = 0
-
-    def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
-        """Takes the best batch there is."""
-        batch = super().take(now, last_lane=last_lane)
-        self.in_vain += not batch
-        return batch
-
-
 def test_the_next_stage_of_a_lone_job_is_alone_too(scenario: Scenario) -> None:
     """The lane that made the next stage is not running then, so that it does not count; it takes the work itself and wakes no other."""
 
@@ -918,6 +926,63 @@ def test_the_next_stage_of_a_lone_job_is_alone_too(scenario: Scenario) -> None:
         assert 2 + 49 <= bench.backlog.in_vain <= 2 + 50
 
     scenario(check, lanes=2, backlog=Watched)
+
+
+class Delivery:
+    """A `finish` that stands still until it is let go, as one that decodes for long."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def __call__(self, results: Sequence[Any]) -> list[Any]:
+        assert self.gate.wait(20), "the test never let it go"
+        return list(results)
+
+
+@pytest.mark.parametrize("guilty", [(), ("bad",)], ids=["whole", "in halves"])
+def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario, guilty: tuple[str, ...]) -> None:
+    """While one lane delivers the rest of a batch, an idle lane runs the next stage of a job that was in it, also of a batch that failed."""
+
+    async def check(bench: Bench) -> None:
+        assert isinstance(bench.backlog, Watched)
+        bench.work.guilty, deliver = set(guilty), Delivery()
+        blockers = [await bench.blocked(), await bench.blocked()]
+        second = bench.stage("second", key=None)
+        first = bench.submit("first", finish=lambda results: second)
+        rest = [bench.submit("rest", finish=deliver), *(bench.submit(payload) for payload in guilty)]
+        await asyncio.sleep(0)
+        await bench.work.let_blockers_pass(bench.backlog)
+        bench.work.gate.set()
+        assert ["second"] == (await first).value
+        assert not rest[0].done()
+        deliver.gate.set()
+        assert ["rest"] == (await rest[0]).value
+        await asyncio.gather(*blockers, *rest, return_exceptions=True)
+        assert ["first", "rest", *guilty] in bench.work.batches
+
+    scenario(check, lanes=2, backlog=Watched)
+
+
+def test_the_rest_of_a_job_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario) -> None:
+    """A lane that left a job's texts to others takes the next one once none of them runs, and not only when the other lane is done."""
+
+    async def check(bench: Bench) -> None:
+        assert isinstance(bench.backlog, Watched)
+        deliver = Delivery()
+        blockers = [await bench.blocked(), await bench.blocked()]
+        stage = replace(bench.stage("a", "b"), work=[(8, "a"), (60, "b")])  # the second is too long for the batch of the first
+        listed = asyncio.ensure_future(bench.scheduler.run(bench.admit(68), stage))
+        rest = bench.submit("rest", finish=deliver)
+        await asyncio.sleep(0)
+        await bench.work.let_blockers_pass(bench.backlog)
+        bench.work.gate.set()
+        assert ["a", "b"] == (await listed).value
+        assert not rest.done()
+        deliver.gate.set()
+        await asyncio.gather(*blockers, rest)
+        assert ["a", "rest"] in bench.work.batches
+
+    scenario(check, lanes=2, backlog=Watched, manual=True)
 
 
 def test_a_lane_stays_free_for_those_who_come(scenario: Scenario) -> None:

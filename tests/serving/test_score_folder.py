@@ -53,7 +53,7 @@ def test_a_folder_goes_to_another_process(tmp_path: Path) -> None:
     folder = pickle.loads(pickle.dumps(ParquetFolder(str(tmp_path), "the input")))
 
     assert ["a.parquet"] == list(folder.parquet_files())
-    assert 1 == folder.reader("a.parquet", None).rows
+    assert 1 == folder.reader("a.parquet", []).rows
 
 
 def test_a_file_has_its_name_when_it_is_whole(tmp_path: Path) -> None:
@@ -142,7 +142,15 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "none", tmp_path / "out")
     assert "has no Parquet files; with --ray it is a folder" in capsys.readouterr().err
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "in/out")
-    assert "the output is the input, or within it" in capsys.readouterr().err
+    assert "the output is the input, or one is within the other" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    for same in ("link", "link/out", ""):
+        assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / same, "--restart")
+        assert "the output is the input, or one is within the other" in capsys.readouterr().err
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/a.parquet.rejected.jsonl").write_text("mine")
+    assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "mine")
+    assert "was not made by --ray" in capsys.readouterr().err
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "other")
     assert "has Parquet files that were not made by --ray" in capsys.readouterr().err
     assert 2 == scored(models, "--actors", "2", tmp_path / "in/a.parquet", tmp_path / "out.parquet")

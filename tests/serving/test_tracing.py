@@ -22,11 +22,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from application import LONG, blocked, faked, play
 from fakes import FakeEngine
-from service import cli
 from service.errors import EngineError, SettingsError
 from service.http.lines import MAX_TRACED_LINES
 from service.serving.build import build
 from service.settings import Settings, parse
+from service.tracing.extra import tracer_to
 from service.tracing.trace import MAX_RUNS, Stage, Trace
 from service.tracing.tracer import Tracer
 
@@ -374,7 +374,7 @@ def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting without the library ends the start with one sentence that says what to install."""
     monkeypatch.setitem(sys.modules, "service.tracing.tracer", None)
     with pytest.raises(SettingsError, match=r"^--otlp-endpoint needs OpenTelemetry, .* pip install 'bertserve\[otel\]'"):
-        cli._tracer("http://localhost:4318")
+        tracer_to("http://localhost:4318")
 
 
 @pytest.mark.parametrize("address", ["localhost:4318", "grpc://localhost:4317", "http://", "http://user:secret@host", "http://host/?key=1"])

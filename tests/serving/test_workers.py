@@ -24,10 +24,12 @@ from fastapi import FastAPI
 import slow
 import tiny
 from application import play
-from service.errors import SettingsError
+from service.errors import SettingsError, StartError
+from service.process import shared_folder
 from service.process.connections import ConnectionLimits, Connections
 from service.process.listener import ABSENT, BalancedListener, shared_counts
 from service.process.server import configure
+from service.process.shared_folder import PREFIX
 from service.process.supervisor import Supervisor
 from service.process.worker import Worker
 from service.scheduling.backlog import Backlog
@@ -304,18 +306,49 @@ def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) 
     assert "" == served.log.read_text()
 
 
-@pytest.mark.full_grid
-def test_workers_that_cannot_be_replaced_end_the_service(models: Path, serve: Serve) -> None:
-    """When the models are gone, a worker that died cannot come back: after three tries the service ends as a failed start."""
+def test_a_worker_that_cannot_be_replaced_leaves_the_others_serving(models: Path, serve: Serve) -> None:
+    """While no model can be loaded its place is tried again and again, and taken once one can; the service ends only with its last worker."""
+    tokenizer = (models / "tiny/tokenizer.json").read_bytes()
     with serve(models, *TWO) as served:
-        worker = workers_of(served)[0]
+        before = workers_of(served)
         (models / "tiny/tokenizer.json").unlink()
-        os.kill(worker, signal.SIGKILL)
+        os.kill(before[0], signal.SIGKILL)
+        wait_until(lambda: "worker 0 failed to start 3 times in a row" in served.log.read_text())
+        assert {1: before[1]} == workers_of(served)
+        with clients_of(served, 1) as [client]:
+            assert 200 == client.post("/classify", json={"inputs": "good"}).status_code
+            assert {"bertserve_workers 2.0", "bertserve_ready_workers 1.0"} <= set(client.get("/metrics").text.splitlines())
+        (models / "tiny/tokenizer.json").write_bytes(tokenizer)
+        wait_until(lambda: "worker 0 is process" in served.log.read_text())
+        after = workers_of(served)
+        assert ({0, 1}, before[1]) == (set(after), after[1])
+        (models / "tiny/tokenizer.json").unlink()
+        for worker in after.values():
+            os.kill(worker, signal.SIGKILL)
         assert 1 == served.process.wait(30)
-        log = served.log.read_text()
-    assert 4 == log.count("bertserve.supervisor: worker 0, process")
-    assert log.splitlines()[-1].startswith("bert-serve: ")
-    assert "tokenizer.json" in log.splitlines()[-1]
+        assert "tokenizer.json" in served.log.read_text().splitlines()[-1]
+
+
+def test_a_start_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempts follow at once, further ones after 1, 2, 4 s and so on up to a minute; when all places have failed it is the end."""
+    now, started, stopped = [100.0], list[int](), list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    supervisor = Supervisor(lambda *_: None, workers=2, grace_s=1, heartbeats=[0, 0], on_ready=print, on_end=print)
+    monkeypatch.setattr(supervisor, "_start", started.append)
+    monkeypatch.setattr(supervisor, "_stop", lambda: stopped.append("stopped"))
+    supervisor._announced = True
+    waits = []
+    for _ in range(10):
+        supervisor._retry(1, StartError("broken"))
+        waits.append(supervisor._due[1] - now[0])
+        supervisor._start_due()
+        now[0] += waits[-1]
+        supervisor._start_due()
+    assert [0, 0, 1, 2, 4, 8, 16, 32, 60, 60] == waits
+    assert ([1] * 10, []) == (started, stopped)
+    for _ in range(3):
+        supervisor._retry(0, StartError("broken"))
+    assert ["stopped"] == stopped
 
 
 @pytest.mark.full_grid
@@ -368,6 +401,58 @@ def test_no_worker_outlives_its_supervisor(models: Path, serve: Serve) -> None:
         assert not reader.is_alive()
         with pytest.raises(httpx.TransportError):
             httpx.get(served.url, trust_env=False)
+
+
+def test_replaced_workers_take_no_more_memory(models: Path, serve: Serve) -> None:
+    """A worker counts on in the files of the one that it replaces: they are as many as before, and no count and no histogram falls."""
+    with serve(models, *TWO) as served:
+        folder = folder_of(served)
+        with clients_of(served, 4) as clients:
+            for client in clients:
+                client.post("/classify", json={"inputs": "good"})
+        before, files, size = counted(served), sorted(folder.glob("*.db")), room(folder)
+        for index in (0, 1):
+            worker = workers_of(served)[index]
+            os.kill(worker, signal.SIGKILL)
+            wait_until(lambda index=index: f"worker {index} is process" in served.log.read_text())  # type: ignore[misc]
+        after = counted(served)
+        assert (files, size) == (sorted(folder.glob("*.db")), room(folder))
+        assert [] == [name for name, value in before.items() if after[name] < value]
+        assert 4.0 == after['bertserve_request_seconds_count{model="tiny",task="text-classification"}']
+
+
+def folder_of(served: Any) -> Path:
+    """Returns the folder that the workers of a service share, which its supervisor keeps open."""
+    descriptors = Path(f"/proc/{served.process.pid}/fd").iterdir()
+    return next(path for descriptor in descriptors if (path := Path(os.readlink(descriptor))).name.startswith(PREFIX))
+
+
+def room(folder: Path) -> int:
+    """Returns the bytes that the metrics in a folder take."""
+    return sum(path.stat().st_blocks * 512 for path in folder.glob("*.db"))
+
+
+def counted(served: Any) -> dict[str, float]:
+    """Returns the counters and histograms of the metrics page, without those of processes."""
+    with clients_of(served, 1) as [client]:
+        lines = client.get("/metrics").text.splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if re.match(r"bertserve_\w+_(total|count|sum|bucket)[ {]", line))
+    return {name: float(value) for name, value in found.items()}
+
+
+def test_a_killed_service_leaves_its_folder_for_the_next_start_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of a service that runs stays, and so do a new one that is still empty and what is none of ours."""
+    monkeypatch.setattr(shared_folder, "MEMORY", str(tmp_path))
+    abandoned, empty, other = (tmp_path / name for name in (f"{PREFIX}abandoned", f"{PREFIX}empty", "other"))
+    for folder in (abandoned, empty, other):
+        folder.mkdir()
+    (abandoned / "counter_0.db").write_bytes(b"a")
+    (tmp_path / f"{PREFIX}link").symlink_to(other)
+    with shared_folder.shared_folder() as first:
+        (first / "counter_0.db").write_bytes(b"a")
+        with shared_folder.shared_folder() as second:
+            assert {first.name, second.name, empty.name, other.name, f"{PREFIX}link"} == set(os.listdir(tmp_path))
+    assert {empty.name, other.name, f"{PREFIX}link"} == set(os.listdir(tmp_path))
 
 
 def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:

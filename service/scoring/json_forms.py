@@ -1,0 +1,206 @@
+"""The values of Arrow columns as JSON and CSV take them, without a loss: what JSON lacks is a text in the form that is usual for it.
+
+Decimals are their digits, bytes are base64, dates, times and durations are ISO 8601 with all digits, and numbers that are not finite are
+`NaN`, `Infinity` and `-Infinity`. A map is a list of pairs.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+
+from service.errors import SettingsError, StartError
+
+Convert = Callable[[Any], Any]
+_DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
+_NANOS = 1000  # in a microsecond, which is the least that Python's times have
+
+
+class _NoFormError(Exception):
+    """A type has no form in JSON."""
+
+
+class JsonColumn:
+    """Makes values of one column."""
+
+    def __init__(self, name: str, kind: Any) -> None:
+        """Chooses the form.
+
+        Args:
+            name: Of the column, for errors.
+            kind: Its Arrow type, without dictionaries.
+
+        Raises:
+            SettingsError: The type has no form in JSON.
+        """
+        self._name, self._kind = name, kind
+        try:
+            self._stored, self._convert = _form(kind)
+        except _NoFormError as error:
+            raise SettingsError(
+                f"the column `{name}` has the type {error}, which JSON and CSV lack; leave it out, or write Parquet."
+            ) from error
+
+    def values(self, column: Any) -> list[Any]:
+        """Returns the values of a chunked array.
+
+        Raises:
+            StartError: One cannot be converted.
+        """
+        try:
+            values: list[Any] = (column if self._stored == self._kind else column.cast(self._stored)).to_pylist()
+            return values if self._convert is None else [None if value is None else self._convert(value) for value in values]
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            raise StartError(
+                f"the column `{self._name}` ({self._kind}) has a value that JSON and CSV cannot have: {error}; correct it, or write Parquet."
+            ) from error
+
+
+def plain(kind: Any) -> Any:
+    """Returns a type without dictionaries, whose values differ from batch to batch, and without views, which pyarrow cannot take from."""
+    types = pa.types
+    if types.is_dictionary(kind):
+        return plain(kind.value_type)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        return pa.large_string() if types.is_string_view(kind) else pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(plain(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(kind.key_field.with_type(plain(kind.key_type)), kind.item_field.with_type(plain(kind.item_type)), kind.keys_sorted)
+    if _is_list(kind):
+        return _list_of(kind, kind.value_field.with_type(plain(kind.value_type)))
+    return kind
+
+
+def _is_list(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    )
+
+
+def _list_of(kind: Any, item: Any) -> Any:
+    """Returns a type of lists like one, with other items."""
+    if item.type == kind.value_type:
+        return kind
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.list_(item) if pa.types.is_list(kind) else pa.large_list(item)
+
+
+def _form(kind: Any) -> tuple[Any, Convert | None]:
+    """Returns the type to read values as, and what makes JSON of one that is not null; None leaves it as it is."""
+    types = pa.types
+    if _is_list(kind):
+        stored, convert = _form(kind.value_type)
+        return _list_of(kind, kind.value_field.with_type(stored)), None if convert is None else _of_list(convert)
+    if types.is_struct(kind):
+        fields = {field.name: _form(field.type) for field in kind}
+        stored = pa.struct([field.with_type(fields[field.name][0]) for field in kind])
+        converts = {name: convert for name, (_, convert) in fields.items() if convert is not None}
+        return stored, _of_struct(converts) if converts else None
+    if types.is_map(kind):
+        (key, of_key), (item, of_item) = _form(kind.key_type), _form(kind.item_type)
+        return pa.map_(kind.key_field.with_type(key), kind.item_field.with_type(item)), _of_map(of_key, of_item)
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind == pa.uuid():
+            return kind.storage_type, lambda value: str(uuid.UUID(bytes=value))
+        return (kind.storage_type, bool) if kind == pa.bool8() else _form(kind.storage_type)
+    return _time_form(kind) if types.is_temporal(kind) else _scalar_form(kind)
+
+
+def _scalar_form(kind: Any) -> tuple[Any, Convert | None]:
+    types = pa.types
+    if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind):
+        return kind, None
+    if types.is_floating(kind):
+        return kind, _number
+    if types.is_decimal(kind):
+        return kind, lambda value: format(value, "f")
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
+        return kind, lambda value: base64.b64encode(value).decode()
+    raise _NoFormError(kind)
+
+
+def _time_form(kind: Any) -> tuple[Any, Convert | None]:
+    types = pa.types
+    if types.is_duration(kind):
+        return pa.int64(), lambda value: _duration(value, _DIGITS[kind.unit])
+    if types.is_timestamp(kind) and kind.unit == "ns":
+        zone = None if kind.tz is None else pa.lib.string_to_tzinfo(kind.tz)
+        return pa.int64(), lambda value: _timestamp(value, zone)
+    if types.is_time64(kind) and kind.unit == "ns":
+        return pa.int64(), _time
+    if types.is_timestamp(kind) or types.is_time(kind) or types.is_date(kind):
+        return kind, _iso
+    raise _NoFormError(kind)
+
+
+def _of_list(convert: Convert) -> Convert:
+    return lambda values: [None if value is None else convert(value) for value in values]
+
+
+def _of_struct(converts: Mapping[str, Convert]) -> Convert:
+    def convert(value: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: converts[name](item) if name in converts and item is not None else item for name, item in value.items()}
+
+    return convert
+
+
+def _of_map(of_key: Convert | None, of_item: Convert | None) -> Convert:
+    def convert(pairs: list[tuple[Any, Any]]) -> list[list[Any]]:
+        return [[key if of_key is None else of_key(key), item if of_item is None or item is None else of_item(item)] for key, item in pairs]
+
+    return convert
+
+
+def _number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _iso(value: date | time) -> str:
+    return value.isoformat()
+
+
+def _duration(value: int, digits: int) -> str:
+    seconds = format(Decimal(abs(value)).scaleb(-digits), "f")
+    return f"{'-' if value < 0 else ''}PT{_trimmed(seconds)}S"
+
+
+def _timestamp(value: int, zone: Any) -> str:
+    """Returns nanoseconds since 1970 as a time, of a zone or of none."""
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // _NANOS)
+    at = at.replace(tzinfo=None) if zone is None else at.astimezone(zone)
+    return _with_nanos(at, value % _NANOS)
+
+
+def _time(value: int) -> str:
+    """Returns nanoseconds since midnight as a time."""
+    at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=value // _NANOS)
+    return _with_nanos(at.time(), value % _NANOS)
+
+
+def _with_nanos(at: datetime | time, nanos: int) -> str:
+    if not nanos:
+        return at.isoformat()
+    text = at.isoformat(timespec="microseconds")
+    end = text.index(".") + 7  # the zone follows
+    return f"{text[:end]}{nanos:03d}{text[end:]}"
+
+
+def _trimmed(number: str) -> str:
+    """Returns a number without zeros at its end that say nothing."""
+    return number.rstrip("0").rstrip(".") if "." in number else number
