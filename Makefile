@@ -74,7 +74,7 @@ clients: dev .venv/.installed .venv-clients/.installed .venv-clients-old/.instal
 	cd tests/clients && ../../.venv-clients/bin/python $(CLIENTS)
 	cd tests/clients && ../../.venv-clients-old/bin/python $(CLIENTS) test_huggingface_hub.py
 
-stress: dev .venv/.installed ## what clients, faults and operators do, for minutes: make stress CASES=N STRESS_SECONDS=600
+stress: dev .venv/.installed ## hostile requests, faults, loads and every attack, for hours: make stress CASES=N STRESS_SECONDS=600
 	STRESS_CASES=$(CASES) $(PYTEST) -n $(WORKERS) tests/serving/test_hostile.py tests/serving/test_raw_http.py tests/serving/test_description.py
 	$(PYTEST) tests/serving/test_stopping.py tests/serving/test_workers.py tests/serving/test_hang.py \
 	  tests/serving/test_connections.py tests/serving/test_reload.py tests/serving/test_hangup.py

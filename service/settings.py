@@ -200,11 +200,17 @@ class Settings(BaseSettings):
     )
     keep_alive_s: int = Field(75, ge=1, description="Seconds an idle connection stays open; more than the load balancer's.")
     head_timeout_s: float = Field(10, gt=0, description="Seconds for the head of a request, from its first byte.")
-    max_head_bytes: int = Field(32768, ge=1024, description="Bytes of the request line and the headers.")
-    body_timeout_s: float = Field(
-        30, gt=0, description="Seconds for a request, from its first byte; a body may take longer at --min-body-rate."
+    max_head_bytes: int = Field(
+        32768, ge=1024, description="Bytes of the request line and the headers; also of the trailers and chunk extensions of a body."
     )
-    min_body_rate: int = Field(65536, ge=1, description="Bytes a second at which a body may take longer than --body-timeout-s.")
+    body_timeout_s: float = Field(
+        30,
+        gt=0,
+        description="Seconds for a request, from its first byte, and for the client to read an answer; either may take longer at --min-body-rate.",
+    )
+    min_body_rate: int = Field(
+        65536, ge=1, description="Bytes per second at which sending a body or reading an answer may take longer than --body-timeout-s."
+    )
     max_connections: int | None = Field(
         None, ge=1, description="Open connections of each worker; by default as many as descriptors allow, at most 4096."
     )

@@ -15,7 +15,10 @@ import hypothesis
 import pytest
 
 import tiny
+from service.http import throttled
 
+# `bert-serve`, but for the time between two runs of what is throttled
+BERT_SERVE = "import sys; from service.http import throttled; throttled.INTERVAL_S = 0.0; from service.cli import main; sys.exit(main())"
 ROOT = Path(__file__).parent.parent
 # An example takes as long as the machine makes it: what else runs there must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -35,6 +38,14 @@ def no_settings_from_outside() -> Iterator[None]:
         for name in list(os.environ):
             if name.startswith("BERT_SERVE_"):
                 patch.delenv(name)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def metrics_need_no_wait() -> Iterator[None]:
+    """Tests read /metrics often, and not for its cost; tests/serving/test_throttled.py is about that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(throttled, "INTERVAL_S", 0.0)
         yield
 
 
@@ -77,7 +88,7 @@ class Served:
 @contextmanager
 def running(models: Path, log: Path, *flags: str) -> Iterator[Served]:
     """Runs the real command on a free port until the block ends."""
-    command = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--models", str(models), "--port", "0", *flags]
+    command = [sys.executable, "-c", BERT_SERVE, "serve", "--models", str(models), "--port", "0", *flags]
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:

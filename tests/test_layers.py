@@ -20,7 +20,14 @@ FILES = {
 # Library -> modules that may import it. Who may import whom of ours is import-linter's: pyproject.toml, `make lint`.
 HOMES = {
     "fastapi": {"service.http"},
-    "starlette": {"service.http", "service.process.application", "service.process.server", "service.process.connections", "service.ray"},
+    "starlette": {
+        "service.http",
+        "service.process.application",
+        "service.process.server",
+        "service.process.connections",
+        "service.process.http_1_0",
+        "service.ray",
+    },
     "uvicorn": {"service.process"},
     "pydantic": {
         "service.bundle",
@@ -41,7 +48,7 @@ HOMES = {
     "onnxruntime": {"service.backend", "export", "bench.engine"},
     "prometheus_client": {"service.metrics", "service.process_metrics", "bench.target.metrics"},
     "uvloop": {"bench.load"},
-    "httptools": {"bench.load.connection", "service.process.protocol"},
+    "httptools": {"bench.load.connection", "service.process.parsing"},
     "opentelemetry": {"service.tracing.tracer"},
     "matplotlib": {"bench.report.plots", "export.analyze.plots"},
     "asyncio": {

@@ -28,7 +28,7 @@ from service.errors import BertServeError
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Encoding, Tokenizer
 from service.wire.discriminator import requested_task
-from service.wire.reading import Limits, read_body
+from service.wire.reading import Limits, parse_json, validate_body
 
 VERSION: str = ort.__version__
 _UNLIMITED = Limits(max_inputs=1_000_000, max_chars=100_000_000)
@@ -90,11 +90,12 @@ class BareEngine:
         """
         feeds, lengths = [], []
         for body in bodies:
-            task = requested_task(self.task, body.content)
             try:
+                value = parse_json(body.content, TASKS[self.task].body)
+                task = requested_task(self.task, value)
                 encodings = [
                     encoding
-                    for request in read_body(task, body.content, _UNLIMITED).requests(self.bundle.manifest)
+                    for request in validate_body(task, value, _UNLIMITED).requests(self.bundle.manifest)
                     for encoding in TASKS[task].encode(request, self._tokenizer).encodings
                 ]
             except BertServeError as error:

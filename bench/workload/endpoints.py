@@ -6,7 +6,6 @@ wire format. A body at the path of a model is counted as that of the task whose 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from service.errors import CallerError
 from service.tasks.catalog import TASKS
 from service.tasks.spec import TaskSpec, inputs_body
 from service.wire.discriminator import requested_task
-from service.wire.reading import Limits, read_body
+from service.wire.reading import Limits, validate_body
 
 Body = dict[str, Any]
 NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
@@ -44,12 +43,11 @@ def count_texts(value: Mapping[str, Any]) -> int:
     Args:
         value: A body. Of one that is none of our tasks' the items of `inputs` are counted.
     """
-    raw = json.dumps(value).encode()
-    names = {requested_task(spec.name, raw) for spec in TASKS.values() if spec.derivation is None}
+    names = {requested_task(spec.name, value) for spec in TASKS.values() if spec.derivation is None}
     # the derived tasks that the body's keys name come before those that take any inputs
     for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
         try:
-            return read_body(name, raw, NO_LIMITS).texts_read
+            return validate_body(name, value, NO_LIMITS).texts_read
         except CallerError:
             continue
     inputs = value.get("inputs")

@@ -17,7 +17,7 @@ from export.evidence.samples import attention_texts
 from service.backend.onnx_engine import Engine
 from service.bundle.graph_spec import Precision
 from service.tasks import attention
-from service.tasks.encoded import MAX_VALUES
+from service.tasks.attention import MAX_VALUES
 from service.text.tokenizer import Tokenizer
 
 MAX_ERROR = 1e-4  # of a weight, which is 0 to 1, in a graph of float32

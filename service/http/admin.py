@@ -13,6 +13,7 @@ from service import __version__
 from service.http.answers import check_ready, json_answer, probed
 from service.http.auth import METRICS, AdminEndpoint, KeyEndpoint, MetricsEndpoint, ProbeEndpoint
 from service.http.openapi import endpoints, error_responses
+from service.http.throttled import Throttled
 from service.metrics import CONTENT_TYPE
 from service.serving.build import AppState
 from service.serving.model import Model
@@ -111,11 +112,13 @@ def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> No
 
 
 def _add_metrics(routes: APIRouter, state: AppState) -> None:
+    # the workers' files are read, and a page of many series takes a while to write
+    page = Throttled(state.metrics.page)
+
     @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         state.saturation.measure()
-        # the workers' files are read, and a page of many series takes a while to write
-        return Response(await asyncio.to_thread(state.metrics.page), headers={"content-type": CONTENT_TYPE})
+        return Response(await page(), headers={"content-type": CONTENT_TYPE})
 
 
 def _limits(state: AppState) -> dict[str, int]:

@@ -1,7 +1,8 @@
-"""What routes that run no models answer with: a value as JSON, or that the service or a model is not ready."""
+"""Answers as bytes: of a call, and of routes that run no models; and that the service or a model is not ready."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,24 @@ from starlette.responses import Response
 
 from service.errors import NotFoundError, UnavailableError
 from service.serving.model import Model
+from service.serving.prediction import Prediction
+from service.wire.call import Call, Content
 from service.wire.rendering import to_json
+
+# A longer answer is made on another thread, so that the event loop serves other requests meanwhile.
+LONG_BYTES = 2**18
+
+
+async def content_of(call: Call[Any], prediction: Prediction) -> Content:
+    """Returns the answer to a call."""
+    if prediction.answer_bytes > LONG_BYTES:
+        return await asyncio.to_thread(_content, call, prediction)
+    return _content(call, prediction)
+
+
+def _content(call: Call[Any], prediction: Prediction) -> Content:
+    answer = call.answer(prediction)
+    return answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
 
 
 def json_answer(value: Any) -> Response:

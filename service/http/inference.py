@@ -14,6 +14,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
+from service.http.answers import content_of
 from service.http.auth import Endpoint
 from service.http.disconnect import unless_disconnected
 from service.http.error_log import ErrorLog
@@ -26,7 +27,6 @@ from service.serving.model import Model
 from service.serving.prediction import Prediction
 from service.tasks.encoded import MAX_SPANS, ReadSpan
 from service.wire.call import Content, Incoming
-from service.wire.rendering import to_json
 from service.wire.routes import Route
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -134,7 +134,7 @@ class Inference:
             error.name_input(many=body.is_list, subject=body.subject)
             raise
         scope[PREDICTION] = prediction
-        return _response(model, call.answer(prediction), prediction)
+        return _response(model, await content_of(call, prediction), prediction)
 
     def _stream(self, request: Request, headers: Mapping[str, str], route: Route) -> LineStream:
         """Returns what answers a request of many lines; it counts as many requests, and not as one."""
@@ -181,8 +181,7 @@ def _no_query(request: Request) -> InvalidValueError:
     return InvalidValueError(f"the address has the query parameter `{name}`, and this path takes none; {where}.")
 
 
-def _response(model: Model, answer: Any, prediction: Prediction) -> Response:
-    content = answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
+def _response(model: Model, content: Content, prediction: Prediction) -> Response:
     warnings = list(prediction.warnings)
     headers = {
         "x-model": model.name,

@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from service.errors import BertServeError, RefusedError, TooLargeError
 from service.http import errors
+from service.http.answers import content_of
 from service.http.error_log import ErrorLog
 from service.http.middleware import REQUEST_ID, of_request, recorded_trace
 from service.metrics import UNKNOWN
@@ -17,8 +18,7 @@ from service.serving.build import AppState
 from service.serving.model import Model
 from service.serving.prediction import Prediction
 from service.tracing.trace import Trace
-from service.wire.call import Call, Content, Incoming
-from service.wire.rendering import to_json
+from service.wire.call import Call, Incoming
 from service.wire.routes import Route
 
 MAX_TRACED_LINES = 128  # of a stream that is traced
@@ -70,9 +70,8 @@ class LineAnswerer:
                 )
             call = self._route.read(self._incoming(line))
             labels = (call.task, call.model.name)
-            answer = call.answer(await self._predict(call, trace))
-            assert not isinstance(answer, Content), "routes that stream answer with JSON"
-            body, status = to_json(answer), _OK
+            content = await content_of(call, await self._predict(call, trace))
+            body, status = content.data, _OK
         except Exception as error:  # noqa: BLE001 - the process boundary of a line
             refusal = errors.response(error, self._scope[REQUEST_ID])
             body, status = bytes(refusal.body), refusal.status_code

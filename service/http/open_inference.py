@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
@@ -16,6 +15,7 @@ from service.http.answers import check_ready, json_answer, probed
 from service.http.auth import AdminEndpoint, KeyEndpoint, ProbeEndpoint
 from service.http.inference import read_raw
 from service.http.openapi import endpoints, error_responses
+from service.http.throttled import Throttled
 from service.serving.build import AppState
 from service.serving.model import Model
 from service.wire.keys import check_names
@@ -73,10 +73,16 @@ def _add_server(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
 
 
 def _add_models(probes: APIRouter, models: APIRouter, state: AppState) -> None:
+    totals = Throttled(state.metrics.totals)  # the workers' files are read
+
+    async def statistics_of(models: list[Model]) -> Response:
+        by_model = await totals()
+        return json_answer({"model_stats": [_of_model(model, by_model.get(model.name, {})) for model in models]})
+
     # before the models themselves: no model is called so
     @models.get("/v2/models/stats", summary="Statistics of all models")
     async def all_statistics() -> Response:
-        return await _statistics(state, list(state.registry.models.values()))
+        return await statistics_of(list(state.registry.models.values()))
 
     def find(name: str, version: str | None = None) -> Model:
         model = state.registry.get(name)
@@ -107,7 +113,7 @@ def _add_models(probes: APIRouter, models: APIRouter, state: AppState) -> None:
         return json_answer(config(model.name, model.bundle.manifest, max_rows=state.limits.max_inputs))
 
     async def statistics(model: Model) -> Response:
-        return await _statistics(state, [model])
+        return await statistics_of([model])
 
     add("", "Inputs and outputs of a model", described)
     add("/config", "Configuration of a model, as Triton's clients read it", configured)
@@ -179,12 +185,6 @@ def _check_parameters(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     if not isinstance(parameters, dict):
         raise InvalidValueError(f"`parameters` is {show(parameters)}; it must be an object.")
     check_names(parameters, known, "`parameters`")
-
-
-async def _statistics(state: AppState, models: list[Model]) -> Response:
-    # the workers' files are read
-    totals = await asyncio.to_thread(state.metrics.totals)
-    return json_answer({"model_stats": [_of_model(model, totals.get(model.name, {})) for model in models]})
 
 
 def _of_model(model: Model, totals: Mapping[str, float]) -> dict[str, Any]:

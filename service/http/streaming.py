@@ -1,8 +1,8 @@
 """JSON Lines: a body of many bodies, one a line, is answered line by line, in order, each as soon as it and those before it are done.
 
-A stream may be longer than any memory. What is read of it and not yet answered is bounded by a number of lines and by bytes; while
-there is that much nothing more is taken from the connection, so that TCP holds the sender back. A client that does not read its answers
-holds its own stream back in the same way. Knows no models: a function answers a line.
+A stream may be longer than any memory. What is read of it and not yet answered, and the answers that are not yet sent, are bounded by a
+number of lines and by bytes; while there is that much nothing more is taken from the connection, so that TCP holds the sender back. A
+client that does not read its answers holds its own stream back in the same way. Knows no models: a function answers a line.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ class LineStream:
             scope: The request's.
             receive: Its ASGI channel.
             answer: Returns the answer to a line, which may be an error, without a newline.
-            max_jobs: Lines that are read and not yet answered.
-            max_bytes: Of one line, and of all that are read and not yet answered, where they are several.
+            max_jobs: Lines that are read and whose answer is not yet sent.
+            max_bytes: Bytes of one line, and of all these lines together with their answers, where they are several. An answer that is not
+                yet there counts as many as the last one had.
         """
         self._scope = scope
         self._receive = receive
@@ -80,6 +81,7 @@ class LineStream:
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._jobs: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
         self._count = self._bytes = 0
+        self._answer_bytes = 0  # of the last answer
         self._freed = asyncio.Event()
         self._running: set[asyncio.Task[bytes]] = set()
 
@@ -128,15 +130,23 @@ class LineStream:
         self._jobs.put_nowait(None)
 
     async def _start_line(self, line: bytes) -> None:
-        while self._count >= self._max_jobs or (self._count and self._bytes + len(line) > self._max_bytes):
+        while self._count >= self._max_jobs or (self._count and self._bytes + len(line) + self._answer_bytes > self._max_bytes):
             self._freed.clear()
             await self._freed.wait()
         if self._scope.get(GONE):
             raise ClientGoneError("the client closed the connection before its stream was answered.")
-        job = asyncio.create_task(self._answer(line))
+        expected = self._answer_bytes
+        job = asyncio.create_task(self._answer_held(line, expected))
         self._running.add(job)
-        self._hold(1, len(line))
+        self._hold(1, len(line) + expected)
         self._jobs.put_nowait((job, len(line)))
+
+    async def _answer_held(self, line: bytes, expected: int) -> bytes:
+        """Answers a line, and corrects the number of bytes that its answer counts."""
+        answer = await self._answer(line)
+        self._answer_bytes = len(answer)
+        self._hold(0, len(answer) - expected)
+        return answer
 
     async def _write(self, send: Send) -> None:
         """Sends the answers in the order of their lines; what is sent slowly is held, and with it what is read."""
@@ -150,7 +160,7 @@ class LineStream:
                 start = None
             await send({"type": "http.response.body", "body": answer + b"\n", "more_body": True})
             self._running.discard(job)
-            self._hold(-1, -size)
+            self._hold(-1, -size - len(answer))
         if start is not None:
             await send(start)
         await send({"type": "http.response.body", "body": b"", "more_body": False})

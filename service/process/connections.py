@@ -36,7 +36,7 @@ class ConnectionLimits:
         max_connections: Connections that are open at once.
         head_timeout_s: Seconds for the head of a request.
         max_head_bytes: And its bytes.
-        body_timeout_s: Seconds for a body, or as long as it comes at `min_body_rate`; also those without one byte of an answer taken.
+        body_timeout_s: Seconds for a body, and for a client to take its answers; either may take longer at `min_body_rate`.
         min_body_rate: Bytes a second.
     """
 
@@ -133,15 +133,11 @@ class Connections(set[Any]):
         self._count(reason)
         self._ended[reason] += 1
 
-    def room(self, arriving: int) -> Room:
-        """Returns what there is for one more connection, after making room if none was left.
-
-        Args:
-            arriving: Connections that are taken and not yet here.
-        """
-        if len(self) - len(self._surplus) + arriving < self.limits.max_connections or self._evict():
+    def room(self) -> Room:
+        """Returns what there is for one more connection, after making room if none was left."""
+        if len(self) - len(self._surplus) < self.limits.max_connections or self._evict():
             return Room.PLACE
-        if len(self) + arriving >= self.limits.max_connections + PROBE_RESERVE:
+        if len(self) >= self.limits.max_connections + PROBE_RESERVE:
             oldest = next((connection for connection in self._surplus if connection.expendable_since is not None), None)
             if oldest is None:
                 self.note("refused")
@@ -167,16 +163,15 @@ class Connections(set[Any]):
 
         return counted
 
-    async def end(self, arriving: Callable[[], int], timeout_s: float) -> None:
+    async def end(self, timeout_s: float) -> None:
         """Waits until all are gone: what is being answered goes on, and what is idle, or half a request, is closed.
 
         Args:
-            arriving: Returns the number of connections that are taken and not yet here.
             timeout_s: Then the rest, which take their answers too slowly, are cut off.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        while (self or arriving()) and (now := loop.time()) < deadline:
+        while self and (now := loop.time()) < deadline:
             for connection in list(self):
                 connection.wind_up(now)
             await asyncio.sleep(0.01)
@@ -184,7 +179,7 @@ class Connections(set[Any]):
             connection.abort()
 
     def _evict(self) -> bool:
-        """Closes the connection that waits longest for a whole head, idle ones last; false if there is none."""
+        """Closes the connection that waits longest for its client, idle ones last; false if there is none."""
         while self._expendable:
             since, connection = self._expendable.popleft()
             if connection in self and connection.expendable_since == since:

@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -19,7 +20,8 @@ from starlette.types import ASGIApp
 from service.errors import StartError
 from service.process.connections import Connections, Room
 from service.process.listener import BalancedListener, shared_counts
-from service.process.protocol import HttpProtocol, rendered
+from service.process.protocol import HttpProtocol
+from service.process.refusal import rendered
 from service.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("bertserve.server")
@@ -61,14 +63,18 @@ class Server(uvicorn.Server):
         self._on_listen = on_listen
         self._on_hangup = on_hangup
         self._counts, self._index = shared_counts(1), 0
-        self._arriving: set[asyncio.Task[Any]] = set()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until SIGINT or SIGTERM, and returns after an orderly end."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # uvicorn puts back what was there before once it is done: whoever signals then has nothing left to end
-            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # uvicorn has handlers of its own only while its loop runs: one that comes earlier stops the server once it has started, and
+            # one that comes later has nothing left to end
+            signal.signal(number, self._stop_early)
+        signal.signal(signal.SIGHUP, lambda *_: None)
         super().run(sockets)
+
+    def _stop_early(self, *_: Any) -> None:
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stops; a second SIGINT ends the process at once, for somebody at the keyboard has lost patience. SIGTERM may come twice by accident."""
@@ -105,7 +111,7 @@ class Server(uvicorn.Server):
             await asyncio.sleep(0)
         left = await self._scheduler.stop(self._grace_s)
         self._listener.close()
-        await self._open.end(lambda: len(self._arriving), FLUSH_S)
+        await self._open.end(FLUSH_S)
         self._open.stop()
         if self.server_state.tasks:  # their clients are gone, or were answered
             await asyncio.wait(self.server_state.tasks, timeout=1)
@@ -124,33 +130,29 @@ class Server(uvicorn.Server):
 
     def _accept(self, connection: socket.socket) -> None:
         """Makes a protocol for a connection, as uvicorn does for those of its own sockets."""
-        room = self._open.room(len(self._arriving))
+        room = self._open.room()
         if room is Room.NONE:
-            with connection:
+            with connection, suppress(OSError):  # the client may have left
                 if self.config.ssl is None:
                     connection.send(rendered())  # no need to wait: it fits into any buffer
             return
-
-        def protocol() -> HttpProtocol:
-            made = HttpProtocol(self.config, self.server_state, self.lifespan.state, self._loop)
-            made.surplus = room is Room.PROBE
-            return made
-
+        protocol = HttpProtocol(self.config, self.server_state, self.lifespan.state, self._loop)
+        protocol.surplus = room is Room.PROBE
         tls = self.config.ssl
         timeout_s = None if tls is None else self._open.limits.head_timeout_s
-        task = self._loop.create_task(self._loop.connect_accepted_socket(protocol, connection, ssl=tls, ssl_handshake_timeout=timeout_s))
-        self._arriving.add(task)
-        task.add_done_callback(lambda task: self._arrived(task, connection))
-        self._count()
+        protocol.handshake = self._loop.create_task(
+            self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=timeout_s)
+        )
+        protocol.handshake.add_done_callback(lambda handshake: self._connected(handshake, protocol, connection))
+        self._open.add(protocol)
 
-    def _arrived(self, task: asyncio.Task[Any], connection: socket.socket) -> None:
-        self._arriving.discard(task)
-        self._count()
-        if task.cancelled() or task.exception() is not None:  # the client left before it was let in
+    def _connected(self, handshake: asyncio.Task[Any], protocol: HttpProtocol, connection: socket.socket) -> None:
+        if handshake.cancelled() or handshake.exception() is not None:  # the client left, or had to, before it was let in
+            self._open.discard(protocol)
             connection.close()
 
     def _count(self) -> None:
-        self._listener.count(len(self._open) + len(self._arriving))
+        self._listener.count(len(self._open))
 
 
 class _Unsaid(logging.Filter):

@@ -139,9 +139,9 @@ class Supervisor:
         self._shutdown_pipe, self._shutdown_pipe_end = os.pipe()
         self._signals, told = socket.socketpair()
         told.setblocking(False)
+        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)  # before the handlers, which would drop a signal that comes earlier
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)  # the number comes through the descriptor
-        signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
         try:
             for index in range(self._count):
                 self._start(index)

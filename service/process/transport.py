@@ -15,6 +15,9 @@ class CoalescingTransport(asyncio.Transport):
     """A transport that holds a head back for what is written next, until the loop's next turn at most.
 
     uvicorn writes head and body apart: two system calls, and two packets that wake the client twice.
+
+    Attributes:
+        written: Bytes that the transport was given so far.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -28,6 +31,9 @@ class CoalescingTransport(asyncio.Transport):
         self._transport = transport
         self._loop = loop
         self._held = b""
+        self.written = 0
+        self._slow_since: float | None = None  # when the time began in which the client must take enough of what is unsent
+        self._taken = 0  # bytes that it had taken by then
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Returns what the transport knows of its connection."""
@@ -53,6 +59,7 @@ class CoalescingTransport(asyncio.Transport):
             return
         data, self._held = self._held + data, b""
         if data and not self._transport.is_closing():
+            self.written += len(data)
             self._transport.write(data)
 
     def close(self) -> None:
@@ -78,6 +85,28 @@ class CoalescingTransport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         """Returns the bytes that the client has yet to take."""
         return self._transport.get_write_buffer_size()
+
+    def is_taken_slowly(self, now: float, timeout_s: float, min_rate: float) -> bool:
+        """Returns whether the client takes what is written at less than a rate. To be called about once a second.
+
+        Args:
+            now: The loop's time in seconds.
+            timeout_s: Seconds for which the client may be slower.
+            min_rate: Bytes per second.
+        """
+        unsent = self.get_write_buffer_size()
+        if not unsent:
+            self._slow_since = None
+            return False
+        taken = self.written - unsent
+        if self._slow_since is not None:
+            waited = now - self._slow_since
+            if waited <= timeout_s:
+                return False
+            if taken - self._taken < waited * min_rate:
+                return True
+        self._slow_since, self._taken = now, taken
+        return False
 
     @property
     def tells_resets(self) -> bool:

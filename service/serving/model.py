@@ -22,7 +22,7 @@ from service.scheduling.stage import Stage
 from service.serving.prediction import Prediction
 from service.serving.work import Work, trace_run
 from service.tasks.catalog import TASKS, tasks_of
-from service.tasks.encoded import MAX_VALUES
+from service.tasks.cost import MAX_CHARS, NOTHING, Budget, Cost
 from service.tasks.further import Further
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Tokenizer
@@ -31,14 +31,14 @@ from service.tracing.trace import Trace
 
 logger = logging.getLogger("bertserve.model")
 
-# Numbers of four bytes that a request may hold until its last encoding has run: 64 MiB.
-MAX_HELD = 2**24
 # Logits of one run over the vocabulary, 64 MiB: a full batch of texts of nothing but masks would have gigabytes of a large one.
 MAX_LOGITS = 2**24
 # Attention weights of one run, of which it holds two copies of 16 MiB: each text's own may be a quarter.
 MAX_WEIGHTS = 2**22
 # What tokenizing takes of a lane (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
+# Encoding a text takes as long as so many characters of it, however short it is.
+TEXT_CHARS = 32
 # Shorter waits are not compared with what was predicted for them: nobody plans by them.
 LEAST_WAIT_S = 0.01
 
@@ -150,6 +150,11 @@ class Model:
         metrics = self._metrics if task is None else self._metrics.of(task)
         spec = spec or TASKS[task or self.task]
         chars = sum(request.chars for request in requests)
+        if chars > MAX_CHARS:
+            raise TooLargeError(
+                f"the request has {chars} characters to tokenize, what is read again for each label or choice included, and {MAX_CHARS} are "
+                "allowed; send fewer or shorter texts at once."
+            )
         tokens, seconds, entries = self._estimate(requests, spec, chars)
         try:
             job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries)
@@ -184,7 +189,7 @@ class Model:
     def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int, trace: Trace | None) -> Stage:
         """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on a lane."""
         # a hop to a lane and back costs more than tokenizing a short text
-        if chars <= SHORT_CHARS:
+        if chars + TEXT_CHARS * (len(requests) - 1) <= SHORT_CHARS:
             return self._encode(requests, spec, trace)
         if trace is not None:
             trace.put(time.perf_counter())
@@ -207,7 +212,7 @@ class Model:
     def _encode(self, requests: Sequence[Any], spec: TaskSpec, trace: Trace | None) -> Stage:
         """Tokenizes all inputs; returns the stage that runs them."""
         start = time.perf_counter()
-        encoded, tokens, reserve, held = [], 0, 0, 0
+        encoded, tokens, cost, manifest = [], 0, NOTHING, self.bundle.manifest
         for index, request in enumerate(requests):
             try:
                 item = spec.encode(request, self._tokenizer)
@@ -216,20 +221,13 @@ class Model:
                 raise
             encoded.append(item)
             tokens += sum(encoding.cost_tokens for encoding in item.encodings)
-            reserve += item.reserve
-            held += spec.held(request, item, self.bundle.manifest)
+            cost += spec.cost(request, item, manifest)
             # here, and not after the last: the windows of one text may be a thousand times as long as it
-            self._check_size(tokens + reserve, held)
+            self._check_size(tokens, cost)
         end = time.perf_counter()
         if trace is not None:
             trace.add(TraceStage("tokenize", start, end))
             trace.put(end)
-        values = sum(item.values for item in encoded)
-        if values > MAX_VALUES:
-            raise TooLargeError(
-                f"the answer would be as long as {values} numbers and {MAX_VALUES} are allowed; send fewer texts at once, or ask for less of "
-                "each: a smaller `top_k`, pooled tokens, fewer `layers` or `heads`."
-            )
         work = [
             Work(encoding, index, None if spec.reduce is None else partial(spec.reduce, request, item), trace)
             for index, (request, item) in enumerate(zip(requests, encoded, strict=True))
@@ -238,10 +236,10 @@ class Model:
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._decode, spec, requests, encoded, tokens, end - start, trace),
+            finish=partial(self._decode, spec, requests, encoded, tokens, cost, end - start, trace),
             key=self._key,
             cost=self._cost.seconds,
-            reserve=reserve,
+            reserve=cost.queue_tokens,
             shape=self.graph.shape,
             run_solo=partial(self._run, solo=True),
         )
@@ -275,18 +273,15 @@ class Model:
         prediction.decode_s += self._decoded(start, trace)
         return self._after(prediction, trace)
 
-    def _check_size(self, tokens: int, held: int) -> None:
+    def _check_size(self, tokens: int, cost: Cost) -> None:
         most = self._scheduler.max_queue_tokens
-        if tokens > most:
+        if tokens + cost.queue_tokens > most:
             raise TooLargeError(
-                f"the request has {tokens} tokens or more, all windows counted, and the queue holds {most}; send fewer or shorter texts at "
-                "once, make `stride` or `beam` smaller, leave `explain` out, or raise --max-queue-tokens."
+                f"the request has {tokens + cost.queue_tokens} tokens or more, all windows and the work of decoding counted, and the queue holds "
+                f"{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, leave `explain` out, or raise "
+                "--max-queue-tokens."
             )
-        if held > MAX_HELD:
-            raise TooLargeError(
-                f"the request would hold {held} numbers or more in memory until it is answered and {MAX_HELD} are allowed; send fewer or "
-                "shorter texts at once, or ask for less of each."
-            )
+        cost.check()
 
     def _run(self, works: Sequence[Work], *, solo: bool = False) -> list[Row]:
         if len(works) > 1 and self._gives_too_much(works):
@@ -339,6 +334,7 @@ class Model:
         requests: Sequence[Any],
         encoded: Sequence[Any],
         tokens: int,
+        cost: Cost,
         tokenize_s: float,
         trace: Trace | None,
         rows: Sequence[Row],
@@ -346,10 +342,10 @@ class Model:
         start = time.perf_counter()
         manifest = self.bundle.manifest
         results = []
-        first = 0
+        first, budget = 0, Budget()
         for request, item in zip(requests, encoded, strict=True):
             last = first + len(item.encodings)
-            results.append(spec.decode(request, item, rows[first:last], manifest))
+            results.append(spec.decode(request, item, rows[first:last], manifest, budget))
             first = last
         truncated = [index for index, item in enumerate(encoded) if item.truncated]
         warnings = [warning for item in encoded for warning in item.warnings]
@@ -357,6 +353,7 @@ class Model:
         decode_s = self._decoded(start, trace)
         prediction = Prediction(results, truncated, warnings, tokens, warned=warned, tokenize_s=tokenize_s, decode_s=decode_s)
         prediction.read = encoded[0].read if len(encoded) == 1 else ()
+        prediction.answer_bytes = max(cost.answer_bytes, budget.answer_bytes)
         return self._after(prediction, trace)
 
     @staticmethod

@@ -23,6 +23,7 @@ class Prediction:
         queue_s: Seconds until the last encoding started.
         inference_s: Seconds of the longest run.
         decode_s: Seconds to decode all inputs.
+        answer_bytes: About how long the answer is as JSON, at most.
         read: What the model read of the only input, where it is cut or was read in several windows.
     """
 
@@ -35,4 +36,5 @@ class Prediction:
     queue_s: float = 0.0
     inference_s: float = 0.0
     decode_s: float = 0.0
+    answer_bytes: int = 0
     read: Sequence[ReadSpan] = ()

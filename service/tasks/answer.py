@@ -17,9 +17,10 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 from service.errors import InvalidValueError
 from service.tasks import occlusion
 from service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
+from service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Budget, Cost, text_bytes, tokens_of_steps
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
-from service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, score_spans
+from service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
 from service.tasks.encoded import Encoded, ModelConfig, spans_read
 from service.tasks.further import Further
 from service.tasks.occlusion import Part, WordImportance
@@ -32,7 +33,12 @@ TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
 Answers = dict[str, Any] | list[dict[str, Any]]
-ANSWER_VALUES = 128  # An answer takes the memory of so many numbers.
+# An answer takes the memory of so many numbers, and in the result so many bytes beside its text.
+ANSWER_HELD, ANSWER_BYTES = 128, 56 + SCORE_BYTES
+# Scores of spans that are made and sorted in a step.
+SPANS_PER_STEP = 32
+# Bytes of answers that are each as long as the passage; only where it is more the longest answer is looked for.
+_LONG_ANSWERS = 2**16
 
 
 class AnswerParameters(TaskParameters):
@@ -105,10 +111,12 @@ class ExplainedPassage(EncodedPassage):
 
     Attributes:
         question: The question's tokens.
+        words: Words that are left out, at most.
         tokenizer: Puts together what is left of both.
     """
 
     question: Tokens
+    words: int
     tokenizer: Tokenizer
 
 
@@ -125,7 +133,8 @@ def _estimate_whole(request: Request, max_length: int) -> int:
     stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
     room = length - 3 - question
     # without room encode says so, and that is the better error
-    return min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
+    runs = min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
+    return runs + tokens_of_steps(runs * request.parameters.max_answer_len // SPANS_PER_STEP)
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
@@ -161,7 +170,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
     return ExplainedPassage(
         encodings=encodings,
         read=read,
-        reserve=words * max(map(len, encodings)),
+        words=words,
         passage=passage,
         cuts=cuts,
         cls_index=tokenizer.cls_index,
@@ -170,7 +179,28 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
     )
 
 
-def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], config: ModelConfig) -> Answers | Further:
+def cost(request: Request, encoded: EncodedPassage, config: ModelConfig) -> Cost:
+    """Returns what a passage takes: two logits of each token, its tokens, the answers that are looked through, and those that are returned."""
+    parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in encoded.cuts)
+    answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
+    looked_at = min(len(encoded.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
+    longest, chars = text_bytes(request.context), len(request.context)
+    if max(answers, looked_at) * longest > _LONG_ANSWERS:
+        chars = longest_answer(_texts(request, encoded), parameters.max_answer_len)
+        longest = min(longest, 6 * chars)  # a character that has to be escaped takes six bytes
+    whole = Cost(
+        answer_bytes=answers * (ANSWER_BYTES + longest),
+        steps=spans // SPANS_PER_STEP,
+        held=2 * sum(map(len, encoded.encodings)) + TOKEN_HELD * len(encoded.passage) + looked_at * (ANSWER_HELD + chars),
+    )
+    if not isinstance(encoded, ExplainedPassage):
+        return whole
+    return whole + occlusion.cost(encoded.words, max(map(len, encoded.encodings)), [request.question, request.context])
+
+
+def decode(
+    request: Request, encoded: EncodedPassage, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> Answers | Further:
     """Returns the best answer, or a list of them if `top_k` is over 1. Where words are to be left out, that comes first.
 
     Args:
@@ -178,16 +208,17 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], confi
         encoded: What `encode` returned.
         rows: One row per window with the outputs `start_logits` and `end_logits`, float32 [length].
         config: Not needed.
+        budget: What looking through the spans is taken from.
 
     Returns:
         `{answer, score, start, end}` each; offsets are of the passage, in the request's unit, end exclusive.
     """
-    parameters, passage = request.parameters, encoded.passage
-    summed = parameters.duplicates == "sum"
-    # the reference leaves out combining marks that the tokenizer strips
-    offsets = passage.offsets if summed else passage.spans(request.context)
-    texts = SpanTexts(request.context, offsets, passage.word_ids if parameters.align_to_words else None)
-    found = SummedAnswers(texts, limit=_limit(request)) if summed else BestAnswers(texts, top_k=parameters.top_k, count=len(passage))
+    parameters, texts, budget = request.parameters, _texts(request, encoded), budget or Budget()
+    found: SummedAnswers | BestAnswers
+    if parameters.duplicates == "sum":
+        found = SummedAnswers(texts, limit=_limit(request), budget=budget)
+    else:
+        found = BestAnswers(texts, top_k=parameters.top_k, count=len(encoded.passage), budget=budget)
     nulls = []
     for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
         null, start, end = _probabilities(encoding, len(cut), row, encoded.cls_index)
@@ -204,6 +235,14 @@ def decode(request: Request, encoded: EncodedPassage, rows: Sequence[Row], confi
     assert isinstance(found, BestAnswers), "scores that add up are not explained"
     span, cut = (None, encoded.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else found.place_of(answers[0])
     return _explained(request, encoded, answers, cut, span)
+
+
+def _texts(request: Request, encoded: EncodedPassage) -> SpanTexts:
+    """Returns what makes answers of spans."""
+    # the reference leaves out combining marks that the tokenizer strips
+    summed = request.parameters.duplicates == "sum"
+    offsets = encoded.passage.offsets if summed else encoded.passage.spans(request.context)
+    return SpanTexts(request.context, offsets, encoded.passage.word_ids if request.parameters.align_to_words else None)
 
 
 def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | None) -> tuple[float, Floats, Floats]:
@@ -264,12 +303,6 @@ def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
 def _limit(request: Request) -> int:
     """Returns how many spans of a window transformers 5.2.0 looks at."""
     return 2 * request.parameters.top_k + 10 if request.parameters.align_to_words else request.parameters.top_k
-
-
-def held(request: Request, encoded: EncodedPassage, config: ModelConfig) -> int:
-    """Returns how many numbers a passage holds until it is answered: two logits a token, and the answers whose scores add up."""
-    answers = len(encoded.cuts) * _limit(request) if request.parameters.duplicates == "sum" else request.parameters.top_k
-    return 2 * sum(map(len, encoded.encodings)) + ANSWER_VALUES * answers
 
 
 class Question(Closed):
@@ -338,8 +371,8 @@ SPEC = TaskSpec(
     answer=Answer | list[Answer] | list[list[Answer]],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     reduce=copied,
-    held=held,
     load_mix="qa",
 )

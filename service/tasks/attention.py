@@ -16,8 +16,9 @@ from pydantic import BaseModel, Field, Tag
 from service.errors import InvalidValueError, TooLargeError
 from service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskParameters, body_config, one_of
 from service.tasks.classify import TextPair
+from service.tasks.cost import NUMBER_BYTES, Budget, Cost, text_bytes
 from service.tasks.decoding.scores import Floats, Row
-from service.tasks.encoded import MAX_VALUES, Encoded, ModelConfig
+from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec, copied, inputs_body
 from service.text.tokenizer import Tokenizer, estimate_tokens
 
@@ -25,6 +26,8 @@ TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"
 OUTPUT = "attentions"  # of the graphs
 MAX_NAMED = 256  # layers or heads of one request
+MAX_VALUES = 2**20  # weights of one text
+TOKEN_BYTES = 24  # of a token in an answer, beside its text and its weights
 # Weights that count as a token in the queue: the vector of a token has about as many values.
 WEIGHTS_PER_TOKEN = 1024
 
@@ -149,15 +152,24 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
         offsets[start : start + len(tokens)] = tokens.offsets
     return EncodedText(
         encodings=[replace(whole, maps=tuple(maps))],
-        values=values,
-        reserve=values // WEIGHTS_PER_TOKEN,
         tokens=[tokenizer.token(id_) or "" for id_ in whole.ids.tolist()],
         offsets=offsets,
         second=starts[1] if len(parts) > 1 else None,
     )
 
 
-def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> dict[str, Any]:
+def cost(request: Request, encoded: EncodedText, config: ModelConfig) -> Cost:
+    """Returns what the weights and the tokens take."""
+    values = len(request.maps) * len(encoded.tokens) ** 2
+    tokens = sum(TOKEN_BYTES + text_bytes(token) for token in encoded.tokens)
+    return Cost(
+        answer_bytes=NUMBER_BYTES * values + tokens, steps=len(encoded.tokens), held=values, reserved_tokens=values // WEIGHTS_PER_TOKEN
+    )
+
+
+def decode(
+    request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> dict[str, Any]:
     """Returns the tokens, and of each layer its weights: float32 [heads, length, length], of each token (rows) to each (columns).
 
     Args:
@@ -165,6 +177,7 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: 
         encoded: What `encode` returned.
         rows: One row with the output `attentions`, float32 [maps, length, length].
         config: Not needed.
+        budget: Not needed.
     """
     place = {found: i for i, found in enumerate(request.maps)}
     weights = rows[0][OUTPUT]
@@ -221,6 +234,7 @@ SPEC = TaskSpec(
     answer=Attention | list[Attention],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     reduce=copied,
     derivation=Derivation(base=None, fits=fits, needs=NEEDS, marker=("parameters", "output_attentions")),

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidValueError
 from service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
+from service.tasks.cost import SCORE_BYTES, Budget, Cost, text_bytes
 from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import TaskSpec
@@ -25,6 +26,7 @@ from service.text.windows import truncate_longest_first
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64
+CHOICE_BYTES = 32 + SCORE_BYTES  # of a choice in an answer, beside its text
 
 
 class ChooseParameters(TaskParameters):
@@ -83,7 +85,8 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
-    first, *seconds = tokenizer.tokenize([request.first, *request.seconds])
+    seconds = tokenizer.each([request.first, *request.seconds])
+    first = next(seconds)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
     for i, second in enumerate(seconds):
         total = len(first) + len(second)
@@ -98,7 +101,15 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=encodings, truncated=truncated)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
+def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
+    """Returns what the choices take."""
+    count = len(request.choices)
+    return Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, held=count)
+
+
+def decode(
+    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> list[dict[str, Any]]:
     """Returns `{index, score, text}` of each choice, best first; equal scores in the order of the choices.
 
     Args:
@@ -106,6 +117,7 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
         encoded: Not needed.
         rows: One row per choice with the output `logits`, float32 [1].
         config: Not needed.
+        budget: Not needed.
     """
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]
@@ -196,6 +208,7 @@ SPEC = TaskSpec(
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     load_body=_load_body,
 )

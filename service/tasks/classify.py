@@ -18,6 +18,7 @@ from service.bundle.manifest import Activation, Manifest
 from service.errors import InvalidValueError
 from service.tasks import occlusion
 from service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
+from service.tasks.cost import SCORE_BYTES, Budget, Cost, longest_label
 from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig, ReadSpan, spans_read
 from service.tasks.further import Further
@@ -30,6 +31,7 @@ from service.text.words import Word, words_of
 TASK = "text-classification"
 # Names of the texts of a pair.
 FIRST, SECOND = "text", "text_pair"
+LABEL_BYTES = 24 + SCORE_BYTES  # of a label with its score in an answer, beside its name
 # A label that is scored by itself is chosen from this score on; so many of them are explained at most.
 CHOSEN, MAX_EXPLAINED = 0.5, 8
 
@@ -160,8 +162,23 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     parts = _parts(request, a, b, kept)
     words = sum(len(part.words) for part in parts)
     occlusion.check_count(words, "the text" if b is None else "the pair", "shorten it")
-    return ExplainedText(
-        encodings=encodings, truncated=truncated, read=read, parts=parts, tokenizer=tokenizer, reserve=words * len(encodings[0])
+    return ExplainedText(encodings=encodings, truncated=truncated, read=read, parts=parts, tokenizer=tokenizer)
+
+
+def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
+    """Returns what the labels take, and the runs without a word and the words of an explanation."""
+    count = min(request.parameters.top_k or len(config.labels), len(config.labels))
+    labels = Cost(
+        answer_bytes=count * (LABEL_BYTES + longest_label(config.labels)), steps=count, held=len(encoded.encodings) * len(config.labels)
+    )
+    if not isinstance(encoded, ExplainedText):
+        return labels
+    activation = request.parameters.function_to_apply or config.activation
+    return labels + occlusion.cost(
+        sum(len(part.words) for part in encoded.parts),
+        len(encoded.encodings[0]),
+        [part.text for part in encoded.parts],
+        explained=min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1,
     )
 
 
@@ -180,7 +197,9 @@ def _parts(request: Request, a: Tokens, b: Tokens | None, kept: tuple[int, int])
     ]
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[ClassifiedLabel] | Further:
+def decode(
+    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> list[ClassifiedLabel] | Further:
     """Returns labels and scores, best first; equal scores keep the order of the labels. Where words are to be left out, that comes first.
 
     Args:
@@ -188,6 +207,7 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
         encoded: What `encode` returned.
         rows: One row per window with the output `logits`, float32 [labels].
         config: The model's labels and its own activation.
+        budget: Not needed.
     """
     parameters = request.parameters
     activation = parameters.function_to_apply or config.activation
@@ -292,6 +312,7 @@ SPEC = TaskSpec(
     answer=list[list[ClassifiedLabel]],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     missing=require_labels,
 )

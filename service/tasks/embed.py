@@ -30,6 +30,7 @@ from service.tasks.body import (
     lower,
     one_of,
 )
+from service.tasks.cost import NUMBER_BYTES, Budget, Cost
 from service.tasks.decoding.scores import Floats, Row
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.layers import LAST_LAYER, LayerChoice, choose
@@ -38,6 +39,7 @@ from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "feature-extraction"
 MAX_LAYERS = 256  # of one request
+VECTOR_BYTES = 64  # of a vector in an answer, beside its numbers
 _LEAST_NORM = np.float32(1e-12)
 # They send `encoding_format` as they are told, and read numbers alone: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
 _NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(JAVASCRIPT)}")
@@ -157,14 +159,21 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     if len(tokens) > room and request.parameters.truncate is False:
         raise InvalidValueError(f"the text has {len(tokens)} tokens and the model takes {room}; shorten it, or set `truncate` to true.")
     ids = tokens.ids[-room:] if request.parameters.truncation_direction == "left" else tokens.ids[:room]
-    encoding = tokenizer.assemble(ids)
-    # one vector of one layer a text is no longer than many texts are
-    vectors = len(encoding) if request.parameters.pooling == "none" else int(request.layers.widths > 1)
-    values = vectors * (request.parameters.dimensions or request.width)
-    return Encoded(encodings=[encoding], truncated=len(tokens) > room, values=values)
+    return Encoded(encodings=[tokenizer.assemble(ids)], truncated=len(tokens) > room)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> Floats | str | list[str]:
+def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
+    """Returns what the vector takes, or those of all tokens."""
+    vectors = len(encoded.encodings[0]) if request.parameters.pooling == "none" else 1
+    width = request.parameters.dimensions or request.width
+    # base64 has four bytes for three
+    size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
+    return Cost(answer_bytes=vectors * (size + VECTOR_BYTES), steps=vectors, held=vectors * width)
+
+
+def decode(
+    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> Floats | str | list[str]:
     """Returns the vector, float32 [values] or a text of base64, or with the pooling `none` one for each token: float32 [length, values].
 
     Args:
@@ -172,6 +181,7 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
         encoded: Not needed.
         rows: One row with the output of the layers, float32 [length, values], without padding, or what `reduce` kept of it.
         config: Not needed.
+        budget: Not needed.
     """
     found = vectors(request, rows[0])
     if request.parameters.encoding_format == "base64":
@@ -271,6 +281,7 @@ SPEC = TaskSpec(
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     reduce=reduce,
     missing=_missing,

@@ -33,10 +33,6 @@ def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[
     return tuple(ReadSpan(field, *tokens.span(cut)) if cut else ReadSpan(field, 0, 0) for cut in cuts[: MAX_SPANS + 1])
 
 
-# Numbers in one answer: a million take 20 MB and a tenth of a second to write.
-MAX_VALUES = 2**20
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
     """The encodings of one input; a task adds what its `decode` needs besides.
@@ -45,16 +41,12 @@ class Encoded:
         encodings: One per window; none where there is nothing to run.
         truncated: Whether text was cut off.
         warnings: What else the caller should know, each `topic; message`.
-        values: Length of the result, where it can be very long, as that of so many numbers of 20 bytes.
-        reserve: Tokens that the queue holds besides: of what `decode` may run, at most, or for outputs much larger than those of a text.
         read: What the model reads of a text that is cut or read in several windows; empty where it reads all at once.
     """
 
     encodings: list[Encoding]
     truncated: bool = False
     warnings: tuple[str, ...] = ()
-    values: int = 0
-    reserve: int = 0
     read: tuple[ReadSpan, ...] = ()
 
 

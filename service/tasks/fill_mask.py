@@ -19,11 +19,13 @@ from pydantic_core import PydanticCustomError
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
 from service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
+from service.tasks.cost import SCORE_BYTES, Budget, Cost, text_bytes, tokens_of_steps
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.further import Further
 from service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, JointText, Pieces, prepare, search
 from service.tasks.spec import TaskSpec
+from service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
 from service.text.tokenizer import Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
@@ -32,8 +34,12 @@ MAX_TARGETS = 1000
 # Of one target, which no vocabulary entry is longer than, and of all together.
 MAX_TARGET_CHARS = 256
 MAX_TARGETS_CHARS = 2**14
-# A candidate in the answer is as long, and takes as long, as so many numbers, and one more for each 20 characters of its `sequence`.
-CANDIDATE_VALUES = 32
+# Of a candidate in the answer, beside its `sequence`; its own token has a few more.
+CANDIDATE_BYTES, PIECE_BYTES = 56 + SCORE_BYTES, 48
+# Of a candidate, beside the tokens that are decoded for it.
+CANDIDATE_STEPS = 4
+_VOCABULARY = 2**15  # tokens of a usual one, for the guess at admission
+_ID_HELD = 9  # an id of a whole text is as large as so many numbers of four bytes
 # How other models, and hasty fingers, spell a mask.
 _LOOKS_LIKE_A_MASK = re.compile(r"[\[<({]{1,2}\s*mask\s*[\])}>]{1,2}|_{3,}", re.IGNORECASE)
 
@@ -161,13 +167,21 @@ class EncodedText(Encoded):
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost."""
-    tokens = min(estimate_tokens(request.text), max_length)
+    whole = estimate_tokens(request.text)
+    tokens, masks = min(whole, max_length), request.text.count(request.mask) if request.mask else 1
     if not request.parameters.joint:
-        return tokens
+        choices = _VOCABULARY if request.parameters.targets is None else len(request.parameters.targets)
+        return tokens + tokens_of_steps(_steps(whole, min(masks, MAX_MASKS) * min(request.parameters.top_k, choices)))
     # a piece a target, as words of the vocabulary have; where there are more, tokenizing finds that out before anything runs
-    masks = min(request.text.count(request.mask) if request.mask else 1, MAX_JOINT_MASKS)
+    masks = min(masks, MAX_JOINT_MASKS)
     wide = request.beam if request.parameters.targets is None else min(request.beam, len(request.parameters.targets))
     return tokens * (1 + max(masks - 1, 0) * wide)
+
+
+def _steps(tokens: int, candidates: int) -> int:
+    """Returns the work of decoding so many candidates of a text: each with the tokens around its mask, and the whole text a few times."""
+    short = tokens <= SHORT_TOKENS
+    return candidates * (CANDIDATE_STEPS + (tokens if short else 4 * CONTEXT)) + (0 if short else 4 * tokens)
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> EncodedText | JointText:
@@ -190,25 +204,20 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText | JointText:
     else:
         starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
         encodings = [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
-    candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
-    values = candidates * (CANDIDATE_VALUES + len(request.text) // 20)
-    return EncodedText(encodings=encodings, warnings=warnings, values=values, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
+    return EncodedText(encodings=encodings, warnings=warnings, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
 
 
 def _joint(request: Request, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> JointText:
     """Returns the texts whose masks are filled together."""
     targets, warnings = (None, ()) if request.targets is None else request.targets.pieces(tokenizer)
     top_k = request.parameters.top_k
-    patterns, tokens, cut = prepare(ids, masks, targets, beam=request.beam, top_k=top_k, tokenizer=tokenizer)
-    pieces = max(len(pattern.masks) for pattern in patterns)
-    choices = tokenizer.vocabulary_size if targets is None else len(targets)
-    most = sum(pattern.runs(request.beam, tokenizer.vocabulary_size)[-1] for pattern in patterns) * choices
+    patterns, reserved_tokens, cut = prepare(ids, masks, targets, beam=request.beam, top_k=top_k, tokenizer=tokenizer)
     return JointText(
         encodings=[],
         truncated=cut,
         warnings=warnings,
-        values=min(top_k, most) * (CANDIDATE_VALUES * pieces + len(request.text) // 20),
-        reserve=tokens,
+        reserved_tokens=reserved_tokens,
+        choices=tokenizer.vocabulary_size if targets is None else len(targets),
         patterns=patterns,
         beam=request.beam,
         top_k=top_k,
@@ -216,7 +225,32 @@ def _joint(request: Request, ids: list[int], masks: list[int], tokenizer: Tokeni
     )
 
 
-def decode(request: Request, encoded: EncodedText | JointText, rows: Sequence[Row], config: ModelConfig) -> list[Any] | Further:
+def cost(request: Request, encoded: EncodedText | JointText, config: ModelConfig) -> Cost:
+    """Returns what the candidates of each mask take, each with the whole text in the answer; of joint masks the fillings and the search."""
+    vocabulary, sequence = encoded.tokenizer.vocabulary_size, text_bytes(request.text)
+    if isinstance(encoded, JointText):
+        runs = sum(pattern.runs(encoded.beam, vocabulary)[-1] for pattern in encoded.patterns)
+        count, longest = min(encoded.top_k, runs * encoded.choices), max(len(pattern.ids) for pattern in encoded.patterns)
+        pieces = max(len(pattern.masks) for pattern in encoded.patterns)
+        return Cost(
+            answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + sequence + longest),
+            steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in encoded.patterns)),
+            held=sum(pattern.held(encoded.beam, encoded.top_k, vocabulary) for pattern in encoded.patterns),
+            reserved_tokens=encoded.reserved_tokens,
+        )
+    choices = vocabulary if encoded.targets is None else len(encoded.targets)
+    candidates = len(encoded.masks) * min(request.parameters.top_k, choices)
+    return Cost(
+        # a decoder may put a space before each token
+        answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + sequence + len(encoded.ids)),
+        steps=_steps(len(encoded.ids), candidates),
+        held=_ID_HELD * len(encoded.ids) + 3 * candidates,
+    )
+
+
+def decode(
+    request: Request, encoded: EncodedText | JointText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> list[Any] | Further:
     """Returns the best tokens for the mask, or a list of those for each of several; of joint masks what runs first.
 
     Args:
@@ -224,6 +258,7 @@ def decode(request: Request, encoded: EncodedText | JointText, rows: Sequence[Ro
         encoded: What `encode` returned.
         rows: One row per window with the output `logits`, float32 [masks, vocabulary], or what `reduce` kept of it.
         config: Not needed.
+        budget: What the candidates are taken from.
 
     Returns:
         `{score, token, token_str, sequence}` each; `sequence` is the whole text with the token in the mask's place.
@@ -232,22 +267,17 @@ def decode(request: Request, encoded: EncodedText | JointText, rows: Sequence[Ro
         return search(encoded)
     kept = [row if "tokens" in row else reduce(request, encoded, row) for row in rows]
     best = [pair for row in kept for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
-    several = len(encoded.masks) > 1
-    filled = [_filled(encoded, mask, tokens, scores, several) for mask, (tokens, scores) in zip(encoded.masks, best, strict=True)]
-    return filled if several else filled[0]
+    fillings, filled, budget = _fillings(encoded), [], budget or Budget()
+    for place, (tokens, scores) in enumerate(best):
+        filled.append(_filled(encoded.tokenizer, fillings, place, tokens, scores))
+        budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(each["sequence"]) for each in filled[-1]))
+    return filled if len(encoded.masks) > 1 else filled[0]
 
 
 def reduce(request: Request, encoded: EncodedText, row: Row) -> Row:
     """Returns of a row's logits the best `tokens` of each mask, int64 [masks, wanted], and their `scores`, float32 [masks, wanted]."""
     best = [_best(request, encoded, logits) for logits in row["logits"]]
     return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
-
-
-def held(request: Request, encoded: EncodedText | JointText, config: ModelConfig) -> int:
-    """Returns how many numbers the search for joint masks holds, at most."""
-    if not isinstance(encoded, JointText):
-        return 0
-    return sum(pattern.held(encoded.beam, encoded.top_k, encoded.tokenizer.vocabulary_size) for pattern in encoded.patterns)
 
 
 def _best(request: Request, encoded: EncodedText, logits: Floats) -> tuple[NDArray[np.int64], Floats]:
@@ -262,25 +292,22 @@ def _best(request: Request, encoded: EncodedText, logits: Floats) -> tuple[NDArr
     return order, scores[order]
 
 
-def _filled(encoded: EncodedText, mask: int, tokens: Sequence[int], scores: Sequence[float], several: bool) -> list[dict[str, Any]]:
+def _fillings(encoded: EncodedText) -> Fillings:
+    """Returns the text with its masks; with several of them the special tokens stay, as the pipeline has it."""
+    if len(encoded.masks) == 1:
+        return Fillings(encoded.tokenizer, encoded.ids, [range(encoded.masks[0], encoded.masks[0] + 1)], skip_special=True)
+    whole = encoded.tokenizer.assemble(encoded.ids, masks=encoded.masks)
+    return Fillings(encoded.tokenizer, whole.ids.tolist(), [range(mask, mask + 1) for mask in whole.masks], skip_special=False)
+
+
+def _filled(tokenizer: Tokenizer, fillings: Fillings, place: int, tokens: Sequence[int], scores: Sequence[float]) -> list[dict[str, Any]]:
+    """Returns the candidates of one mask."""
+    alone = [[token] for token in tokens]
+    texts, sequences = tokenizer.decode_all(alone, skip_special=False), fillings.texts(place, alone)
     return [
-        {
-            "score": score,
-            "token": token,
-            "token_str": encoded.tokenizer.decode([token], skip_special=False),
-            "sequence": _sequence(encoded, mask, token, several),
-        }
-        for token, score in zip(tokens, scores, strict=True)
+        {"score": score, "token": token, "token_str": text, "sequence": sequence}
+        for score, token, text, sequence in zip(scores, tokens, texts, sequences, strict=True)
     ]
-
-
-def _sequence(encoded: EncodedText, mask: int, token: int, several: bool) -> str:
-    """Returns the text with one mask filled; with several, the others and the special tokens stay, as the pipeline has it."""
-    ids = encoded.ids.copy()
-    ids[mask] = token
-    if not several:
-        return encoded.tokenizer.decode(ids, skip_special=True)
-    return encoded.tokenizer.decode(encoded.tokenizer.assemble(ids).ids.tolist(), skip_special=False)
 
 
 def _check_masks(text: str, count: int, mask: str) -> None:
@@ -391,9 +418,9 @@ SPEC = TaskSpec(
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     reduce=reduce,
-    held=held,
     missing=_missing,
     load_mix="mask",
 )

@@ -23,6 +23,7 @@ from service.errors import InvalidValueError
 from service.tasks.decoding.scores import Floats, Row
 from service.tasks.encoded import Encoded
 from service.tasks.further import Further
+from service.text.filling import Fillings
 from service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
@@ -91,6 +92,11 @@ class Pattern:
     slots: tuple[Slot, ...]
     start: int
 
+    @property
+    def span(self) -> int:
+        """Tokens from the first mask to the last."""
+        return self.masks[-1] - self.masks[0] + 1
+
     def filled(self, tokens: Pieces) -> list[int]:
         """Returns the text with the first masks filled."""
         ids = self.ids.copy()
@@ -124,9 +130,11 @@ class Pattern:
         return counts
 
     def held(self, beam: int, top_k: int, vocabulary: int) -> int:
-        """Returns how many numbers of four bytes the runs of a mask keep, at most: of each its best tokens, and their logarithms."""
+        """Returns how many numbers of four bytes it holds, at most: its ids, and of each run of a mask its best tokens and their logarithms."""
         wanted = [beam] * (len(self.masks) - 1) + [top_k]
-        return max(4 * runs * min(count, vocabulary) for runs, count in zip(self.runs(beam, vocabulary), wanted, strict=True))
+        return 2 * len(self.ids) + max(
+            4 * runs * min(count, vocabulary) for runs, count in zip(self.runs(beam, vocabulary), wanted, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +145,16 @@ class JointText(Encoded):
         patterns: The texts with masks that are searched.
         beam: Fillings of each that are followed.
         top_k: Fillings that are wanted.
+        choices: Targets, or tokens, that may fill a mask.
+        reserved_tokens: Tokens that the search runs, at most.
         tokenizer: Turns ids back into text.
     """
 
     patterns: list[Pattern]
     beam: int
     top_k: int
+    choices: int
+    reserved_tokens: int
     tokenizer: Tokenizer
 
 
@@ -303,10 +315,22 @@ def _grow(text: JointText, beam: _Beam, rows: Sequence[Row]) -> _Beam:
 def _answer(text: JointText, beams: Sequence[_Beam]) -> list[dict[str, object]]:
     """Returns the best fillings over all patterns, by falling score."""
     found = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
-    return [_filled(text.tokenizer, filling, pattern) for filling, pattern in found[: text.top_k]]
+    best = found[: text.top_k]
+    sequences = _sequences(text.tokenizer, best)
+    return [_filled(text.tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(best, sequences, strict=True)]
 
 
-def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern) -> dict[str, object]:
+def _sequences(tokenizer: Tokenizer, found: Sequence[tuple[Filling, Pattern]]) -> list[str]:
+    """Returns the texts of fillings. All patterns have the same text before their first mask and after their last one."""
+    if not found:
+        return []
+    pattern = found[0][1]
+    fillings = Fillings(tokenizer, pattern.ids, [range(pattern.masks[0], pattern.masks[-1] + 1)], skip_special=True)
+    middles = [pattern.filled(filling.tokens)[pattern.masks[0] : pattern.masks[-1] + 1] for filling, pattern in found]
+    return fillings.texts(0, middles)
+
+
+def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern, sequence: str) -> dict[str, object]:
     chosen = [
         slot.targets[part] for slot, part in zip(pattern.slots, pattern.split(filling.tokens), strict=True) if slot.targets is not None
     ]
@@ -315,5 +339,5 @@ def _filled(tokenizer: Tokenizer, filling: Filling, pattern: Pattern) -> dict[st
         "tokens": list(filling.tokens),
         "token_strs": [tokenizer.decode([token], skip_special=False) for token in filling.tokens],
         **({"targets": chosen} if chosen else {}),
-        "sequence": tokenizer.decode(pattern.filled(filling.tokens), skip_special=True),
+        "sequence": sequence,
     }

@@ -7,7 +7,7 @@ lengths, which fails on text that the tokenizer normalizes; `word` is the caller
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from service.errors import InvalidValueError
 from service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from service.tasks.classify import require_labels
+from service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Budget, Cost, longest_label, text_bytes, tokens_of_steps
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
@@ -28,6 +29,8 @@ from service.text.windows import default_stride, windows
 TASK = "token-classification"
 MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
+# Of an entity in an answer, beside its label and its word, and of a token until it is part of one.
+ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -101,7 +104,8 @@ def estimate(request: Request, max_length: int) -> int:
     stride = default_stride(max_length) if request.parameters.stride is None else request.parameters.stride
     room = max_length - 2
     # without room encode says so, and that is the better error
-    return min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
+    runs = min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
+    return runs + tokens_of_steps(TOKEN_STEPS * tokens)
 
 
 def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
@@ -123,7 +127,16 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
     )
 
 
-def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
+def cost(request: Request, encoded: EncodedText, config: ModelConfig) -> Cost:
+    """Returns what a text takes: the logits of each token in each window, and its tokens. How many entities it has its outputs say."""
+    tokens = len(encoded.tokens)
+    held = sum(map(len, encoded.encodings)) * len(config.labels) + tokens * TOKEN_HELD
+    return Cost(answer_bytes=2, steps=TOKEN_STEPS * tokens, held=held)
+
+
+def decode(
+    request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> list[dict[str, Any]]:
     """Returns the entities in order of the text.
 
     Args:
@@ -131,6 +144,7 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: 
         encoded: What `encode` returned.
         rows: One row per window with the output `logits`, float32 [length, labels].
         config: The model's labels.
+        budget: What the entities are taken from.
 
     Returns:
         `{entity_group, score, word, start, end}` each, or `{entity, score, index, word, start, end}` for the strategy `none`.
@@ -139,40 +153,48 @@ def decode(request: Request, encoded: EncodedText, rows: Sequence[Row], config: 
     if not rows:
         return []
     find = _tokens if request.parameters.aggregation_strategy == "none" else _entities
-    found = find(request, encoded, rows, config)
+    found, budget, size = [], budget or Budget(), ENTITY_BYTES + longest_label(config.labels)
+    for item in find(request, encoded, rows, config):
+        budget.spend(answer_bytes=size + text_bytes(item["word"]))
+        found.append(item)
     rebase(found, request.text, request.parameters.offset_unit)
     return found
 
 
-def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
-    """Returns each token with its best label, as the strategy `none` wants them."""
+def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> Iterator[dict[str, Any]]:
+    """Yields each token with its best label, as the strategy `none` wants them."""
     scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.parameters.ignore_labels)
     pieces = encoded.tokens.pieces
     best = scores.argmax(axis=-1)
-    return [
-        {
-            "entity": config.labels[label],
-            "score": float(scores[i, label]),
-            "index": i + 1,
-            "word": request.text[slice(*offsets[i])] if pieces[i] == encoded.unknown else pieces[i],
-            "start": offsets[i][0],
-            "end": offsets[i][1],
-        }
-        for i, label in enumerate(best.tolist())
-        if config.labels[label] not in ignored
-    ]
+    for i, label in enumerate(best.tolist()):
+        if config.labels[label] not in ignored:
+            yield {
+                "entity": config.labels[label],
+                "score": float(scores[i, label]),
+                "index": i + 1,
+                "word": request.text[slice(*offsets[i])] if pieces[i] == encoded.unknown else pieces[i],
+                "start": offsets[i][0],
+                "end": offsets[i][1],
+            }
 
 
-def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
-    """Returns the entities that tokens, or the words of the strategy, are grouped into."""
+def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> Iterator[dict[str, Any]]:
+    """Yields the entities that tokens, or the words of the strategy, are grouped into."""
     scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.parameters.ignore_labels)
     strategy = request.parameters.aggregation_strategy
-    simple = strategy == "simple"
-    units = [[i] for i in range(len(scores))] if simple else words(request.text, encoded.tokens, encoded.subword_prefix)
-    labeled = [_label(scores[unit], [offsets[i] for i in unit], strategy, config.labels) for unit in units]
+    if strategy == "simple":
+        best = scores.argmax(axis=-1)
+        values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
+        labeled = [_Token(config.labels[label], score, *place) for label, score, place in zip(best.tolist(), values, offsets, strict=True)]
+    else:
+        units = words(request.text, encoded.tokens, encoded.subword_prefix)
+        labeled = [_label(scores[unit], [offsets[i] for i in unit], strategy, config.labels) for unit in units]
     scheme = scheme_of(config.labels)
-    entities = [_entity(group, request.text, scheme) for group in _groups(labeled, scheme)]
-    return [entity for entity in entities if entity["entity_group"] not in ignored]
+    for group in _groups(labeled, scheme):
+        # the pipeline cuts at the first hyphen whatever stands before it, which is right where labels have prefixes
+        name = group[0].label if scheme == "plain" else group[0].label.split("-", 1)[-1]
+        if name not in ignored:
+            yield _entity(group, name, request.text)
 
 
 def _scores(encoded: EncodedText, rows: Sequence[Row]) -> Floats:
@@ -246,22 +268,16 @@ def _groups(tokens: Sequence[_Token], scheme: Scheme) -> list[list[_Token]]:
     return found
 
 
-def _entity(group: Sequence[_Token], text: str, scheme: Scheme) -> dict[str, Any]:
-    start, end, label = group[0].start, group[-1].end, group[0].label
+def _entity(group: Sequence[_Token], name: str, text: str) -> dict[str, Any]:
+    start, end = group[0].start, group[-1].end
     mean = np.mean([token.score for token in group], dtype=np.float32)
     return {
-        # the pipeline cuts at the first hyphen whatever stands before it, which is right where labels have prefixes
-        "entity_group": label if scheme == "plain" else label.split("-", 1)[-1],
+        "entity_group": name,
         "score": float(mean),
         "word": text[start:end],
         "start": start,
         "end": end,
     }
-
-
-def held(request: Request, encoded: EncodedText, config: ModelConfig) -> int:
-    """Returns how many logits a text holds until it is decoded: of each token in each window."""
-    return sum(map(len, encoded.encodings)) * len(config.labels)
 
 
 class NerBody(TaskBody):
@@ -305,8 +321,8 @@ SPEC = TaskSpec(
     answer=list[Entity] | list[list[Entity]],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     reduce=copied,
-    held=held,
     missing=require_labels,
 )

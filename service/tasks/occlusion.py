@@ -15,6 +15,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from service.errors import InvalidValueError
+from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from service.tasks.decoding.offsets import OffsetUnit, rebase
 from service.tasks.decoding.scores import Row
 from service.tasks.further import Further
@@ -23,6 +24,10 @@ from service.text.words import Word
 
 # A text of n words is n texts. A window of /answer, 384 tokens unless asked otherwise, has no more.
 MAX_WORDS = 384
+
+
+# Of a word in an answer, beside the word, and in a run of its own.
+WORD_BYTES, WORD_STEPS = 96 + SCORE_BYTES, 8
 
 
 class WordImportance(TypedDict):
@@ -78,6 +83,22 @@ def check_count(words: int, of: str, instead: str) -> None:
 def estimate(tokens: int, length: int) -> int:
     """Returns a cheap guess of the tokens of all variants of `length` tokens each, of texts of so many tokens."""
     return min(tokens, MAX_WORDS) * length
+
+
+def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
+    """Returns what an explanation takes: the runs without a word each, and the words in the answer.
+
+    Args:
+        words: How many there are.
+        length: Tokens of a run.
+        texts: What has them.
+        explained: How many scores are explained.
+    """
+    return Cost(
+        answer_bytes=explained * (words * WORD_BYTES + sum(map(text_bytes, texts))),
+        steps=words * WORD_STEPS * (1 + explained),
+        reserved_tokens=words * length,
+    )
 
 
 def explain(

@@ -17,6 +17,7 @@ from service.bundle.graph_spec import OutputSpec
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
 from service.tasks.body import TaskBody
+from service.tasks.cost import NUMBER_BYTES, Budget, Cost
 from service.tasks.decoding.scores import Row
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.fill_mask import MAX_MASKS
@@ -44,6 +45,17 @@ class Request:
     def chars(self) -> int:
         """Characters that have to be tokenized: none."""
         return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedRow(Encoded):
+    """One row.
+
+    Attributes:
+        vocabulary_size: How many numbers each mask has.
+    """
+
+    vocabulary_size: int
 
 
 def rows(
@@ -116,7 +128,7 @@ def estimate(request: Request, max_length: int) -> int:
     return request.encoding.cost_tokens
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
+def encode(request: Request, tokenizer: Tokenizer) -> EncodedRow:
     """Returns the row's one encoding.
 
     Raises:
@@ -128,15 +140,20 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     outside = encoding.ids[(encoding.ids < 0) | (encoding.ids >= tokenizer.vocabulary_size)]
     if len(outside):
         raise InvalidValueError(f"the token id {outside[0]} is not of the vocabulary, which has 0 to {tokenizer.vocabulary_size - 1}.")
-    units = {"per_text": 1, "per_token": request.padded, "per_mask": len(encoding.masks)}
-    values = sum(units[output.kind] * _width(output, request.manifest, tokenizer) for output in request.outputs)
-    return Encoded(encodings=[encoding], values=values)
+    return EncodedRow(encodings=[encoding], vocabulary_size=tokenizer.vocabulary_size)
 
 
-def _width(output: OutputSpec, manifest: Manifest, tokenizer: Tokenizer) -> int:
+def cost(request: Request, encoded: EncodedRow, config: ModelConfig) -> Cost:
+    """Returns what the outputs take, with the padding that they are returned with."""
+    units = {"per_text": 1, "per_token": request.padded, "per_mask": len(request.encoding.masks)}
+    values = sum(units[output.kind] * _width(output, request.manifest, encoded.vocabulary_size) for output in request.outputs)
+    return Cost(answer_bytes=NUMBER_BYTES * values, held=values)
+
+
+def _width(output: OutputSpec, manifest: Manifest, vocabulary_size: int) -> int:
     """Returns how many numbers an output has for each text, token or mask."""
     if output.kind == "per_mask":
-        return tokenizer.vocabulary_size
+        return vocabulary_size
     if manifest.embedding is not None:
         return manifest.embedding.dimensions * (manifest.embedding.layer_count if output.name == manifest.embedding.layers_output else 1)
     return max(len(manifest.labels), 1)
@@ -147,14 +164,9 @@ def reduce(request: Request, encoded: Encoded, row: Row) -> Row:
     return {output.name: row[output.name].copy() for output in request.outputs}
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> Row:
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> Row:
     """Returns the row's outputs by name, float32, without padding."""
     return rows[0]
-
-
-def held(request: Request, encoded: Encoded, config: ModelConfig) -> int:
-    """Returns how many numbers the row holds until it is answered."""
-    return encoded.values
 
 
 SPEC = TaskSpec(
@@ -165,7 +177,7 @@ SPEC = TaskSpec(
     answer=Any,
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     reduce=reduce,
-    held=held,
 )

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.errors import InvalidValueError
 from service.tasks import classify
 from service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
+from service.tasks.cost import SCORE_BYTES, Budget, Cost, text_bytes
 from service.tasks.decoding.scores import Row, activate, best_first
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec
@@ -26,6 +27,7 @@ from service.text.windows import truncate_longest_first
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
+RANKED_BYTES = 48 + SCORE_BYTES  # of a text's place and score in an answer, beside the text
 NEEDS = (
     f"exactly one label, as a cross-encoder has, or two of which one begins with `{RELEVANT}` "
     "(name them in `id2label` of the checkpoint's config.json, and export it again)"
@@ -54,11 +56,13 @@ class Request:
         query: The query.
         texts: The texts.
         options: How. Where a pair over the model's length is cut, the longer text is cut first.
+        returned_bytes: Bytes of what else the answer returns of the texts.
     """
 
     query: str
     texts: tuple[str, ...]
     options: RerankOptions = DEFAULTS
+    returned_bytes: int = 0
 
     @property
     def chars(self) -> int:
@@ -89,7 +93,8 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
-    query, *texts = tokenizer.tokenize([request.query, *request.texts])
+    texts = tokenizer.each([request.query, *request.texts])
+    query = next(texts)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
     for i, text in enumerate(texts):
         total = len(query) + len(text)
@@ -107,7 +112,15 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=encodings, truncated=truncated)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[dict[str, Any]]:
+def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
+    """Returns what the ranked texts take."""
+    returned = sum(map(text_bytes, request.texts)) if request.options.return_text else request.returned_bytes
+    return Cost(answer_bytes=returned + RANKED_BYTES * len(request.texts), steps=len(request.texts), held=2 * len(request.texts))
+
+
+def decode(
+    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> list[dict[str, Any]]:
     """Returns `{index, score}` of each text, and `text` on request, best first; equal scores in the order of the texts.
 
     Args:
@@ -115,6 +128,7 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
         encoded: Not needed.
         rows: One row per text with the output `logits`, float32 [1], or [2] where there are two labels.
         config: The model's labels, and of two whether they share a probability.
+        budget: Not needed.
     """
     if not rows:
         return []
@@ -204,6 +218,7 @@ SPEC = TaskSpec(
     answer=list[Ranked],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
     load_body=_load_body,

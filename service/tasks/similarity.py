@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from service.tasks import embed
 from service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
+from service.tasks.cost import SCORE_BYTES, Budget, Cost
 from service.tasks.decoding.scores import Row
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec
@@ -69,7 +70,13 @@ def reduce(request: Request, encoded: Encoded, row: Row) -> Row:
     return embed.reduce(request.like, encoded, row)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[float]:
+def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
+    """Returns what a number for each sentence takes, and their vectors until there is one."""
+    count = len(encoded.encodings)
+    return Cost(answer_bytes=SCORE_BYTES * count, steps=count, held=request.like.width * count)
+
+
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> list[float]:
     """Returns the cosine of each sentence with the source, from -1 to 1.
 
     Args:
@@ -77,6 +84,7 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
         encoded: Not needed.
         rows: One row per sentence, the source first, as for `embed.decode`.
         config: Not needed.
+        budget: Not needed.
     """
     if not rows:
         return []
@@ -148,6 +156,7 @@ SPEC = TaskSpec(
     answer=list[Annotated[float, Field(examples=[0.83])]],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     reduce=reduce,
     derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),

@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 from service.bundle.manifest import Manifest
 from service.tasks.body import TaskBody
+from service.tasks.cost import Budget, Cost
 from service.tasks.decoding.scores import Row
 from service.tasks.encoded import Encoded, ModelConfig
 from service.text.tokenizer import Tokenizer
 
 
 class Estimate(Protocol):
-    """Guesses the tokens that a request costs, all windows counted, for admission. Cheap: nothing is tokenized."""
+    """Guesses the tokens that a request costs, all windows and the work of decoding counted, for admission. Cheap: nothing is tokenized."""
 
     def __call__(self, request: Any, max_length: int) -> int:
         """Returns the tokens, given the model's usable length."""
@@ -29,11 +30,22 @@ class Encode(Protocol):
         ...
 
 
+class InputCost(Protocol):
+    """Says what a request takes at most, as far as that is known before its graph runs."""
+
+    def __call__(self, request: Any, encoded: Any, config: ModelConfig) -> Cost:
+        """Returns the cost of what `encode` returned."""
+        ...
+
+
 class Decode(Protocol):
     """Turns the graph's outputs into the request's result."""
 
-    def __call__(self, request: Any, encoded: Any, rows: Sequence[Row], config: ModelConfig) -> Any:
-        """Returns the result, given one row of outputs per encoding, or a `Further` of what has to run before there is one."""
+    def __call__(self, request: Any, encoded: Any, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> Any:
+        """Returns the result, given one row of outputs per encoding, or a `Further` of what has to run before there is one.
+
+        What the outputs add to the cost is taken from the budget while it is collected; None is one of its own.
+        """
         ...
 
 
@@ -71,10 +83,6 @@ def _nothing(manifest: Manifest) -> str | None:
     return None
 
 
-def _nothing_held(request: Any, encoded: Encoded, config: ModelConfig) -> int:
-    return 0
-
-
 def copied(request: Any, encoded: Encoded, row: Row) -> Row:
     """Returns a row's outputs without the padding of their batch."""
     return {name: values.copy() for name, values in row.items()}
@@ -97,10 +105,10 @@ class TaskSpec:
         answer: Type of the response's body, for OpenAPI.
         estimate: Guesses a request's tokens.
         encode: Turns a request into encodings.
+        cost: Says what it takes beside the tokens of its encodings.
         decode: Turns outputs into a result.
         reduce: Keeps of one encoding's outputs what decoding needs: they are held until the request's last encoding has run. None
             where they are a few numbers.
-        held: Numbers of four bytes that a request holds until it is answered, where they grow with the length of its texts.
         derivation: Set for a task that bundles of another task answer.
         missing: Returns what a manifest of this task lacks, in words, or None.
         load_body: Returns the body of a load test around its inputs, which are at least one.
@@ -114,9 +122,9 @@ class TaskSpec:
     answer: Any
     estimate: Estimate
     encode: Encode
+    cost: InputCost
     decode: Decode
     reduce: Reduce | None = None
-    held: Callable[[Any, Any, ModelConfig], int] = _nothing_held
     derivation: Derivation | None = None
     missing: Callable[[Manifest], str | None] = _nothing
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body

@@ -13,15 +13,16 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from service.errors import InvalidValueError
 from service.tasks.body import STOP, TextOrTexts, body_config
+from service.tasks.cost import TOKEN_HELD, Budget, Cost, text_bytes
 from service.tasks.decoding.scores import Row
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.foreign_body import ForeignBody
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 
 TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English
-_VALUES_PER_TOKEN = 5  # that its object in the answer is as long as
+TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, beside its text
 
 
 class Token(BaseModel):
@@ -71,32 +72,67 @@ class IdsRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedResult(Encoded):
-    """A result that is there already, beside encodings of which there are none.
+class EncodedText(Encoded):
+    """The tokens of a text, beside encodings of which there are none.
 
     Attributes:
-        result: The result.
+        tokens: The text's.
+        before: Special tokens before them, each with its id.
+        after: Special tokens after them.
     """
 
-    result: Any
+    tokens: Tokens
+    before: list[tuple[int, str]]
+    after: list[tuple[int, str]]
 
 
-def tokenize(request: TextRequest, tokenizer: Tokenizer) -> EncodedResult:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedIds(Encoded):
+    """Ids of tokens, beside encodings of which there are none.
+
+    Attributes:
+        tokenizer: Makes a text of them.
+    """
+
+    tokenizer: Tokenizer
+
+
+def tokenize(request: TextRequest, tokenizer: Tokenizer) -> EncodedText:
     """Returns the tokens of a text, of any length."""
     (tokens,) = tokenizer.tokenize([request.text])
+    if not request.add_special_tokens:
+        return EncodedText(encodings=[], tokens=tokens, before=[], after=[])
+    # the special tokens are the same around a text of one token
+    whole = tokenizer.assemble(tokens.ids[:1])
+    special = [(id_, tokenizer.token(id_) or "") for id_ in whole.ids.tolist()]
+    return EncodedText(encodings=[], tokens=tokens, before=special[: whole.start], after=special[whole.start + len(tokens.ids[:1]) :])
+
+
+def tokenized_cost(request: TextRequest, encoded: EncodedText, config: ModelConfig) -> Cost:
+    """Returns what the tokens of a text take."""
+    count = len(encoded.before) + len(encoded.tokens) + len(encoded.after)
+    return Cost(
+        answer_bytes=TOKEN_BYTES * count + text_bytes(request.text), steps=TOKEN_STEPS * count, held=TOKEN_HELD * len(encoded.tokens)
+    )
+
+
+def tokens_of(
+    request: TextRequest, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
+) -> list[dict[str, Any]]:
+    """Returns the tokens as the answer has them."""
     found = [
         {"id": id_, "text": request.text[start:stop], "special": False, "start": start, "stop": stop}
-        for id_, (start, stop) in zip(tokens.ids, tokens.offsets, strict=True)
+        for id_, (start, stop) in zip(encoded.tokens.ids, encoded.tokens.offsets, strict=True)
     ]
-    if request.add_special_tokens:
-        whole = tokenizer.assemble(tokens.ids)
-        special = [{"id": id_, "text": tokenizer.token(id_), "special": True, "start": None, "stop": None} for id_ in whole.ids.tolist()]
-        found = special[: whole.start] + found + special[whole.start + len(found) :]
-    return EncodedResult(encodings=[], values=_VALUES_PER_TOKEN * len(found), result=found)
+    before, after = (
+        [{"id": id_, "text": token, "special": True, "start": None, "stop": None} for id_, token in special]
+        for special in (encoded.before, encoded.after)
+    )
+    return [*before, *found, *after]
 
 
-def to_text(request: IdsRequest, tokenizer: Tokenizer) -> EncodedResult:
-    """Returns the text of ids.
+def to_text(request: IdsRequest, tokenizer: Tokenizer) -> EncodedIds:
+    """Returns the ids, which are all of the vocabulary.
 
     Raises:
         InvalidValueError: The vocabulary has no such id.
@@ -104,12 +140,19 @@ def to_text(request: IdsRequest, tokenizer: Tokenizer) -> EncodedResult:
     unknown = next((id_ for id_ in dict.fromkeys(request.ids) if tokenizer.token(id_) is None), None)
     if unknown is not None:
         raise InvalidValueError(f"there is no token of id {unknown}; this model has {tokenizer.vocabulary_size}, the first of them 0.")
-    return EncodedResult(encodings=[], result=tokenizer.decode(request.ids, skip_special=request.skip_special_tokens))
+    return EncodedIds(encodings=[], tokenizer=tokenizer)
 
 
-def decode(request: Any, encoded: EncodedResult, rows: Sequence[Row], config: ModelConfig) -> Any:
-    """Returns the result."""
-    return encoded.result
+def text_cost(request: IdsRequest, encoded: EncodedIds, config: ModelConfig) -> Cost:
+    """Returns what the text of ids takes to make; how long it is shows then."""
+    return Cost(answer_bytes=2, steps=TOKEN_STEPS * len(request.ids))
+
+
+def text_of(request: IdsRequest, encoded: EncodedIds, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> str:
+    """Returns the text of ids."""
+    (text,) = encoded.tokenizer.decode_all([request.ids], skip_special=request.skip_special_tokens)
+    (budget or Budget()).spend(answer_bytes=text_bytes(text))
+    return text
 
 
 class TokenizeBody(ForeignBody):
@@ -183,7 +226,8 @@ TOOLS: Mapping[str, TaskSpec] = {
             answer=list[list[Token]],
             estimate=lambda request, max_length: estimate_tokens(request.text),
             encode=tokenize,
-            decode=decode,
+            cost=tokenized_cost,
+            decode=tokens_of,
         ),
         TaskSpec(
             name=DECODE,
@@ -193,7 +237,8 @@ TOOLS: Mapping[str, TaskSpec] = {
             answer=list[str],
             estimate=lambda request, max_length: len(request.ids) + 1,
             encode=to_text,
-            decode=decode,
+            cost=text_cost,
+            decode=text_of,
         ),
     )
 }

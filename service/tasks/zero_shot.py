@@ -19,7 +19,8 @@ from pydantic_core import PydanticCustomError
 from service.errors import InvalidValueError
 from service.tasks import classify
 from service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
-from service.tasks.classify import LabelScore
+from service.tasks.classify import LABEL_BYTES, LabelScore
+from service.tasks.cost import Budget, Cost, text_bytes
 from service.tasks.decoding.scores import Row, activate
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec, inputs_body
@@ -32,7 +33,7 @@ MAX_LABELS = 1000
 MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every other
 # The first huggingface_hub that takes results as a list of objects; those before it take one object of lists.
 LISTS_SINCE = (1, 2)
-_HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d+)\.(\d+)")
+_HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d{1,6})\.(\d{1,6})")  # Python refuses to read numbers of thousands of digits
 NEEDS = "two or more labels of which one begins with `entail`"
 
 
@@ -124,9 +125,10 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     Raises:
         InvalidValueError: A hypothesis leaves no room for the text.
     """
-    text, *hypotheses = tokenizer.tokenize(
+    hypotheses = tokenizer.each(
         [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
     )
+    text = next(hypotheses)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
     for label, hypothesis in zip(request.parameters.candidate_labels, hypotheses, strict=True):
         left = room - len(hypothesis)
@@ -140,7 +142,17 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     return Encoded(encodings=encodings, truncated=truncated)
 
 
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig) -> list[LabelScore]:
+def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
+    """Returns what the labels take, and the text, which some clients get with them."""
+    labels = request.parameters.candidate_labels
+    return Cost(
+        answer_bytes=text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels),
+        steps=len(labels),
+        held=len(labels) * len(config.labels),
+    )
+
+
+def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> list[LabelScore]:
     """Returns the labels with their scores, best first; of equal ones the later label first, as in the pipeline.
 
     Args:
@@ -148,6 +160,7 @@ def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: Mode
         encoded: Not needed.
         rows: One row per label with the output `logits`, float32 [labels of the model].
         config: The model's labels.
+        budget: Not needed.
     """
     entails = entailment(config.labels)
     assert entails is not None, "only models that fit are asked"
@@ -212,6 +225,7 @@ SPEC = TaskSpec(
     answer=list[LabelScore] | list[list[LabelScore]] | ZeroShotLists | list[ZeroShotLists],
     estimate=estimate,
     encode=encode,
+    cost=cost,
     decode=decode,
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
     load_body=_load_body,

@@ -6,13 +6,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
+from service.errors import InvalidValueError
 from service.tasks import rerank
 from service.tasks.body import PAIR, STOP, TEXT, body_config, one_of
+from service.tasks.cost import text_bytes
 from service.tasks.encoded import ModelConfig
 from service.tasks.foreign_body import ForeignBody
 from service.wire.call import Answered, Call, Incoming, M
 from service.wire.openai import Usage
 from service.wire.reading import read_as
+from service.wire.rendering import written
 
 
 class Document(BaseModel):
@@ -47,12 +50,28 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the one request."""
-        return [rerank.Request(self.query, self.ranked)]
+        returned = sum(text_bytes(text) for text in self.ranked) if self.return_documents else 0
+        return [rerank.Request(self.query, self.ranked, returned_bytes=returned)]
 
-    def shown(self, index: int) -> dict[str, Any]:
-        """Returns a document as the answer has it."""
+    def shown(self) -> list[dict[str, Any]]:
+        """Returns what the answer has of each document, where they are returned: what cannot be written is known before anything runs.
+
+        Raises:
+            InvalidValueError: A document has a number that JSON for other programs cannot have.
+        """
+        if not self.return_documents:
+            return [{}] * len(self.documents)
+        return [{"document": self._written(index)} for index in range(len(self.documents))]
+
+    def _written(self, index: int) -> Any:
         document = self.documents[index]
-        return {"document": {"text": document} if isinstance(document, str) else document.model_dump()}
+        try:
+            return written({"text": document} if isinstance(document, str) else document.model_dump())
+        except TypeError as error:
+            raise InvalidValueError(
+                f"`documents[{index}]` has a number of more than 64 bits, which cannot be returned; send it as a text, or leave "
+                "`return_documents` out."
+            ) from error
 
 
 class RankedDocument(BaseModel):
@@ -77,13 +96,11 @@ def read_rerank(incoming: Incoming[M]) -> Call[M]:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = read_as(DocumentsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(rerank.TASK, body.model)
+    shown = body.shown()
 
     def answer(answered: Answered) -> dict[str, Any]:
         (ranked,) = answered.results
-        results = [
-            {"index": each["index"], "relevance_score": each["score"]} | (body.shown(each["index"]) if body.return_documents else {})
-            for each in ranked[: body.top_n]
-        ]
+        results = [{"index": each["index"], "relevance_score": each["score"]} | shown[each["index"]] for each in ranked[: body.top_n]]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
         # each vendor's client looks for the tokens at a place of its own
         meta = {"tokens": {"input_tokens": answered.tokens}}

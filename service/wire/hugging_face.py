@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +24,13 @@ def read_for_model(incoming: Incoming[M]) -> Call[M]:
     """Reads a body for the model that the path names: one of the model's task, or of another that the body shows."""
     model = incoming.model
     assert model is not None, "the path names one"
-    task = requested_task(model.task, incoming.raw)
+    return _call_for_model(parse_json(incoming.raw, TASKS[model.task].body), model, incoming)
+
+
+def _call_for_model(value: Any, model: M, incoming: Incoming[M]) -> Call[M]:
+    task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)
-    body = read_body(task, incoming.raw, incoming.limits)
+    body = validate_body(task, value, incoming.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{model.name}`; leave one of them out.")
     return _call(task, model, body, incoming)
@@ -40,13 +44,16 @@ def read_at_base(incoming: Incoming[M]) -> Call[M]:
     loaded = [task for task in TASKS if any(task in model.tasks for model in served.values())]
     value = parse_json(incoming.raw, TASKS[(loaded or list(TASKS))[0]].body)
     if isinstance(value, dict) and isinstance(name := value.get("model"), str):
-        return read_for_model(replace(incoming, model=incoming.models.get(name)))
-    fitting = [task for task in loaded if _fits(task, value, incoming.limits)]
+        return _call_for_model(value, incoming.models.get(name), incoming)
+    fitting = {task: body for task in loaded if (body := _fitting(task, value, incoming.limits)) is not None}
     if len(fitting) != 1:
         could = f"could be for {_paths(fitting)}" if fitting else f"is for none of the tasks that a model is loaded for, {_paths(loaded)}"
         raise InvalidValueError(f"the body {could}; POST to the path of a task, or to /models/NAME, or name a model as `model`.")
-    (task,) = fitting
-    return _call(task, incoming.models.for_task(task), validate_body(task, value, incoming.limits), incoming)
+    ((task, fitted),) = fitting.items()
+    model = incoming.models.for_task(task)
+    if isinstance(fitted, TooLargeError):
+        raise fitted
+    return _call(task, model, fitted, incoming)
 
 
 def _call(task: str, model: M, body: TaskBody, incoming: Incoming[M]) -> Call[M]:
@@ -55,15 +62,15 @@ def _call(task: str, model: M, body: TaskBody, incoming: Incoming[M]) -> Call[M]
     return Call(task, model, body, lambda answered: body.answer(answered.results, user_agent))
 
 
-def _fits(task: str, value: Any, limits: Limits) -> bool:
+def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError | None:
+    """Returns the body of a task that a value makes, or why it is too large for one; None where it is none of this task."""
     try:
-        validate_body(task, value, limits)
-    except TooLargeError:
-        return True
+        return validate_body(task, value, limits)
+    except TooLargeError as error:
+        return error
     except InvalidValueError:
-        return False
-    return True
+        return None
 
 
-def _paths(tasks: Sequence[str]) -> str:
+def _paths(tasks: Iterable[str]) -> str:
     return ", ".join(f"/{TASKS[task].path}" for task in tasks) or "none"

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import from_json
 
 from service.errors import InvalidValueError, MalformedRequestError
 from service.tasks.body import Closed
 from service.wire.call import Content
 from service.wire.keys import unknown_name
+from service.wire.parsing import parse
 from service.wire.reading import where, wrong_value
 from service.wire.rendering import to_json
 from service.wire.tensors import Output, Tensor, shown_count
@@ -108,10 +108,11 @@ def read_infer_body(raw: bytes, header: str | None) -> tuple[InferBody, dict[str
     Raises:
         MalformedRequestError: It is not JSON, or the lengths do not fit.
         InvalidValueError: It is not the JSON of the protocol.
+        TooLargeError: It has more lists, objects, keys or values than are allowed.
     """
     size = len(raw) if header is None else _json_size(header, len(raw))
     try:
-        value = from_json(memoryview(raw)[:size].tobytes() if size < len(raw) else raw)
+        value = parse(memoryview(raw)[:size].tobytes() if size < len(raw) else raw)
     except ValueError as error:
         raise MalformedRequestError(f"the body is not valid JSON: {error}; send JSON, such as {json.dumps(_EXAMPLE)}.") from error
     try:

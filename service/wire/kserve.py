@@ -43,7 +43,7 @@ def read_predict(incoming: Incoming[M]) -> Call[M]:
         given = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
         raise InvalidValueError(f'`instances` must be a list, and it is {given}; send {{"instances": ["a text"]}}.')
     check_names(value, list(PredictBody.model_fields), "the body")
-    task = requested_task(model.task, incoming.raw)
+    task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)
     body = validate_body(task, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, incoming.limits)
     return Call(task, model, body, lambda answered: {"predictions": answered.results})

@@ -10,7 +10,7 @@ import numpy as np
 
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError, NotFoundError, TooLargeError
-from service.tasks import classify, raw_outputs
+from service.tasks import classify, raw_outputs, zero_shot
 from service.tasks.body import TaskBody
 from service.wire.call import Answered, Call, Incoming, M
 from service.wire.infer_body import HEADER_LENGTH, InferOutput, read_infer_body, write_infer_answer
@@ -33,6 +33,8 @@ from service.wire.tensor_forms import (
 from service.wire.tensor_forms import raw_outputs as raw_output_fields
 from service.wire.tensors import Output, Tensor, shown_count
 
+# Texts of scores in an answer, each of which Python makes on the event loop.
+MAX_CLASSES = 2**16
 _MICROSECONDS = 1_000_000
 _MOST_MICROSECONDS = 2**53
 # What Triton's clients send beside the parameters of a model, and the values that ask for nothing.
@@ -155,6 +157,8 @@ def _read_texts(asked: _Asked[M], incoming: Incoming[M]) -> Call[M]:
     names = [*(field.name for field in form.outputs(manifest, body)), JSON]
     check_names(asked.outputs, names, f"the answer of {task} with these parameters")
     _check_best(asked, task, "scores" if "scores" in names else None)
+    if count := asked.best("scores"):
+        _check_classes(body.count if task == zero_shot.TASK else body.count * min(count, len(manifest.labels)))
     top_k, body = _without_top_k(task, body)
 
     def answer(answered: Answered) -> Any:
@@ -214,6 +218,13 @@ def _check_best(asked: _Asked[M], task: str, able: str | None) -> None:
     if wrong is not None:
         hint = f"ask for it of `{able}`" if able else f"{task} has no scores of labels"
         raise InvalidValueError(f"`classification` cannot be had of `{wrong}`; {hint}.")
+
+
+def _check_classes(count: int) -> None:
+    if count > MAX_CLASSES:
+        raise TooLargeError(
+            f"`classification` asks for {count} classes and {MAX_CLASSES} are allowed; make it smaller, or split the request."
+        )
 
 
 def _best(scores: Values, count: int, labels: Sequence[str]) -> Values:

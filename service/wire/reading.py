@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails
 
 from service.errors import InvalidValueError, TooLargeError
 from service.tasks.body import TAGS, TaskBody
 from service.tasks.catalog import TASKS
 from service.wire.keys import check_keys, unknown_within
 from service.wire.malformed import no_json, no_object
+from service.wire.parsing import parse
 
 B = TypeVar("B", bound=TaskBody)
 
@@ -57,10 +58,11 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
 
     Raises:
         MalformedRequestError: It is not JSON.
+        TooLargeError: It has more lists, objects, keys or values than are allowed.
     """
     try:
         # not `model_validate_json`: it makes Python objects for each validator in Python, and again for the error
-        return from_json(raw)
+        return parse(raw)
     except ValueError as error:
         raise no_json(raw, str(error), body) from error
 

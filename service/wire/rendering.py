@@ -12,6 +12,15 @@ def to_json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
+def written(value: Any) -> Any:
+    """Returns a value of JSON as what `to_json` puts into its output as it is.
+
+    Raises:
+        TypeError: It has an integer of more than 64 bits.
+    """
+    return orjson.Fragment(to_json(value))
+
+
 def to_plain(value: Any) -> Any:
     """Returns a value as a client reads it: arrays are lists."""
     return orjson.loads(to_json(value))

@@ -18,6 +18,8 @@ import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
 from service.serving.build import build
 from service.settings import Settings
+from service.tasks import embed
+from service.tasks.cost import NUMBER_BYTES
 from service.wire.rendering import to_json, to_plain
 
 NLI_LABELS = ("contradiction", "neutral", "entailment")
@@ -349,16 +351,17 @@ def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
 
 
 def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The vectors of all tokens have a limit; pooled ones do not count for it."""
-    monkeypatch.setattr("service.serving.model.MAX_VALUES", 5 * tiny.HIDDEN)
+    """Vectors have a limit, those of all tokens and pooled ones; base64 is shorter."""
+    vector = tiny.HIDDEN * NUMBER_BYTES + embed.VECTOR_BYTES
+    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
-    assert "the answer would be as long as 64 numbers and 40 are allowed" in message
-    assert 3 == len(answered(api, EMBED, ["a good film"] * 3))
-    assert 6 == len(answered(api, EMBED, ["a good film"] * 6))
-    message = rejected(ask(api, EMBED, ["a good film"] * 6, layers=[-1, -2]), 413, "too_large")
-    assert "the answer would be as long as 96 numbers and 40 are allowed" in message
-    assert 6 == len(answered(api, EMBED, ["a good film"] * 6, layers=[-1, -2], combine="mean"))
+    assert f"the answer would have {8 * vector} bytes or more and {5 * vector} are allowed" in message
+    assert 5 == len(answered(api, EMBED, ["a good film"] * 5))
+    rejected(ask(api, EMBED, ["a good film"] * 6), 413, "too_large")
+    assert 6 == len(answered(api, EMBED, ["a good film"] * 6, encoding_format="base64"))
+    rejected(ask(api, EMBED, ["a good film"] * 5, layers=[-1, -2]), 413, "too_large")
+    assert 5 == len(answered(api, EMBED, ["a good film"] * 5, layers=[-1, -2], combine="mean"))
 
 
 def test_arrays_are_written_as_the_lists_that_they_are() -> None:

@@ -18,6 +18,7 @@ from service.serving.build import build
 from service.serving.prediction import Prediction
 from service.settings import Settings
 from service.tasks import fill_mask
+from service.wire.call import Content
 
 # path -> the tiny bundle that answers there, its task, its parameters, and an input
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
@@ -294,11 +295,11 @@ def test_a_model_of_another_task_is_refused_by_its_task(api: Send, path: str) ->
 
 @pytest.mark.parametrize("path", [NER, ANSWER, FILL])
 def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
-    """Where no model of the task is loaded its endpoint and the pages below it are 404, with what there is."""
+    """Where no model of the task is loaded its endpoint and the page below it are 404, with what there is; a probe names no models."""
     expected = f"no model for {TASKS[path]} is loaded; there is tiny (text-classification)."
     assert expected == rejected(classify(models, {"inputs": INPUTS[path]}, path=path), 404, "not_found")
-    for leaf in ("info", "health"):
-        assert expected == rejected(call(models, "GET", f"{path}/{leaf}"), 404, "not_found")
+    assert expected == rejected(call(models, "GET", f"{path}/info"), 404, "not_found")
+    assert "tiny" not in rejected(call(models, "GET", f"{path}/health"), 404, "not_found")
 
 
 @pytest.mark.parametrize("path", [NER, ANSWER, FILL])
@@ -684,7 +685,7 @@ def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
 def test_headers_have_printable_ascii_only(folder: Path) -> None:
     """A piece of a vocabulary with a newline, or a letter of no Latin alphabet, does not end a header's line or break it."""
     prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"])
-    response = _response(build(Settings(models=folder)).registry.models["mask"], [], prediction)
+    response = _response(build(Settings(models=folder)).registry.models["mask"], Content(b"[]", "application/json", {}), prediction)
 
     assert r"targets; the first pieces were used: \n\r\x00\x7f, \xe9, \u65e5, \U0001f600, a\\b" == response.headers["x-hf-warning"]
     assert all(32 <= byte < 127 for _, value in response.raw_headers for byte in value)
@@ -710,11 +711,12 @@ def test_a_mask_spelled_wrongly_shows_the_right_one(api: Send, text: str) -> Non
 def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens for one mask are given, for many masks and texts they are too many; few for each are not."""
     vocabulary = len(answered(api, FILL, "a [MASK] film", top_k=10**9))
-    monkeypatch.setattr("service.serving.model.MAX_VALUES", vocabulary * (fill_mask.CANDIDATE_VALUES + 1))
+    candidate = fill_mask.CANDIDATE_BYTES + fill_mask.PIECE_BYTES + len('"a [MASK] film"') + 3
+    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", vocabulary * candidate)
     assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=10**9))
     for inputs in (["a [MASK] film"] * 2, "[MASK] [MASK]"):
         message = rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")
-        assert "the answer would be as long as" in message
+        assert "the answer would have" in message
         assert "a smaller `top_k`" in message
     assert 2 == len(answered(api, FILL, ["a [MASK] film"] * 2, top_k=3))
 

@@ -19,6 +19,7 @@ from onnx import numpy_helper
 
 import tiny
 from application import Send, call, call_fresh, play, post, rejected, started
+from fakes import Head
 from service.backend.engines import Engines
 from service.backend.onnx_engine import Engine, OnnxEngine, Row
 from service.bundle.files import load_bundle
@@ -27,6 +28,7 @@ from service.errors import SettingsError
 from service.serving.build import build
 from service.settings import Settings
 from service.tasks import attention
+from service.tasks.cost import NUMBER_BYTES
 from service.text.tokenizer import Encoding, Tokenizer
 
 ATTENTION = "/attention"
@@ -211,11 +213,11 @@ def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.Monke
 
 def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's answer has a limit however many texts it has."""
-    monkeypatch.setattr("service.serving.model.MAX_VALUES", 249)
+    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", 250 * NUMBER_BYTES)
     body = {"inputs": [TEXT, TEXT], "model": "classifier"}
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
-    assert "the answer would be as long as 250 numbers and 249 are allowed; send fewer texts at once" in message
+    assert f"bytes or more and {250 * NUMBER_BYTES} are allowed; send fewer or shorter texts at once" in message
     assert "fewer `layers` or `heads`" in message
 
 
@@ -230,9 +232,10 @@ def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
     """Beside the text's own tokens the queue holds one for each 1024 weights, as of vectors; a run takes no longer for them."""
     request = attention.Request("good " * 30, None, tuple((layer, tuple(range(12))) for layer in range(12)))
     encoded = attention.encode(request, tokenizer)
+    cost = attention.cost(request, encoded, Head())
 
-    assert (32, 144 * 32 * 32 // 1024) == (encoded.encodings[0].cost_tokens, encoded.reserve)
-    assert 144 * 32 * 32 == encoded.values
+    assert (32, 144 * 32 * 32 // 1024) == (encoded.encodings[0].cost_tokens, cost.reserved_tokens)
+    assert 144 * 32 * 32 == cost.held
     assert 32 + 144 * 32 * 32 // 1024 == attention.estimate(request, 32)
 
 

@@ -301,11 +301,11 @@ def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None
         if spec is classify
         else answer.Request("good ?", text, answer.AnswerParameters(explain=True))
     )
-    encoded = spec.encode(request, graph.tokenizer)
-    further = spec.decode(request, encoded, [graph.engine.run([each])[0] for each in encoded.encodings], Head(labels=tiny.LABELS))
+    encoded, head = spec.encode(request, graph.tokenizer), Head(labels=tiny.LABELS)
+    further = spec.decode(request, encoded, [graph.engine.run([each])[0] for each in encoded.encodings], head)
     assert isinstance(further, Further)
     ran = len(encoded.encodings[0]) + further.tokens
-    assert further.tokens <= encoded.reserve
+    assert further.tokens <= spec.cost(request, encoded, head).reserved_tokens
     assert ran / 2 < spec.estimate(request, 64) < 2 * ran
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import trustme
 import tiny
 from service.cli import main
 from service.errors import SettingsError
+from service.process.connections import PROBE_RESERVE
 from service.process.tls import Certificate
 
 Serve = Callable[..., Any]
@@ -85,6 +88,25 @@ def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> 
                 httpx.get(served.url, verify=ssl.create_default_context(), trust_env=False)
             with pytest.raises(httpx.TransportError):
                 httpx.get(served.url.replace("https", "http"), trust_env=False)
+        assert "Traceback" not in served.log.read_text()
+
+
+def test_silent_connections_keep_nobody_out_of_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """As many as there may be, with those for probes, and none sends a byte of its handshake: they make room for others."""
+    chain, key = certified(tmp_path)
+    flags = ("--tls-cert", str(chain), "--tls-key", str(key), "--max-connections", "2", "--head-timeout-s", "600")
+    with serve(models, *flags) as served, ExitStack() as stack:
+        for _ in range(2 + PROBE_RESERVE):
+            stack.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))))
+
+        def answered(method: str, path: str, **body: Any) -> bool:
+            try:
+                return httpx.request(method, served.url + path, verify=trusting(), trust_env=False, **body).status_code == 200
+            except httpx.TransportError:
+                return False
+
+        until(lambda: answered("GET", "/health/live"))
+        until(lambda: answered("POST", "/classify", json=BODY))
         assert "Traceback" not in served.log.read_text()
 
 

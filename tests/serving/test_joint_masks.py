@@ -48,7 +48,7 @@ class Runs:
         while isinstance(result, Further):
             self.tokens += result.tokens
             self.stages.append(len(result.work))
-            assert self.tokens + result.reserve <= text.reserve
+            assert self.tokens + result.reserve <= text.reserved_tokens
             result = result.finish([reduce(self.of(encoding)) for encoding, reduce in result.work])
         return list(result)
 
@@ -205,8 +205,9 @@ def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.Monke
     logits = np.full((1, runs.tokenizer.vocabulary_size), 3e4, dtype=np.float32)
     logits[0, :2] = [-1, 0]
     monkeypatch.setattr(runs, "of", lambda encoding: {"logits": logits})
-    patterns, reserve, _ = prepare([4, 4, 4], [0, 1, 2], {(0,): "worse", (1,): "better"}, beam=8, top_k=8, tokenizer=runs.tokenizer)
-    found = runs.drive(JointText(encodings=[], patterns=patterns, beam=8, top_k=8, tokenizer=runs.tokenizer, reserve=reserve))
+    patterns, tokens, _ = prepare([4, 4, 4], [0, 1, 2], {(0,): "worse", (1,): "better"}, beam=8, top_k=8, tokenizer=runs.tokenizer)
+    text = JointText(encodings=[], patterns=patterns, beam=8, top_k=8, choices=2, reserved_tokens=tokens, tokenizer=runs.tokenizer)
+    found = runs.drive(text)
     assert [0.0] * 8 == [item["score"] for item in found]
     assert (["better"] * 3, ["worse"] * 3) == (found[0]["targets"], found[-1]["targets"])
 
@@ -289,19 +290,20 @@ def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
     assert (422, True) == (response.status_code, "@huggingface/inference cannot read" in response.json()["error"])
 
 
-def test_an_answer_of_all_fillings_is_refused(api: Send) -> None:
+def test_an_answer_of_all_fillings_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its length is counted before anything runs."""
+    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", 2**20)
     assert len(tiny.VOCABULARY) * 8 == len(ask(api, "[MASK] [MASK]", top_k=10**6))
     status, error = ask(api, ["[MASK] [MASK] [MASK]"] * 2, top_k=10**6, beam=64)
-    assert (413, True) == (status, "the answer would be as long as" in error)
+    assert (413, True) == (status, "the answer would have" in error)
 
 
 def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant keeps its best tokens until the others have run: of a wide beam and a great `top_k` more than the answer has."""
-    monkeypatch.setattr("service.serving.model.MAX_HELD", 5000)
+    monkeypatch.setattr("service.tasks.cost.MAX_HELD", 5000)
     assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
     status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
-    assert (413, True) == (status, "the request would hold 12800 numbers or more" in error), error
+    assert (413, True) == (status, "the request would hold 12804 numbers or more" in error), error
 
 
 def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
@@ -313,7 +315,7 @@ def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
     estimated = fill_mask.estimate(request, 32)
     assert [1, 4, 4] == runs.stages
     assert estimated / 2 < runs.tokens < 2 * estimated
-    plain = fill_mask.Request(text)
+    plain = fill_mask.Request(text, fill_mask.FillMaskParameters(top_k=1))
     assert 9 == estimated / fill_mask.estimate(plain, 32)
 
 

@@ -130,13 +130,12 @@ def test_a_full_queue_refuses_at_once(models: Path) -> None:
     engine = FakeEngine()
 
     async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
-        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 20}))  # 60 tokens
+        waiting = asyncio.ensure_future(client.post("/classify", json={"inputs": ["bad"] * 18}))  # 54 tokens
         await asyncio.sleep(0.05)
         response = await client.post("/classify", json={"inputs": ["bad"] * 10})
-        page = (await client.get("/metrics")).text
         engine.gate.set()
         assert (await waiting).status_code == 200
-        return response, page
+        return response, (await client.get("/metrics")).text
 
     response, page = blocked(faked(models, engine, max_queue_tokens=64), engine, check)
     assert "the queue is full" in rejected(response, 429, "overloaded")

@@ -20,7 +20,6 @@ from fakes import FakeEngine
 from service.bundle.manifest import Embedding
 from service.errors import RefusedError
 from service.scheduling.backlog import UNDERESTIMATED, Backlog
-from service.serving import model as serving
 from service.serving.build import build
 from service.serving.model import Model
 from service.settings import Settings
@@ -141,7 +140,7 @@ def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(model
         "too_large",
     )
 
-    assert "tokens or more, all windows counted, and the queue holds 256" in message
+    assert "tokens or more, all windows and the work of decoding counted, and the queue holds 256" in message
     assert [] == engine.batches
     assert 0 == service.scheduler._backlog.queue_tokens
 
@@ -254,7 +253,7 @@ def test_a_request_that_would_hold_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, task: str, body: dict[str, Any]
 ) -> None:
     """Before it runs, with the numbers that it would hold and those allowed."""
-    monkeypatch.setattr(serving, "MAX_HELD", 100)
+    monkeypatch.setattr("service.tasks.cost.MAX_HELD", 100)
     tiny.bundle(tmp_path, task=task)
 
     assert "numbers or more in memory until it is answered and 100 are allowed" in rejected(

@@ -163,6 +163,38 @@ def test_a_worker_that_hangs_while_it_drains_keeps_nobody_waiting(tmp_path: Path
             client.close()
 
 
+EARLY = """
+import os, signal, sys
+
+import uvicorn
+
+run, parent, install = uvicorn.Server.run, os.getpid(), signal.signal
+
+def stopped_before_the_loop(self, sockets=None):
+    if WORKERS == 1:
+        signal.raise_signal(signal.SIGTERM)
+    run(self, sockets)
+
+def stopped_at_once(number, handler):
+    before = install(number, handler)
+    if WORKERS > 1 and number == signal.SIGTERM and os.getpid() == parent:
+        signal.raise_signal(signal.SIGTERM)
+    return before
+
+uvicorn.Server.run, signal.signal = stopped_before_the_loop, stopped_at_once
+from service.cli import main
+sys.exit(main(["serve", "--port", "0", "--workers", "WORKERS", "--lanes", "WORKERS", "--models", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) -> None:
+    """One that comes as soon as the first handler is there, and before uvicorn has its own, ends the service in order."""
+    command = [sys.executable, "-c", EARLY.replace("WORKERS", str(workers)), str(models)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert (0, "") == (done.returncode, done.stderr)
+
+
 STARTS = """
 import select, time
 from service.process import supervisor
@@ -183,7 +215,7 @@ def work(index, shutdown_pipe, report):
         if index == 1 and starts[0] + 1 in HANGS:
             return
 
-def on_end(index, pid, reason):
+def on_end(index, reason):
     print("ended", index, flush=True)
 
 supervisor.Supervisor(

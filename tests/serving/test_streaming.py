@@ -232,6 +232,31 @@ def test_long_lines_are_fewer_at_once() -> None:
     asyncio.run(check())
 
 
+def test_answers_that_are_not_read_count_by_their_bytes() -> None:
+    """No more lines are answered while those that a client has not taken have as many bytes as a line may have."""
+
+    async def check() -> None:
+        client = Client([b"%d\n" % i for i in range(100)])
+        client.reads.clear()
+        held = most = 0
+
+        async def answer(line: bytes) -> bytes:
+            nonlocal held, most
+            await asyncio.sleep(0)
+            held += 1
+            most = max(most, held - len(client.answers))
+            return b"x" * 60
+
+        running = asyncio.create_task(stream_of(client, answer, max_jobs=32, max_bytes=300)(client.send))
+        await settle()
+        assert (True, 0) == (4 <= held <= 8, len(client.answers))
+        client.reads.set()
+        await running
+        assert (100, True) == (len(client.answers), most <= 8)
+
+    asyncio.run(check())
+
+
 def test_hanging_up_gives_up_what_waits(models: Path) -> None:
     """The jobs that are under way leave the queue and count as cancelled; no other is started."""
     engine = FakeEngine()

@@ -13,6 +13,7 @@ import pytest
 from application import started
 from service.tasks import classify
 from service.tasks.catalog import TASKS
+from service.tasks.cost import Budget, Cost
 from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.spec import Derivation, TaskSpec
 from service.text.tokenizer import Tokenizer
@@ -65,7 +66,11 @@ def _encode(request: _Length, tokenizer: Tokenizer) -> Encoded:
     return classify.encode(classify.Request(request.text), tokenizer)
 
 
-def _decode(request: _Length, encoded: Encoded, rows: Sequence[Any], config: ModelConfig) -> int:
+def _cost(request: _Length, encoded: Encoded, config: ModelConfig) -> Cost:
+    return Cost(answer_bytes=4)
+
+
+def _decode(request: _Length, encoded: Encoded, rows: Sequence[Any], config: ModelConfig, budget: Budget | None = None) -> int:
     return len(encoded.encodings[0])
 
 
@@ -79,6 +84,7 @@ def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPa
         answer=list[int],
         estimate=lambda request, max_length: 8,
         encode=_encode,
+        cost=_cost,
         decode=_decode,
         derivation=Derivation(base=classify.TASK, fits=lambda config: len(config.labels) > 1, needs="two labels", marker=("count_tokens",)),
     )

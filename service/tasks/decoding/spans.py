@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from service.tasks.cost import Budget
 from service.tasks.decoding.scores import Floats
+
+# Of a span that is made an answer: so much, and more for a long text.
+ANSWER_STEPS, CHARS_PER_STEP = 4, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,23 @@ class SpanTexts:
         last = self._offsets[min(self._lasts[end], cut.stop - 1)][1]
         return {"answer": self._passage[first:last], "score": score, "start": first, "end": last}
 
+    def lengths(self, longest: int) -> NDArray[np.int64]:
+        """Returns the characters of the answer of `longest` tokens that begins at each token, int64 [tokens]; fewer at the end."""
+        starts = np.array([start for start, _ in self._offsets])[self._firsts]
+        ends = np.array([end for _, end in self._offsets])[self._lasts]
+        lengths: NDArray[np.int64] = ends[np.minimum(np.arange(len(ends)) + longest, len(ends)) - 1] - starts
+        return lengths
+
+
+def longest_answer(texts: SpanTexts, longest: int) -> int:
+    """Returns the characters of the longest answer of at most `longest` tokens."""
+    return int(texts.lengths(longest).max())
+
+
+def spend(budget: Budget, answer: dict[str, Any]) -> None:
+    """Takes from the budget what it takes to make an answer and to compare its text."""
+    budget.spend(steps=ANSWER_STEPS + (answer["end"] - answer["start"]) // CHARS_PER_STEP)
+
 
 def _word_bounds(word_ids: Sequence[int]) -> tuple[list[int], list[int]]:
     """Returns for each token the first and the last token of its word."""
@@ -73,8 +95,9 @@ class BestAnswers:
     cannot be among the best of all by that span.
     """
 
-    def __init__(self, texts: SpanTexts, *, top_k: int, count: int) -> None:
-        """Starts with none; `count` is the tokens of the passage."""
+    def __init__(self, texts: SpanTexts, *, top_k: int, count: int, budget: Budget) -> None:
+        """Starts with none; `count` is the tokens of the passage. Looking through spans is taken from the budget."""
+        self._budget = budget
         self._wanted = top_k
         self._texts = texts
         self._whole = range(count)
@@ -90,6 +113,7 @@ class BestAnswers:
             if score < self._floor:
                 break
             answer = self._texts.answer(start, end, score, self._whole)
+            spend(self._budget, answer)
             text, rank = answer["answer"].lower(), (-score, start, end)
             if text not in self._found or rank < self._found[text][0]:
                 self._found[text] = (rank, answer, window.cut)
@@ -128,17 +152,18 @@ def _best_first(starts: NDArray[np.int64], ends: NDArray[np.int64], scores: Floa
 class SummedAnswers:
     """The answers of transformers 5.2.0: a few best spans of each window, the scores of equal texts added up."""
 
-    def __init__(self, texts: SpanTexts, *, limit: int) -> None:
-        """Starts with none; `limit` is how many spans of a window count."""
+    def __init__(self, texts: SpanTexts, *, limit: int, budget: Budget) -> None:
+        """Starts with none; `limit` is how many spans of a window count. Looking through them is taken from the budget."""
+        self._budget = budget
         self._limit = limit
         self._texts = texts
         self._found: dict[str, dict[str, Any]] = {}
 
     def add(self, window: Spans) -> None:
         """Takes the best spans of a window."""
-        order = np.lexsort((window.ends, window.starts, -window.scores))[: self._limit]
-        for i in order.tolist():
+        for i in islice(_best_first(window.starts, window.ends, window.scores, at_least=self._limit), self._limit):
             answer = self._texts.answer(int(window.starts[i]), int(window.ends[i]), float(window.scores[i]), window.cut)
+            spend(self._budget, answer)
             earlier = self._found.setdefault(answer["answer"].lower(), answer)
             if earlier is not answer:
                 earlier["score"] += answer["score"]

@@ -1,0 +1,248 @@
+"""RequestParser: how requests come out of the bytes of a connection, with limits for their size. Knows no routes but the probes, and no times.
+
+A connection is in one of six stages and has one request at a time: what a client sends behind it stays unparsed until it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, cast
+
+import httptools
+from uvicorn import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, UnavailableError
+from service.http import auth
+from service.process.connections import Connections
+from service.process.http_1_0 import unchunked
+from service.process.pieces import PieceCutter, ReadControl
+from service.process.refusal import FULL
+
+_PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # answered when no other connection is taken
+
+HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
+"""Stages: not yet connected, no byte of a request, half a head, a head and half a body, a request to be answered, about to close."""
+
+MAX_HEADERS = 128  # each takes 150 bytes of memory, and every look for one passes the others
+PIECES, PARSE_S = 4, 0.002  # more pieces than so many are parsed for so long before others have their turn
+CHUNK_FRAME = 12  # bytes of the longest size of a chunk that is needed, and of its two line ends
+_VERSIONS = frozenset({"1.1", "1.0"})
+_HEAD_TOO_LARGE = "the head of the request has more than {} bytes; send fewer headers, or raise --max-head-bytes."
+_TRAILERS_TOO_LARGE = "the trailers and chunk extensions of the body have more than {} bytes; send none."
+
+
+class _Trailers(list[Any]):
+    """Where the headers behind a body go: nobody asked for them, and those of the head have already decided who calls."""
+
+    def append(self, _: Any) -> None:
+        """Drops a header."""
+
+
+_TRAILERS = _Trailers()
+
+
+class RequestParser(HttpToolsProtocol):
+    """The half of a connection that parses.
+
+    Attributes:
+        surplus: Whether it came when there was no room: it may ask the probes, once.
+    """
+
+    flow: ReadControl
+    surplus = False
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
+        super().__init__(config, server_state, app_state, _loop)
+        self._open = cast("Connections", server_state.connections)
+        self._limits = self._open.limits
+        self._now = self.loop.time
+        self._stage = HANDSHAKE
+        self._since = self._now()  # of the wait for the request that comes in, or for the next one
+        self._cutter = PieceCutter()
+        self._unparsed, self._start = b"", 0  # what was read behind the request that is parsed or answered, and where it begins
+        self._received = 0  # bytes of the request that comes in
+        self._framing = 0  # those of its chunked body that are neither data nor the shortest frame of a chunk: extensions and trailers
+        self._body_left = 0  # bytes until the end of a body whose length is known
+        self._refusal: tuple[BertServeError, str] | None = None
+        self._read_again = b""  # the head of a request to upgrade, without that
+
+    def data_received(self, data: bytes) -> None:
+        """Takes bytes."""
+        if self._stage == ENDING:
+            return
+        if self._unparsed or self._stage == COMPLETE:
+            self._unparsed, self._start = self._unparsed[self._start :] + data, 0
+            self._hold_reading()
+        else:
+            self._parse(data, 0)
+
+    def _parse(self, data: bytes, start: int, *, behind_an_answer: bool = False) -> None:
+        """Parses what was read, up to the end of the request; the rest waits until that is answered.
+
+        Args:
+            data: What was read.
+            start: Where the part begins that was not yet parsed.
+            behind_an_answer: Whether it was read before a request was answered. If it is not HTTP, it is closed without an answer, which
+                a client that sent too long a body would take for the answer to its next request.
+        """
+        pieces, until = 0, 0.0
+        try:
+            while start < len(data) and self._stage < COMPLETE:
+                if self._body_left:
+                    end = min(start + self._body_left, len(data))
+                    self._received += end - start
+                    self._body_left -= end - start
+                    self.parser.feed_data(data[start:end])
+                else:
+                    end = self._parse_piece(data, start)
+                start = end
+                pieces += 1
+                if pieces > PIECES:
+                    now = time.monotonic()
+                    until = until or now + PARSE_S
+                    if now > until:
+                        break
+        except (httptools.HttpParserError, BertServeError):
+            error, reason = self._refusal or (MalformedRequestError("this is not a valid HTTP/1.1 request."), "malformed")
+            self._refuse(error, reason, answers=self._stage == BODY or not behind_an_answer)
+            return
+        if start < len(data):
+            self._unparsed, self._start = data, start
+            if self._stage < COMPLETE:
+                self.loop.call_soon(self._parse_on, behind_an_answer)
+            self._hold_reading()
+        elif self._unparsed:
+            self._unparsed = b""
+            if self.flow.held:
+                self.flow.held = False
+                if self._stage != BODY or len(self.cycle.body) <= HIGH_WATER_LIMIT:
+                    self.flow.resume_reading()
+
+    def _parse_on(self, behind_an_answer: bool) -> None:
+        """Goes on with what was too much for one turn of the loop."""
+        if self._unparsed and not self.transport.is_closing():
+            self._parse(self._unparsed, self._start, behind_an_answer=behind_an_answer)
+
+    def _hold_reading(self) -> None:
+        """Stops reading if more is about to be parsed, or enough waits for an answer; with less the end of a connection is still noticed."""
+        if self._stage < COMPLETE or len(self._unparsed) - self._start > HIGH_WATER_LIMIT:
+            self.flow.held = True
+            self.flow.pause_reading()
+
+    def _parse_piece(self, data: bytes, start: int) -> int:
+        """Parses at most a head, or a part of a chunked body, and returns where it ends."""
+        end = self._cutter.end(data, start)
+        self._received += end - start
+        if self._stage == BODY:
+            self._parse_chunks(data[start:end])
+            return end
+        if self._received > self._limits.max_head_bytes:
+            self._reject(HeadTooLargeError(_HEAD_TOO_LARGE.format(self._limits.max_head_bytes)), "head_too_large")
+        try:
+            self.parser.feed_data(data[start:end])
+        except httptools.HttpParserUpgrade:  # the parser would not read what follows as HTTP
+            head, self._read_again = self._read_again, b""
+            self.parser.feed_data(head)
+        if self._stage == HEAD:
+            self._check_headers()
+        return end
+
+    def _parse_chunks(self, piece: bytes) -> None:
+        """Parses a part of a chunked body, or of its trailers, and counts the bytes that no length counts."""
+        self._framing += len(piece)
+        self.parser.feed_data(piece)
+        self._framing = max(self._framing, 0)
+        if self._framing > self._limits.max_head_bytes:
+            self._reject(HeadTooLargeError(_TRAILERS_TOO_LARGE.format(self._limits.max_head_bytes)), "head_too_large")
+
+    def _check_headers(self) -> None:
+        if len(self.headers) > MAX_HEADERS:
+            self._reject(HeadTooLargeError(f"the request has more than {MAX_HEADERS} headers; send fewer."), "head_too_large")
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request has come."""
+        super().on_message_begin()
+        self._stage = HEAD
+        self._since = self._now()
+        self._framing = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header has come."""
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: the application starts."""
+        if len(self.headers) > MAX_HEADERS:
+            self._check_headers()
+        if self.parser.should_upgrade():
+            self._read_again = self._without_upgrade()
+            return
+        if (version := self.parser.get_http_version()) not in _VERSIONS:
+            self._reject(MalformedRequestError(f"this is HTTP/{version}, and the service speaks HTTP/1.1 and 1.0."), "malformed")
+        if (self.surplus or self._open.stopping) and self.url.partition(b"?")[0] not in _PROBES:
+            if self.surplus:
+                self._reject(UnavailableError(FULL), "refused")
+            self.app = self._open.counting(self.config.loaded_app)
+        if version == "1.0":  # the only request of its connection
+            self.app = unchunked(self.app, lambda: self.cycle)
+        for name, value in self.headers:
+            if name == b"content-length":
+                self._body_left = int(value)
+            elif name == b"expect":
+                self.expect_100_continue = value.lower() == b"100-continue"
+        super().on_headers_complete()
+        self._stage = BODY
+        self.headers = _TRAILERS
+        if self.surplus or self._open.closing:
+            self.cycle.keep_alive = False
+
+    def on_chunk_header(self) -> None:
+        """The size of a chunk has come."""
+        self._framing -= CHUNK_FRAME
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body has come."""
+        self._framing -= len(body)
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        if self._read_again:
+            return
+        self._received = 0
+        cycle = self.cycle
+        if cycle.response_complete:
+            self._stage = WAITING
+            self._since = self._now()
+        else:
+            self._stage = COMPLETE
+            cycle.more_body = False
+            cycle.message_event.set()
+
+    def _without_upgrade(self) -> bytes:
+        """Returns the head that has just been read, as one that does not ask for another protocol."""
+        if self.parser.get_method() == b"CONNECT":
+            self._reject(MalformedRequestError("CONNECT is for proxies, and this is none."), "malformed")
+        headers = b"".join(b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade")
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode(), headers)
+
+    def _reject(self, error: BertServeError, reason: str) -> None:
+        """Stops parsing; in a callback of the parser, which raises an error of its own for ours, and outside of it."""
+        self._refusal = error, reason
+        raise error
+
+    def _refuse(self, error: BertServeError, reason: str, *, answers: bool = True) -> None:
+        """Ends a connection whose request will not be complete, after an answer to it if `answers`."""
+        raise NotImplementedError

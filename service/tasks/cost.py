@@ -1,0 +1,128 @@
+"""Cost: what an input takes in addition to the tokens of its encodings, and the limits of one request. It is checked before it is spent.
+
+The unit of decoding work is a step: about a microsecond of a lane, such as decoding a token or making an item of an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from service.errors import TooLargeError
+
+# Of one request. 1,024 vectors of 1,024 numbers are within all of these.
+MAX_CHARS = 2**24  # that are tokenized, with what is tokenized again for each label or choice
+MAX_HELD = 2**24  # numbers of four bytes that are held until it is answered: 64 MiB
+MAX_STEPS = 2**22  # about four seconds
+MAX_ANSWER_BYTES = 2**24  # of the answer as JSON; the event loop writes as many in a tenth of a second
+
+# Steps that count in the queue as a token: a small encoder reads one in this time.
+STEPS_PER_TOKEN = 32
+# A token of a text that is held, with its offsets and its spelling, is as large as so many numbers of four bytes.
+TOKEN_HELD = 30
+# Bytes of a float32 in an answer, with its comma, and of a float64.
+NUMBER_BYTES, SCORE_BYTES = 14, 22
+_ESCAPED = re.compile(r'[\x00-\x1f"\\]')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What an input takes at most, as far as it is known before its graph runs.
+
+    Attributes:
+        answer_bytes: Length of its result as JSON. What is only known from the outputs, `decode` spends from the budget.
+        steps: Work of decoding.
+        held: Numbers of four bytes that are held until it is answered.
+        reserved_tokens: Tokens that the queue holds besides: of what `decode` may run, or for outputs much larger than those of a text.
+    """
+
+    answer_bytes: int
+    steps: int = 0
+    held: int = 0
+    reserved_tokens: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        """Returns the cost of both."""
+        return Cost(
+            answer_bytes=self.answer_bytes + other.answer_bytes,
+            steps=self.steps + other.steps,
+            held=self.held + other.held,
+            reserved_tokens=self.reserved_tokens + other.reserved_tokens,
+        )
+
+    @property
+    def queue_tokens(self) -> int:
+        """Tokens that it holds of the queue beside those of its encodings."""
+        return self.reserved_tokens + tokens_of_steps(self.steps)
+
+    def check(self) -> None:
+        """Refuses what is over the limits of one request.
+
+        Raises:
+            TooLargeError: It is.
+        """
+        if self.held > MAX_HELD:
+            raise TooLargeError(
+                f"the request would hold {shown(self.held)} numbers or more in memory until it is answered and {MAX_HELD} are allowed; send fewer "
+                "or shorter texts at once, or ask for less of each."
+            )
+        Budget().spend(steps=self.steps, answer_bytes=self.answer_bytes)
+
+
+NOTHING = Cost(answer_bytes=0)
+
+
+class Budget:
+    """What decoding one request may take. Tasks spend it while they collect what is only known from the outputs.
+
+    Attributes:
+        answer_bytes: Bytes of the answer that were spent.
+    """
+
+    def __init__(self) -> None:
+        """Starts full."""
+        self.answer_bytes = 0
+        self._steps = 0
+
+    def spend(self, *, steps: int = 0, answer_bytes: int = 0) -> None:
+        """Takes from the budget.
+
+        Raises:
+            TooLargeError: There is not so much left.
+        """
+        self._steps += steps
+        self.answer_bytes += answer_bytes
+        if self.answer_bytes > MAX_ANSWER_BYTES:
+            raise TooLargeError(
+                f"the answer would have {shown(self.answer_bytes)} bytes or more and {MAX_ANSWER_BYTES} are allowed; send fewer or shorter texts at "
+                "once, or ask for less of each: a smaller `top_k`, pooled tokens, fewer labels, fewer `layers` or `heads`."
+            )
+        if self._steps > MAX_STEPS:
+            raise TooLargeError(
+                "the answer would take too long to make from what the model gives out; send fewer or shorter texts at once, or make `top_k` or "
+                "`max_answer_len` smaller."
+            )
+
+
+def tokens_of_steps(steps: int) -> int:
+    """Returns how many tokens of the queue work counts as."""
+    return steps // STEPS_PER_TOKEN
+
+
+def text_bytes(text: str) -> int:
+    """Returns the bytes of a text in an answer, its quotes included; a little more where characters have to be escaped."""
+    plain = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return plain + 2 if text.isprintable() and '"' not in text and "\\" not in text else plain + 2 + 5 * len(_ESCAPED.findall(text))
+
+
+@lru_cache(maxsize=256)
+def longest_label(labels: Sequence[str]) -> int:
+    """Returns the bytes of the longest of a model's labels in an answer; of a tuple, which is looked up."""
+    return max(map(text_bytes, labels), default=2)
+
+
+def shown(count: int) -> str:
+    """Returns a count for a message; a product of what callers send may have thousands of digits."""
+    return str(count) if count < 10**12 else "more than 10^12"

@@ -1,0 +1,117 @@
+"""HttpProtocol on a real socket around any ASGI application, in process: for tests of what a connection may do to the service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from service.process.connections import ConnectionLimits, Connections
+from service.process.protocol import HttpProtocol
+from service.process.server import configure
+
+LIMITS = {"max_connections": 100, "head_timeout_s": 10.0, "max_head_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
+GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
+
+
+@dataclass
+class Listening:
+    """A server with its connections.
+
+    Attributes:
+        address: Host and port.
+        connections: The open ones.
+        protocols: All that there were, in the order in which they came.
+        ends: Why connections were closed before a request was complete.
+    """
+
+    address: tuple[str, int]
+    connections: Connections
+    protocols: list[HttpProtocol] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, **limits: float) -> AsyncIterator[Listening]:
+    """Serves an application until the block ends."""
+    loop = asyncio.get_running_loop()
+    config = configure(app, keep_alive_s=5)
+    config.load()
+    config.loaded_app = app
+    ends: list[str] = []
+    found = Listening(("", 0), Connections(ConnectionLimits(**LIMITS | limits), count=ends.append), ends=ends)  # type: ignore[arg-type]
+    state = ServerState()
+    state.connections = found.connections
+
+    def protocol() -> HttpProtocol:
+        found.protocols.append(HttpProtocol(config, state, {}, loop))
+        return found.protocols[-1]
+
+    server = await loop.create_server(protocol, "127.0.0.1", 0)
+    found.address = server.sockets[0].getsockname()
+    try:
+        yield found
+    finally:
+        found.connections.stop()
+        for connection in list(found.connections):
+            connection.abort()
+        server.close()
+
+
+@asynccontextmanager
+async def client(served: Listening, sent: bytes = b"") -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Opens a connection and sends bytes."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    writer.write(sent)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def play(check: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a check in uvloop, within 20 seconds."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(asyncio.wait_for(check(), 20))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Waits until something holds; `play` ends what never does."""
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+async def everything(reader: asyncio.StreamReader) -> bytes:
+    """Returns all that still comes; a reset is an end too."""
+    received = b""
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            received += data
+    return received
+
+
+async def body_of(receive: Receive) -> bytes:
+    """Reads a body to its end."""
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+async def answer(send: Send, body: bytes = b"ok", status: int = 200) -> None:
+    """Answers with a body."""
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers with the path and the body."""
+    await answer(send, scope["path"].encode() + b" " + await body_of(receive) + b"\n")

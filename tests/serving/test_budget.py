@@ -1,0 +1,344 @@
+"""The limits of one request besides its tokens: characters, memory, work of decoding and bytes of its answer, for all tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny
+from application import Send, answered, ask, faked, play, post, rejected, started
+from fakes import FakeEngine, Head
+from service.bundle import files
+from service.errors import TooLargeError
+from service.tasks import answer, classify, fill_mask, ner
+from service.tasks.catalog import TASKS
+from service.tasks.cost import NOTHING, Budget, Cost, text_bytes
+from service.tasks.spec import TaskSpec
+from service.text.tokenizer import Tokenizer, Tokens
+from service.wire.rendering import to_json
+
+HUGE = 2**64
+
+
+@pytest.fixture(name="api", scope="module")
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """A service with a model for each of the tasks."""
+    models = tmp_path_factory.mktemp("models")
+    for name, task in (("mask", fill_mask.TASK), ("ner", ner.TASK), ("qa", answer.TASK), ("embed", "feature-extraction")):
+        tiny.bundle(models, name, task=task)
+    tiny.bundle(models, "nli", labels=("contradiction", "neutral", "entailment"))
+    tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
+    tiny.bundle(models, "choose", task="multiple-choice")
+    with started(models) as send:
+        yield send
+
+
+@pytest.fixture(name="allowed")
+def allowed_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns what sets how many bytes an answer may have."""
+    return lambda count: monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", count)
+
+
+def too_large(api: Send, path: str, **body: Any) -> str:
+    """Returns the message of a request that must be 413."""
+    return rejected(post(api, body, path=path), 413, "too_large")
+
+
+# ---- the record
+
+
+def test_a_task_must_say_what_it_costs() -> None:
+    """`cost` has no default."""
+    fields = {name: getattr(classify.SPEC, name) for name in TaskSpec.__slots__ if name != "cost"}
+    with pytest.raises(TypeError, match="cost"):
+        TaskSpec(**fields)
+
+
+def test_costs_add_up() -> None:
+    """Each part by itself; work counts in the queue as tokens."""
+    both = Cost(answer_bytes=1, steps=320, held=3, reserved_tokens=4) + Cost(answer_bytes=10, steps=320, held=30, reserved_tokens=40)
+    assert Cost(answer_bytes=11, steps=640, held=33, reserved_tokens=44) == both == both + NOTHING
+    assert 44 + 640 // 32 == both.queue_tokens
+
+
+@pytest.mark.parametrize("text", ["", "good", 'a "good" film\\', "Größe", "日本", "\x00\n\x1f", "\U0001f600é"])
+def test_a_text_is_no_longer_in_an_answer_than_it_counts(text: str) -> None:
+    """With its quotes, and with what has to be escaped."""
+    assert len(to_json(text)) <= text_bytes(text) <= len(to_json(text)) + 5 * len(text)
+
+
+# ---- bytes answered
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/classify", {"inputs": ["good"] * 64, "model": "nli"}),
+        ("/predict", {"inputs": [["good"]] * 64, "model": "nli"}),
+        ("/zero-shot", {"inputs": "good", "parameters": {"candidate_labels": [*"abcdefgh"]}}),
+        ("/ner", {"inputs": "good film " * 20, "parameters": {"ignore_labels": []}}),
+        ("/ner", {"inputs": "good film " * 20, "parameters": {"ignore_labels": [], "aggregation_strategy": "none"}}),
+        ("/ner", {"inputs": ["good film"] * 20, "parameters": {"ignore_labels": [], "aggregation_strategy": "max"}}),
+        ("/answer", {"inputs": {"question": "good", "context": "good film " * 20}, "parameters": {"top_k": 10}}),
+        ("/fill-mask", {"inputs": "a [MASK]" + " good" * 200}),
+        ("/fill-mask", {"inputs": "[MASK] " * 10}),
+        ("/fill-mask", {"inputs": "[MASK] [MASK]", "parameters": {"joint": True, "top_k": 10}}),
+        ("/choose", {"inputs": {"prompt": "good", "choices": ["film " * 100, "book " * 100]}}),
+        ("/rerank", {"query": "good", "texts": ["film " * 200], "return_text": True}),
+        ("/rerank", {"query": "good", "texts": ["film"] * 20}),
+        ("/v1/rerank", {"query": "good", "documents": ["film " * 200], "return_documents": True}),
+        ("/similarity", {"inputs": {"source_sentence": "good", "sentences": ["film"] * 50}}),
+        ("/embed", {"inputs": ["film"] * 10}),
+        ("/v1/embeddings", {"input": ["film"] * 10}),
+        ("/embed_all", {"inputs": "film " * 20}),
+        ("/tokenize", {"inputs": "film " * 20, "model": "nli"}),
+        ("/decode", {"ids": [[6] * 400], "model": "nli"}),
+        ("/v2/models/nli/infer", {"inputs": [{"name": "inputs", "shape": [64], "datatype": "BYTES", "data": ["good"] * 64}]}),
+        ("/v2/models/embed/infer", {"inputs": [{"name": "input_ids", "shape": [1, 16], "datatype": "INT64", "data": [5] * 16}]}),
+        ("/v1/models/nli:predict", {"instances": ["good"] * 64}),
+        ("/classify", {"inputs": "good film " * 10, "model": "nli", "parameters": {"explain": True}}),
+    ],
+)
+def test_the_bytes_of_every_answer_are_counted(api: Send, allowed: Any, path: str, body: dict[str, Any]) -> None:
+    """Where half as many bytes are allowed it is refused, whatever the task and the format; where there are four times as many it is given."""
+    whole = post(api, body, path=path)
+    assert 200 == whole.status_code, whole.text
+    allowed(len(whole.content) // 2)
+    response = post(api, body, path=path)
+    assert (413, "too_large") == (response.status_code, response.json()["error_type"])
+    assert "are allowed; send fewer or shorter texts at once, or ask for less of each" in response.text
+    allowed(4 * len(whole.content))
+    assert 200 == post(api, body, path=path).status_code
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/fill-mask", {"inputs": "a [MASK]" + " good" * 100, "parameters": {"top_k": 20}}),
+        ("/answer", {"inputs": {"question": "good", "context": "a" * 2000}, "parameters": {"top_k": 10, "max_answer_len": 512}}),
+        ("/classify", {"inputs": ["good"] * 60, "model": "nli"}),
+    ],
+)
+def test_what_is_known_is_refused_before_it_runs(
+    api: Send, allowed: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    """No decoder sees a request whose answer is known to be too long."""
+    allowed(1000)
+    spec = next(spec for spec in TASKS.values() if path == f"/{spec.path}")
+    decoded: list[int] = []
+    decode = spec.decode
+    object.__setattr__(spec, "decode", lambda *arguments: decoded.append(1))
+    try:
+        too_large(api, path, **body)
+    finally:
+        object.__setattr__(spec, "decode", decode)
+    assert [] == decoded
+
+
+def test_answers_of_a_long_passage_are_counted_by_the_longest(api: Send, allowed: Any) -> None:
+    """Many short answers of a long passage are given; as many that may each be the whole passage are refused."""
+    allowed(2**18)
+    words, whole = ({"question": "good", "context": context} for context in ("good film " * 1000, f"{'a' * 200} " * 100))
+    parameters = {"top_k": 100, "max_answer_len": 3}
+    assert 2 <= len(answered(api, "/answer", words, **parameters))
+    assert 413 == ask(api, "/answer", whole, **parameters | {"max_answer_len": 512}).status_code
+
+
+def test_entities_are_counted_while_they_are_collected(allowed: Any, monkeypatch: pytest.MonkeyPatch, api: Send) -> None:
+    """No more of them are made than an answer may have."""
+    made: list[int] = []
+    entity = ner._entity
+    monkeypatch.setattr(ner, "_entity", lambda *arguments: made.append(1) or entity(*arguments))
+    allowed(1000)
+    too_large(api, "/ner", inputs=" ".join(["good", "film", "a", "bad"] * 100), parameters={"ignore_labels": []})
+    assert 0 < len(made) < 12
+
+
+def test_tokens_are_counted_before_they_are_made(api: Send, allowed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither offsets nor objects of tokens are made for an answer that is too long."""
+
+    def offsets(tokens: Tokens) -> Any:
+        raise AssertionError("the offsets were read")
+
+    monkeypatch.setattr(Tokens, "offsets", property(offsets))
+    allowed(1000)
+    too_large(api, "/tokenize", inputs=["film " * 20], model="nli")
+
+
+def test_long_answers_are_made_beside_the_event_loop(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that others are served meanwhile; short ones are made at once."""
+    threads: list[bool] = []
+    shape = classify.ClassifyBody.answer
+
+    def noted(body: Any, results: Any, user_agent: str = "") -> Any:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return shape(body, results, user_agent)
+
+    monkeypatch.setattr(classify.ClassifyBody, "answer", noted)
+    whole = answered(api, "/models/nli", "good")
+    monkeypatch.setattr("service.http.answers.LONG_BYTES", 0)
+    assert whole == answered(api, "/models/nli", "good")
+    assert [True, False] == threads
+
+
+def test_classes_as_texts_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a text that Python makes."""
+    monkeypatch.setattr("service.wire.open_inference.MAX_CLASSES", 5)
+    tensors = [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["good", "bad"]}]
+    asked = [{"inputs": tensors, "outputs": [{"name": "scores", "parameters": {"classification": count}}]} for count in (2, 3)]
+    assert 200 == post(api, asked[0], path="/v2/models/nli/infer").status_code
+    assert "6 classes and 5 are allowed" in too_large(api, "/v2/models/nli/infer", **asked[1])
+
+
+# ---- work
+
+
+def test_decoding_counts_at_admission(tmp_path: Path) -> None:
+    """The guess of a fill-mask text has the candidates that are asked for, and what it costs then is about that."""
+    tiny.bundle(tmp_path, task="fill-mask")
+    manifest = _bundle(tmp_path).manifest
+    few, many = (fill_mask.Request("a [MASK] film", fill_mask.FillMaskParameters(top_k=count)) for count in (1, len(tiny.VOCABULARY)))
+    tokenizer = Tokenizer(_bundle(tmp_path).tokenizer_path, manifest.tokenizer)
+    real = fill_mask.cost(many, fill_mask.encode(many, tokenizer), manifest).queue_tokens
+    guessed = fill_mask.estimate(many, 32) - fill_mask.estimate(few, 32)
+    assert real > 0
+    assert real / 2 <= guessed <= 2 * real
+
+
+def _bundle(folder: Path) -> Any:
+    return files.load_bundle(folder / "tiny")
+
+
+def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
+    """A queue that has room for the texts alone refuses them with a hundred thousand candidates."""
+    tiny.bundle(tmp_path)
+    engine = FakeEngine()
+    spec = TASKS[classify.TASK]
+    cost = spec.cost
+    object.__setattr__(spec, "cost", lambda *arguments: cost(*arguments) + Cost(answer_bytes=0, steps=32 * 256))
+    try:
+        message = rejected(
+            play(faked(tmp_path, engine, max_queue_tokens=256), lambda client: client.post("/classify", json={"inputs": "good"})),
+            413,
+            "too_large",
+        )
+    finally:
+        object.__setattr__(spec, "cost", cost)
+    assert "the work of decoding counted, and the queue holds 256" in message
+    assert [] == engine.batches
+
+
+def test_answers_that_are_hard_to_find_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find a thousand different answers in a passage of one word all of its spans would be looked through, window by window."""
+    passage = {"question": "good", "context": "film " * 3000}
+    monkeypatch.setattr("service.tasks.cost.MAX_STEPS", 20_000)
+    assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
+    assert "the answer would take too long to make" in too_large(
+        api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12}
+    )
+
+
+def test_all_inputs_spend_one_budget() -> None:
+    """An input can only use what the inputs before it have left."""
+    budget = Budget()
+    budget.spend(answer_bytes=2**23)
+    with pytest.raises(TooLargeError, match="16777217 bytes or more and 16777216 are allowed"):
+        budget.spend(answer_bytes=2**23 + 1)
+
+
+def test_a_text_is_decoded_once_for_all_of_its_candidates(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred candidates of a long text take a few times its tokens, and each has it whole."""
+    decoded: list[int] = []
+    decode_all = Tokenizer.decode_all
+
+    def counted(tokenizer: Tokenizer, texts: Any, *, skip_special: bool) -> list[str]:
+        decoded.append(sum(map(len, texts)))
+        return decode_all(tokenizer, texts, skip_special=skip_special)
+
+    monkeypatch.setattr(Tokenizer, "decode_all", counted)
+    text = "good film " * 1000
+    found = answered(api, "/fill-mask", f"{text}[MASK] {text}", top_k=100)
+    assert 100 == len(found) == sum(each["sequence"].endswith(f" {text.strip()}") for each in found)
+    assert sum(decoded) < 4 * 4000
+
+
+def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
+    """Equal scores by start and then end, as the reference sorts them."""
+    random = np.random.default_rng(3)
+    start, end = (random.integers(1, 5, 40).astype(np.float32) for _ in range(2))
+    spans = answer.score_spans(start, end, range(40), 9)
+    order = np.lexsort((spans.ends, spans.starts, -spans.scores))[:30]
+    texts = answer.SpanTexts("abcdefghij" * 4, [(i, i + 1) for i in range(40)], None)
+    found = answer.SummedAnswers(texts, limit=30, budget=Budget())
+    found.add(spans)
+    sums: dict[str, float] = {}
+    for i in order.tolist():
+        text = texts.answer(int(spans.starts[i]), int(spans.ends[i]), 0.0, spans.cut)["answer"]
+        sums[text] = sums.get(text, 0.0) + float(spans.scores[i])
+    assert sums == {each["answer"]: each["score"] for each in found.answers()}
+
+
+# ---- characters and memory
+
+
+def test_characters_that_are_read_again_are_counted(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question is tokenized with each of its choices."""
+    monkeypatch.setattr("service.serving.model.MAX_CHARS", 1000)
+    few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
+    assert 2 == len(answered(api, "/choose", few))
+    assert "1212 characters to tokenize" in rejected(ask(api, "/choose", many), 413, "too_large")
+
+
+def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tokens are never held together, and are the same."""
+    tiny.bundle(tmp_path)
+    bundle = _bundle(tmp_path)
+    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
+    texts = ["good film", "a", "bad book " * 4, "", "film"]
+    expected = [tokens.ids for tokens in tokenizer.tokenize(texts)]
+    monkeypatch.setattr("service.text.tokenizer.GROUP_CHARS", 10)
+    sizes: list[int] = []
+    tokenize = Tokenizer.tokenize
+    monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: sizes.append(len(texts)) or tokenize(self, texts))
+    assert expected == [tokens.ids for tokens in tokenizer.each(texts)]
+    assert [2, 1, 2] == sizes
+
+
+def test_tokens_of_long_texts_count_as_memory() -> None:
+    """NER holds all tokens of a text until it is decoded."""
+    encoded = ner.EncodedText(encodings=[], tokens=Tokens(None, [5] * 1000), cuts=[], subword_prefix=None, unknown=None)
+    assert 30_000 == ner.cost(ner.Request("a"), encoded, Head(labels=("O",))).held
+
+
+# ---- what comes back
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+def test_a_document_that_cannot_be_returned_is_refused(api: Send, path: str) -> None:
+    """Before anything runs; where documents are not returned it is not looked at."""
+    body = {"query": "good", "documents": ["film", {"text": "book", "page": {"number": [HUGE]}}]}
+    assert 200 == post(api, body, path=path).status_code
+    response = post(api, body | {"return_documents": True}, path=path)
+    assert "`documents[1]` has a number of more than 64 bits" in response.text
+    assert response.status_code in (400, 422)
+
+
+def test_documents_come_back_as_they_are(api: Send) -> None:
+    """With all that JSON has."""
+    document = {"text": "film", "page": 3, "more": {"a": [1.5, None, True, "é"]}}
+    response = post(api, {"query": "good", "documents": [document, "book"], "return_documents": True}, path="/v1/rerank")
+    found = {each["index"]: each["document"] for each in response.json()["results"]}
+    assert {0: document, 1: {"text": "book"}} == found
+
+
+@pytest.mark.parametrize("version", ["5" * 5000 + ".0", "1." + "5" * 5000, "1.1"])
+def test_a_version_of_thousands_of_digits_is_none(api: Send, version: str) -> None:
+    """The client is then unknown and gets the default format."""
+    body = {"inputs": "good", "parameters": {"candidate_labels": ["a", "b"]}, "model": "nli"}
+    response = post(api, body, path="/zero-shot", headers={"user-agent": f"hf_hub/{version}"})
+    assert (200, version == "1.1") == (response.status_code, isinstance(response.json(), dict))

@@ -1,0 +1,285 @@
+"""What one or a few connections can do to the service: everything that they send, hold or leave unread has a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from listening import GET, answer, body_of, client, echo, everything, listening, play, until
+from service.process import connections, parsing
+from service.process.connections import Room
+from service.process.parsing import MAX_HEADERS
+from service.process.protocol import HttpProtocol
+from service.process.server import Server, configure
+from service.process.transport import CoalescingTransport
+
+CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
+HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
+
+
+async def replies(sent: bytes, app: Any = echo) -> tuple[bytes, list[str]]:
+    """Returns all that comes back for what is sent, and why the connection was closed."""
+    async with listening(app) as served, client(served, sent) as (reader, _):
+        return await everything(reader), served.ends
+
+
+def test_trailers_are_no_headers() -> None:
+    """The application never sees them: they come when access was already decided."""
+    seen: list[list[tuple[bytes, bytes]]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(receive)
+        seen.append(list(scope["headers"]))
+        await answer(send)
+
+    trailers = b"authorization: Bearer b\r\nx-forwarded-for: 1.2.3.4\r\n"
+    sent = CHUNKED + b"2\r\n{}\r\n0\r\n" + trailers + b"\r\n" + b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"
+
+    async def check() -> None:
+        received, ends = await replies(sent, app)
+        assert (2, []) == (received.count(b"HTTP/1.1 200 "), ends)
+        assert [[(b"host", b"test"), (b"transfer-encoding", b"chunked")], [(b"connection", b"close")]] == seen
+
+    play(check)
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"2\r\n{}\r\n0\r\n" + b"a: b\r\n" * 2000,
+        b"2\r\n{}\r\n0\r\na: " + b"b" * 10_000,
+        b"2\r\n{}\r\n0\r\n" + b"b" * 10_000,
+        b"2;a=" + b"b" * 10_000,
+        b"1;aaaaaaaaaaaaaaaa\r\n{\r\n" * 2000,
+        b"0" * 10_000,
+    ],
+    ids=["trailers", "value", "name", "extension", "extensions", "zeros"],
+)
+def test_trailers_and_chunk_extensions_have_a_limit(framing: bytes) -> None:
+    """That of a head: no length of a chunk or a body says how many bytes they have."""
+
+    async def check() -> None:
+        received, ends = await replies(CHUNKED + framing)
+        assert received.startswith(b"HTTP/1.1 431 "), received
+        assert ["head_too_large"] == ends
+
+    play(check)
+
+
+def test_many_small_chunks_are_a_body() -> None:
+    """What is needed to frame them does not count."""
+
+    async def check() -> None:
+        body = b"1\r\n{\r\n" * 20_000 + b"0\r\n\r\n"
+        received, _ = await replies(CHUNKED.replace(b"host: test", b"connection: close") + body)
+        assert received.endswith(b"\r\n\r\n/ " + b"{" * 20_000 + b"\n")
+
+    play(check)
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, b"200"), (1, b"431")])
+def test_a_request_has_few_headers(more: int, status: bytes) -> None:
+    """Without values too: each takes far more memory than its bytes."""
+
+    async def check() -> None:
+        received, _ = await replies(b"GET / HTTP/1.1\r\nconnection: close\r\n" + b"a:\r\n" * (MAX_HEADERS - 1 + more) + b"\r\n")
+        assert received.startswith(b"HTTP/1.1 %s " % status)
+
+    play(check)
+
+
+def test_empty_lines_before_a_request_have_a_limit() -> None:
+    """They count as its head."""
+
+    async def check() -> None:
+        received, ends = await replies(b"\r\n" * 3000 + GET)
+        assert (True, ["head_too_large"]) == (received.startswith(b"HTTP/1.1 431 "), ends)
+
+    play(check)
+
+
+def test_a_stream_to_http_1_0_has_no_chunks() -> None:
+    """It ends with its connection; an answer of known length is as always."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/known":
+            await answer(send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+        for part in (b"one\n", b"two\n", b""):
+            await send({"type": "http.response.body", "body": part, "more_body": bool(part)})
+
+    async def check() -> None:
+        received, _ = await replies(b"GET / HTTP/1.0\r\n\r\n", app)
+        assert received.endswith(b"\r\n\r\none\ntwo\n")
+        assert b"transfer-encoding" not in received
+        received, _ = await replies(b"GET /known HTTP/1.0\r\n\r\n", app)
+        assert received.endswith(b"\r\n\r\nok")
+        assert b"content-length: 2\r\n" in received
+
+    play(check)
+
+
+class Unread(asyncio.Transport):
+    """A transport of which a client takes as much as a test says."""
+
+    unsent = 0
+
+    def write(self, data: Any) -> None:
+        """Keeps bytes."""
+        self.unsent += len(data)
+
+    def is_closing(self) -> bool:
+        """Returns whether it is closed."""
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        """Returns what was not yet taken."""
+        return self.unsent
+
+
+@pytest.mark.parametrize(("per_second", "slow_after"), [(0, 31), (1, 31), (99, 31), (101, None)])
+def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int, slow_after: int | None) -> None:
+    """One byte now and then is not enough."""
+
+    async def check() -> None:
+        raw = Unread()
+        transport = CoalescingTransport(raw, asyncio.get_running_loop())
+        transport.write(b"x" * 10_000)
+        for second in range(80):
+            if transport.is_taken_slowly(second, 30, 100):
+                assert second == slow_after
+                return
+            raw.unsent -= per_second
+        assert slow_after is None
+
+    play(check)
+
+
+def test_a_client_that_has_taken_everything_may_rest() -> None:
+    """The time of an answer begins when it is written."""
+
+    async def check() -> None:
+        raw = Unread()
+        transport = CoalescingTransport(raw, asyncio.get_running_loop())
+        for second in range(0, 200, 20):
+            transport.write(b"x" * 100)
+            assert not transport.is_taken_slowly(second, 30, 100)
+            raw.unsent = 0
+            assert not transport.is_taken_slowly(second + 10, 30, 100)
+
+    play(check)
+
+
+async def refusing(scope: Scope, receive: Receive, send: Send) -> None:
+    """An application that answers without its body, as to a wrong key."""
+    await answer(send, status=401)
+
+
+@pytest.mark.parametrize(("app", "begins"), [(echo, b"HTTP/1.1 503 "), (refusing, b"HTTP/1.1 401 ")], ids=["unanswered", "answered"])
+def test_half_sent_bodies_make_room(monkeypatch: pytest.MonkeyPatch, app: Any, begins: bytes) -> None:
+    """The one that waits longest ends for a connection that comes when there is no room, whether it was answered or not."""
+    monkeypatch.setattr(connections, "SWEEP_S", 0.02)
+    monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.02)
+
+    async def check() -> None:
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(listening(app, max_connections=2))
+            first, _ = await stack.enter_async_context(client(served, HALF_BODY))
+            await until(lambda: len(served.connections) == 1)
+            await asyncio.sleep(0.01)  # the loop's clock has milliseconds
+            await stack.enter_async_context(client(served, HALF_BODY))
+            await until(lambda: len(served.connections) == 2)
+            served.connections.start()
+            await until(lambda: served.connections.room() is Room.PLACE)
+            received = await everything(first)
+            assert (True, 1) == (received.startswith(begins), received.count(b"HTTP/1.1 "))
+            assert ["evicted"] == served.ends
+
+    play(check)
+
+
+def test_a_body_at_the_lowest_rate_is_not_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one whose application has yet to take it."""
+    monkeypatch.setattr(connections, "SWEEP_S", 0.01)
+    monkeypatch.setattr(connections, "EXPENDABLE_AFTER_S", 0.01)
+
+    async def check() -> None:
+        sent = b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n" + b"x" * 10_000
+        async with listening(echo, max_connections=1, min_body_rate=1000) as served, client(served, sent) as (reader, writer):
+            await until(lambda: len(served.connections) == 1)
+            served.connections.start()
+            await asyncio.sleep(0.1)
+            assert served.connections.room() is not Room.PLACE
+            writer.write(b"x" * 10_000)
+            assert (await reader.read(100)).startswith(b"HTTP/1.1 200 ")
+
+    play(check)
+
+
+def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error would end the loop that takes what waits when the service stops."""
+
+    class Reset(socket.socket):
+        """A socket whose other end has gone."""
+
+        def send(self, *_: Any) -> int:
+            """Fails."""
+            raise ConnectionResetError
+
+    async def check() -> None:
+        async with listening(echo) as served:
+            monkeypatch.setattr(served.connections, "room", lambda: Room.NONE)
+            config = configure(echo, keep_alive_s=5)
+            config.load()
+            server = Server(
+                config,
+                scheduler=None,  # type: ignore[arg-type]
+                connections=served.connections,
+                grace_s=0,
+                on_listen=lambda _: None,
+            )
+            connection = Reset()
+            server._accept(connection)
+            assert -1 == connection.fileno()
+
+    play(check)
+
+
+@pytest.mark.parametrize(
+    ("sent", "length"),
+    [(b"%x\r\n" % 400_000 + b"\r\n\r\n" * 100_000 + b"\r\n", 400_000), (b"1\r\n{\r\n" * 60_000, 60_000)],
+    ids=["empty lines", "chunks of a byte"],
+)
+def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch, sent: bytes, length: int) -> None:
+    """Its read is parsed in parts, between which the loop turns, and the client may have sent its end."""
+    body: list[bytes] = []
+    turns = 0
+    parse_on = HttpProtocol._parse_on
+
+    def count(self: HttpProtocol, behind_an_answer: bool) -> None:
+        nonlocal turns
+        turns += 1
+        parse_on(self, behind_an_answer)
+
+    monkeypatch.setattr(HttpProtocol, "_parse_on", count)
+    monkeypatch.setattr(parsing, "PARSE_S", 0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body.append(await body_of(receive))
+        await answer(send)
+
+    async def check() -> None:
+        async with listening(app) as served, client(served, CHUNKED + sent + b"0\r\n\r\n") as (reader, writer):
+            writer.write_eof()
+            received = await everything(reader)
+            assert received.count(b"HTTP/1.1 200 ") == 1
+            assert [length] == [len(part) for part in body]
+            assert turns > 1
+
+    play(check)

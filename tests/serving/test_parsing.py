@@ -1,0 +1,190 @@
+"""What a body may be made of outside of its texts, and that it is parsed once, with the garbage collector paused."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+import pytest
+
+import tiny
+from application import Send, post, rejected, started
+from service.errors import TooLargeError
+from service.wire import parsing
+from service.wire.parsing import MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, parse
+
+KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
+
+
+@pytest.fixture(name="api", scope="module")
+def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
+    """A service with a classifier and a model of another task."""
+    models = tmp_path_factory.mktemp("models")
+    tiny.bundle(models, "classes")
+    tiny.bundle(models, "entities", task="token-classification")
+    with started(models) as send:
+        yield send
+
+
+@pytest.fixture(name="parsed")
+def parsed_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Returns a list that gets of each document that is parsed its size, and whether the collector may run meanwhile."""
+    found: list[tuple[int, bool]] = []
+
+    def from_json(raw: bytes) -> Any:
+        found.append((len(raw), gc.isenabled()))
+        return pydantic_core.from_json(raw)
+
+    monkeypatch.setattr(parsing, "from_json", from_json)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("raw", "what"),
+    [
+        ("[" + "[]," * MAX_CONTAINERS + "[]]", "lists and objects"),
+        ("[" + "{}," * MAX_CONTAINERS + "{}]", "lists and objects"),
+        ("[" * (MAX_CONTAINERS + 1), "lists and objects"),
+        (f'{{{KEYS},"last":0}}', "keys"),
+        ("[" + "0," * (MAX_VALUES + 1) + "0]", "values"),
+        ('["' + '\\\\",' + '"",' * MAX_VALUES + '""]', "values"),
+    ],
+    ids=["lists", "objects", "depth", "keys", "numbers", "texts"],
+)
+def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(parsed: list[tuple[int, bool]], raw: str, what: str) -> None:
+    """Lists, objects, keys and values are counted by their bytes; a text that ends in an escaped backslash has ended."""
+    with pytest.raises(TooLargeError, match=f"{what} and [0-9]+ are allowed"):
+        parse(raw.encode())
+
+    assert [] == parsed
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 2 * MAX_CONTAINERS, '\\"[' * MAX_CONTAINERS * 2, "{:" * (MAX_KEYS + 1), "," * 2 * MAX_VALUES, "\\\\[" * MAX_CONTAINERS * 2],
+)
+def test_structure_within_a_text_does_not_count(text: str) -> None:
+    """A long text of brackets, commas and escaped quotes is a text."""
+    assert {"inputs": json.loads(f'"{text}"')} == parse(f'{{"inputs": "{text}"}}'.encode())
+
+
+def test_what_is_allowed_is_parsed() -> None:
+    """As many lists as may be; one more is refused."""
+    assert MAX_CONTAINERS - 1 == len(parse(b"[" + b"[]," * (MAX_CONTAINERS - 2) + b"[]]"))
+
+
+@pytest.mark.parametrize("path", ["/", "/classify", "/models/classes", "/v1/models/classes:predict", "/v2/models/classes/infer"])
+def test_a_body_of_brackets_is_too_large(api: Send, path: str) -> None:
+    """Whatever path it is sent to."""
+    raw = b'{"inputs": [' + b"[[]]," * MAX_CONTAINERS + b"[]]}"
+    assert "131075 lists and objects and 65536 are allowed" in rejected(api("POST", path, content=raw), 413, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/", {"inputs": {"text": "good", "text_pair": "bad"}}),
+        ("/", {"inputs": "good", "model": "classes"}),
+        ("/models/classes", {"inputs": "good"}),
+        ("/models/classes", {"inputs": "good", "parameters": {"candidate_labels": ["a"]}}),
+        ("/v1/models/classes:predict", {"instances": ["good"], "parameters": {}}),
+    ],
+)
+def test_a_body_is_parsed_once(api: Send, parsed: list[tuple[int, bool]], path: str, body: dict[str, Any]) -> None:
+    """Also where it has to say for which task it is."""
+    post(api, body, path=path)
+    assert 1 == len(parsed)
+
+
+@pytest.mark.parametrize("raw", [b"[" + b"[]," * 2000 + b"[]]", b"[" + b"[]," * 2000])
+def test_the_collector_is_paused_while_a_long_body_is_parsed(parsed: list[tuple[int, bool]], raw: bytes) -> None:
+    """It runs again afterwards, also after invalid JSON."""
+    try:
+        parse(raw)
+    except ValueError:
+        assert raw[-1:] == b","
+
+    assert [(len(raw), False)] == parsed
+    assert gc.isenabled()
+
+
+def test_a_paused_collector_stays_paused() -> None:
+    """A collector that the caller has paused is not started."""
+    gc.disable()
+    try:
+        parse(b"[" + b"0," * 5000 + b"0]")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+_DIGITS = "9" * 4300
+_ODD = [
+    "NaN",
+    "Infinity",
+    "1e999",
+    f"-{_DIGITS}",
+    _DIGITS,
+    f"{_DIGITS}9",
+    r'"\ud800"',
+    r'"\ud800\ud800"',
+    r'"\udc00"',
+    r'"\u0000"',
+    "-0",
+    "[[[]]]",
+]
+_PLACES = [
+    ("/classify", '{"inputs": %s}'),
+    ("/classify", '{"inputs": "good", "model": %s}'),
+    ("/classify", '{"inputs": "good", "parameters": {"top_k": %s}}'),
+    ("/classify", '{"inputs": "good", "parameters": {"window": "mean", "stride": %s}}'),
+    ("/ner", '{"inputs": "good", "parameters": {"stride": %s}}'),
+    ("/ner", '{"inputs": "good", "parameters": {"ignore_labels": [%s]}}'),
+    ("/tokenize", '{"model": "classes", "inputs": [%s]}'),
+    ("/decode", '{"model": "classes", "ids": [[%s]]}'),
+    ("/v1/models/classes:predict", '{"instances": [%s]}'),
+    ("/v2/models/classes/infer", '{"id": %s, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}'),
+    ("/v2/models/classes/infer", '{"inputs": [{"name": "inputs", "shape": [%s], "datatype": "BYTES", "data": ["good"]}]}'),
+    ("/v2/models/classes/infer", '{"inputs": [{"name": "input_ids", "shape": [1, 1], "datatype": "INT64", "data": [%s]}]}'),
+    (
+        "/v2/models/classes/infer",
+        '{"parameters": {"timeout": %s}, "inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}',
+    ),
+    (
+        "/v2/models/classes/infer",
+        '{"outputs": [{"name": "scores", "parameters": {"classification": %s}}], '
+        '"inputs": [{"name": "inputs", "shape": [1], "datatype": "BYTES", "data": ["good"]}]}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), _PLACES)
+def test_no_odd_value_is_an_error_of_the_service(api: Send, path: str, body: str) -> None:
+    """NaN, numbers of thousands of digits and lone surrogates are errors of the caller, in every field."""
+    statuses = [api("POST", path, content=(body % value).encode()).status_code for value in _ODD]
+    assert [] == [value[:20] for value, status in zip(_ODD, statuses, strict=True) if status >= 500]
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("x-request-timeout-ms", b"9" * 5000), ("inference-header-content-length", b"9" * 5000), ("user-agent", b"hf_hub/\xb2.\xff")],
+)
+def test_no_odd_header_is_an_error_of_the_service(api: Send, header: str, value: bytes) -> None:
+    """Numbers of thousands of digits, and digits that are not ASCII."""
+    for path in ("/classify", "/v2/models/classes/infer"):
+        assert api("POST", path, content=b'{"inputs": "good"}', headers={header: value}).status_code < 500
+
+
+def test_a_lone_surrogate_is_no_path(api: Send) -> None:
+    """A path that is not valid UTF-8 is refused."""
+    assert 400 == api("POST", "/models/%ED%A0%80", content=b'{"inputs": "good"}').status_code
+
+
+def test_the_limits_are_for_honest_bodies(tmp_path: Path) -> None:
+    """As many inputs as --max-inputs may allow, each a pair, and as many token ids as the queue may hold in three tensors, are parsed."""
+    assert 16384 == len(parse(json.dumps([{"text": "a,:[{", "text_pair": "b"}] * 16384).encode()))
+    assert 3 == len(parse(b"[" + b",".join([b"[" + b"0," * (2**19 - 1) + b"0]"] * 3) + b"]"))

@@ -1,0 +1,28 @@
+"""What was read is parsed in pieces that never go beyond the end of a head or a chunked body."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.process.pieces import PIECE_BYTES, PieceCutter
+
+HEADS = b"GET / HTTP/1.1\r\n\r\nPOST /a HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 100])
+def test_a_piece_ends_at_an_empty_line(size: int) -> None:
+    """However the reads cut it."""
+    cutter, ends = PieceCutter(), set()
+    for read in range(0, len(HEADS), size):
+        data, start = HEADS[read : read + size], 0
+        while start < len(data):
+            start = cutter.end(data, start)
+            ends.add(read + start)
+
+    assert {18, len(HEADS)} <= ends
+    assert ends <= {18} | {*range(size, len(HEADS), size)} | {len(HEADS)}
+
+
+def test_a_piece_takes_little_time_to_parse() -> None:
+    """Without an empty line it ends after some bytes."""
+    assert [PIECE_BYTES, 20_000] == [PieceCutter().end(b"x" * 20_000, 0), PieceCutter().end(b"x" * 20_000, PIECE_BYTES)]

@@ -1,0 +1,143 @@
+"""Requests that are sent before earlier ones are answered: each is answered in order, and all together take little memory."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+
+from listening import GET, Listening, answer, client, echo, everything, listening, play, until
+from service.process.protocol import HttpProtocol
+
+READ = 256_000  # bytes that uvloop reads at once
+
+
+def posted(path: bytes, body: bytes = b"") -> bytes:
+    """Returns a request with a body."""
+    return b"POST %s HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (path, len(body), body)
+
+
+def chunked(path: bytes, body: bytes) -> bytes:
+    """Returns a request with a body in one chunk."""
+    return b"POST %s HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (path, len(body), body)
+
+
+def held(served: Listening) -> int:
+    """Returns the bytes that the first connection has read and not parsed."""
+    return len(served.protocols[0]._unparsed) - served.protocols[0]._start
+
+
+def test_a_connection_has_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a thousand in one packet the others are not parsed before it is answered; then all are."""
+    heads = 0
+    complete = HttpProtocol.on_headers_complete
+
+    def count(self: HttpProtocol) -> None:
+        nonlocal heads
+        heads += 1
+        complete(self)
+
+    monkeypatch.setattr(HttpProtocol, "on_headers_complete", count)
+    entered, gate = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        entered.set()
+        await gate.wait()
+        await answer(send)
+
+    async def check() -> None:
+        async with listening(app) as served, client(served, GET * 1000) as (reader, _):
+            await entered.wait()
+            await asyncio.sleep(0.05)
+            assert 1 == heads
+            gate.set()
+            assert b"ok" * 1000 == re.sub(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n", b"", await reader.readexactly(1000 * 40), flags=re.DOTALL)
+
+    play(check)
+
+
+def test_what_is_not_parsed_is_bounded() -> None:
+    """However much a client sends, and however often the application asks whether it has left."""
+    gate = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        watch = asyncio.create_task(receive())
+        while not gate.is_set():
+            watch.cancel()
+            watch = asyncio.create_task(receive())
+            await asyncio.sleep(0.002)
+        watch.cancel()
+        await answer(send)
+
+    async def check() -> None:
+        async with listening(app) as served, client(served, GET * 500_000):
+            await until(lambda: bool(served.protocols) and held(served) > HIGH_WATER_LIMIT)
+            await asyncio.sleep(0.1)
+            assert held(served) <= HIGH_WATER_LIMIT + READ
+            gate.set()
+
+    play(check)
+
+
+@pytest.mark.parametrize("size", [1, 7, 60, 100_000])
+def test_requests_of_all_kinds_are_answered_in_order(size: int) -> None:
+    """However packets cut them: with bodies of known length and in chunks, empty lines in bodies, without a body, and with a wish to upgrade."""
+    upgrade = b"POST /d HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\ncontent-length: 3\r\n\r\nabc"
+    sent = b"".join(
+        (posted(b"/a", b"1\r\n\r\n2"), chunked(b"/b", b"3\r\n\r\n4"), GET, posted(b"/c"), upgrade, b"\r\n\r\n", posted(b"/e", b"x" * 500))
+    )
+
+    async def check() -> None:
+        async with listening(echo) as served, client(served) as (reader, writer):
+            for start in range(0, len(sent), size):
+                writer.write(sent[start : start + size])
+                if size < 100:
+                    await asyncio.sleep(0)
+            writer.write(b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n")
+            bodies = re.split(rb"HTTP/1.1 200 OK\r\n.*?\r\n\r\n", await everything(reader), flags=re.DOTALL)
+        assert [
+            b"",
+            b"/a 1\r\n\r\n2\n",
+            b"/b 3\r\n\r\n4\n",
+            b"/ \n",
+            b"/c \n",
+            b"/d abc\n",
+            b"/e " + b"x" * 500 + b"\n",
+            b"/last \n",
+        ] == bodies
+
+    play(check)
+
+
+def test_a_client_that_leaves_cancels_the_request_that_is_answered() -> None:
+    """Also if it has sent others behind it."""
+    entered, told = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        entered.set()
+        if (await receive())["type"] == "http.disconnect":
+            told.set()
+
+    async def check() -> None:
+        async with listening(app) as served:
+            async with client(served, GET * 3):
+                await entered.wait()
+            await told.wait()
+
+    play(check)
+
+
+def test_complete_requests_before_a_malformed_one_are_answered() -> None:
+    """And the connection ends behind them."""
+
+    async def check() -> None:
+        async with listening(echo) as served, client(served, posted(b"/a") + posted(b"/b") + b"NONSENSE\r\n\r\n") as (reader, _):
+            assert [b"/a", b"/b"] == re.findall(rb"\n(/\w)", await everything(reader))
+            assert ["malformed"] == served.ends
+
+    play(check)

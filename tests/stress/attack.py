@@ -1,0 +1,185 @@
+"""Attack: one way to harm a service from outside; and Target, the service as an attacker has it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http.client import HTTPException, HTTPResponse
+from typing import Literal
+
+NICE = 10  # of an attacking thread: attackers of a real service have processors of their own
+READ_BYTES = 1 << 16
+REFUSED = (OSError, HTTPException, ValueError)  # the connection was refused, closed or too slow, or the answer is none
+
+
+@dataclass(frozen=True)
+class Target:
+    """A service under attack.
+
+    Attributes:
+        port: Its port on loopback.
+        tls: Whether it speaks TLS.
+        key: The attacker's API key; empty for none.
+        admin_key: A key that may load and unload models.
+        max_connections: The service's limit.
+        until: Time by `time.monotonic` at which the last request is sent.
+        patience_s: Seconds for which an answer is waited for after that.
+        parallel: Attackers at once.
+        index: Which of them this is, from 0.
+        answers: How often each status came in answer to whole requests; shared by all attackers.
+    """
+
+    port: int
+    tls: bool
+    key: str
+    admin_key: str
+    max_connections: int
+    until: float
+    patience_s: float
+    parallel: int = 1
+    index: int = 0
+    answers: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def over(self) -> bool:
+        """Whether no more requests are to be sent."""
+        return time.monotonic() >= self.until
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for which a socket may block."""
+        return max(self.until + self.patience_s - time.monotonic(), 0.01)
+
+    def share(self, count: int) -> int:
+        """Returns how many of so many connections are this attacker's."""
+        return -(-count // self.parallel)
+
+    def as_admin(self) -> Target:
+        """Returns the same with the key that may change models."""
+        return replace(self, key=self.admin_key)
+
+    def pause(self, seconds: float) -> bool:
+        """Waits, at most to the end; returns whether there is time left."""
+        time.sleep(max(min(seconds, self.until - time.monotonic()), 0))
+        return not self.over
+
+    def connect(self) -> socket.socket:
+        """Returns a new connection, after the TLS handshake where there is one."""
+        connection = self.connect_tcp()
+        if not self.tls:
+            return connection
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        try:
+            return context.wrap_socket(connection)
+        except OSError:
+            connection.close()
+            raise
+
+    def connect_tcp(self) -> socket.socket:
+        """Returns a new connection without TLS."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=self.left_s)
+
+    def head(self, method: str, path: str, *headers: bytes) -> bytes:
+        """Returns a request's head with the attacker's key, up to the empty line."""
+        key = [f"authorization: Bearer {self.key}".encode()] if self.key else []
+        return b"\r\n".join([f"{method} {path} HTTP/1.1".encode(), b"host: t", *key, *headers]) + b"\r\n\r\n"
+
+    def post(self, path: str, body: bytes, *headers: bytes) -> bytes:
+        """Returns a whole request."""
+        return self.head("POST", path, b"content-length: %d" % len(body), *headers) + body
+
+    @contextmanager
+    def opened(self) -> Iterator[list[socket.socket]]:
+        """Yields a list of connections that are all closed in the end."""
+        connections: list[socket.socket] = []
+        try:
+            yield connections
+        finally:
+            for connection in connections:
+                connection.close()
+
+    def ask_all(self, requests: Iterable[bytes | Iterable[bytes]]) -> None:
+        """Sends requests one after the other over one connection, opened again when it is lost, and reads the answers.
+
+        Args:
+            requests: Each as bytes, or as parts that are sent one by one.
+        """
+        with self.opened() as connections:  # one, or none
+            for request in requests:
+                if self.over:
+                    return
+                try:
+                    if not connections:
+                        connections.append(self.connect())
+                    connections[0].settimeout(self.left_s)
+                    for part in [request] if isinstance(request, bytes) else request:
+                        connections[0].sendall(part)
+                    status, stays_open = read_answer(connections[0])
+                    self.answers[status] += 1
+                except REFUSED:
+                    stays_open = False
+                    time.sleep(0.01)
+                if not stays_open:
+                    for lost in connections:
+                        lost.close()
+                    connections.clear()
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bool]:
+    """Reads an answer and drops it; returns its status, and whether the connection is open behind it."""
+    answer = HTTPResponse(connection)
+    try:
+        answer.begin()
+        while answer.read(READ_BYTES):
+            pass
+        return answer.status, not answer.will_close
+    finally:
+        answer.close()
+
+
+Run = Callable[[Target], None]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to harm the service.
+
+    Attributes:
+        name: Its name in the table.
+        kind: `field` of a request body, `body` that is costly as a whole, or feature of the `protocol`.
+        run: Attacks until the target says that it is over; one that is refused is started again.
+        covers: Names of the fields that it attacks.
+        connections: Connections that one attacker opens, at least.
+    """
+
+    name: str
+    kind: Literal["field", "body", "protocol"]
+    run: Run
+    covers: frozenset[str] = frozenset()
+    connections: int = 1
+
+
+def start(attack: Attack, targets: Iterable[Target]) -> list[threading.Thread]:
+    """Starts an attacker for each target, in a thread of low priority."""
+    threads = [threading.Thread(target=_attack, args=(attack, target), daemon=True) for target in targets]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _attack(attack: Attack, target: Target) -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    while not target.over:
+        try:
+            attack.run(target)
+        except REFUSED:
+            time.sleep(0.01)

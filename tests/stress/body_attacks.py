@@ -1,0 +1,86 @@
+"""Bodies that cost as much as a combination of fields can: in tokens, in candidates, in bytes of the answer; most are just within the limits."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from attack import Attack, Target
+from hostile_values import MAX_CHARS, MAX_INPUTS, ROOM, any_value, listed, prose, repeated
+
+LABELS = [f"label {number}" for number in range(MAX_INPUTS)]
+
+# name: (path, what makes the body); a body is made once for each attacker, in its own thread
+COSTLY: dict[str, tuple[str, Callable[[], Any]]] = {
+    "explain the longest text": ("/classify", lambda: {"inputs": repeated("incomprehensibilities "), "parameters": {"explain": True}}),
+    "explain texts of the most words": ("/classify", lambda: {"inputs": [repeated("a ", 760)] * 3, "parameters": {"explain": True}}),
+    "all windows of many texts": ("/classify", lambda: {"inputs": [prose(MAX_CHARS)] * 5, "parameters": {"window": "mean", "stride": 254}}),
+    "pairs of the longest texts": ("/classify", lambda: {"inputs": [{"text": prose(MAX_CHARS), "text_pair": prose(MAX_CHARS)}] * 20}),
+    "windows of one word": ("/classify", lambda: {"inputs": repeated("a"), "parameters": {"window": "mean"}}),
+    "entities without aggregation": ("/ner", lambda: {"inputs": [repeated("Ada "), "London"], "parameters": {"aggregation_strategy": "none", "ignore_labels": [], "stride": 254}}),
+    "entities of letters": ("/ner", lambda: {"inputs": repeated("A "), "parameters": {"ignore_labels": [], "offset_unit": "utf8"}}),
+    "1,000 answers from a long context": ("/answer", lambda: {"inputs": {"question": "How long is it?", "context": prose(50_000)}, "parameters": {"top_k": 1000, "max_answer_len": 512, "duplicates": "sum", "doc_stride": 191, "offset_unit": "utf16"}}),
+    "answers for many questions": ("/answer", lambda: {"inputs": [{"question": "How long?", "context": prose(1500)}] * 490, "parameters": {"top_k": 1000, "max_answer_len": 512}}),
+    "a window of few tokens": ("/answer", lambda: {"inputs": {"question": "Why?", "context": prose(55_000)}, "parameters": {"max_seq_len": 8, "doc_stride": 0}}),
+    "explain an answer": ("/answer", lambda: {"inputs": {"question": "How long is it?", "context": prose(20_000)}, "parameters": {"explain": True}}),
+    "100 fillings of a long text": ("/fill-mask", lambda: {"inputs": "[MASK] " + repeated("\n", 199_000), "parameters": {"top_k": 100}}),
+    "300 fillings of 64 masks": ("/fill-mask", lambda: {"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}),
+    "the widest beam": ("/fill-mask", lambda: {"inputs": ["[MASK] " * 8 + "."] * 64, "parameters": {"joint": True, "beam": 64, "top_k": 60}}),
+    "the most targets": ("/fill-mask", lambda: {"inputs": ["a [MASK]."] * MAX_INPUTS, "parameters": {"targets": [f"{number:016}" for number in range(1000)]}}),
+    "the most choices": ("/choose", lambda: {"inputs": [{"question": "What?", "context": prose(200), "choices": [f"{number}" for number in range(64)]}] * 8}),
+    "a vector of each token": ("/embed", lambda: {"inputs": [prose(1000)] * 10, "parameters": {"pooling": "none"}}),
+    "all tokens, as Text Embeddings Inference": ("/embed_all", lambda: {"inputs": [prose(1000)] * 10}),
+    "vectors as base64": ("/v1/embeddings", lambda: {"input": [prose(1200)] * MAX_INPUTS, "encoding_format": "base64"}),
+    "many sentences": ("/similarity", lambda: {"inputs": {"source_sentence": prose(MAX_CHARS), "sentences": [prose(1200)] * (MAX_INPUTS - 1)}}),
+    "long texts ranked and returned": ("/rerank", lambda: {"query": prose(2000), "texts": [prose(15_000)] * MAX_INPUTS, "return_text": True}),
+    "documents with more fields": ("/v1/rerank", lambda: {"query": "a", "documents": [{"text": "a", "more": {"x": [[]] * 3000}}] * MAX_INPUTS, "return_documents": True}),
+    "the most labels": ("/zero-shot", lambda: {"inputs": "a", "parameters": {"candidate_labels": LABELS}}),
+    "labels of a long text": ("/zero-shot", lambda: {"inputs": prose(MAX_CHARS), "parameters": {"candidate_labels": LABELS, "hypothesis_template": prose(990) + " {}"}}),
+    "all heads of attention": ("/attention", lambda: {"inputs": repeated("a ", 1000), "parameters": {"output_attentions": True, "layers": [0]}}),
+    "tokens of 200,000 letters": ("/tokenize", lambda: {"model": "sentiment", "inputs": repeated("a ")}),
+    "tokens of two texts": ("/tokenize", lambda: {"model": "sentiment", "inputs": [repeated("a ")] * 2}),
+    "texts of half a million ids": ("/decode", lambda: {"model": "sentiment", "ids": [[2023] * 16_384] * 31}),
+    "texts of single ids": ("/decode", lambda: {"model": "sentiment", "ids": [[100]] * MAX_INPUTS}),
+    "containers at the base URL": ("/", lambda: b'{"inputs":' + any_value("empty lists") + b"}"),
+    "containers at /invocations": ("/invocations", lambda: b'{"inputs":' + any_value("objects of a key") + b"}"),
+    "a body of any task at the base URL": ("/", lambda: {"inputs": ["good film"] * 16_384}),
+    "containers for a model": ("/models/sentiment", lambda: b'{"candidate_labels":1,"inputs":' + any_value("lists of empty lists") + b"}"),
+    "keys that nobody knows": ("/models/sentiment", lambda: any_value("an object of many keys")),
+    "unknown parameters": ("/classify", lambda: b'{"inputs":"a","parameters":' + any_value("an object of many keys") + b"}"),
+    "instances of nothing": ("/v1/models/sentiment:predict", lambda: b'{"instances":' + listed(b"{}") + b"}"),
+    "nested tensors": ("/v2/models/sentiment/infer", lambda: b'{"inputs":[{"name":"inputs","shape":[1],"datatype":"BYTES","data":' + any_value("lists in lists to the parser's limit") + b"}]}"),
+    "tensors of huge shapes": ("/v2/models/sentiment/infer", lambda: {"inputs": [{"name": "input_ids", "shape": [2**31, 2**31], "datatype": "INT64", "data": [1] * 100_000}]}),
+    "token ids": ("/v2/models/sentiment/infer", lambda: {"inputs": [{"name": "input_ids", "shape": [512, 512], "datatype": "INT64", "data": [2023] * 2**18}]}),
+    "no JSON": ("/classify", lambda: b'{"inputs": "' + b"\xff" * ROOM),
+    "a key twice": ("/classify", lambda: b"{" + b'"inputs":"a",' * (ROOM // 13) + b'"inputs":"b"}'),
+}  # fmt: skip
+
+
+def _run(path: str, make: Callable[[], Any], target: Target) -> None:
+    value = make()
+    body = value if isinstance(value, bytes) else json.dumps(value).encode()
+    head = target.head("POST", path, b"content-length: %d" % len(body), b"content-type: application/json")
+    target.ask_all([head, body] for _ in iter(int, 1))
+
+
+def _binary_tensors(target: Target) -> None:
+    """Sends binary tensors whose sizes, shapes and lengths contradict each other, each with a body of the most bytes."""
+    requests = []
+    for size, shape, text in ((ROOM // 2, [512], 0), (10**30, [1], 0), (ROOM // 2, [2**40], 1), (8, [1], 2**32 - 1), (0, [0], 0)):
+        tensor = {"name": "inputs", "shape": shape, "datatype": "BYTES", "parameters": {"binary_data_size": size}}
+        described = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+        data = struct.pack("<I", text) * (min(size, ROOM // 2) // 4)
+        headers = [b"inference-header-content-length: %d" % len(described), b"content-length: %d" % (len(described) + len(data))]
+        requests.append([target.head("POST", "/v2/models/sentiment/infer", *headers), described, data])
+    target.ask_all(requests[number % len(requests)] for number, _ in enumerate(iter(int, 1)))
+
+
+def body_attacks() -> list[Attack]:
+    """Returns an attack for each costly body."""
+    costly = [
+        Attack(name, "body", lambda target, path=path, make=make: _run(path, make, target))  # type: ignore[misc]
+        for name, (path, make) in COSTLY.items()
+    ]
+    return [*costly, Attack("binary tensors", "body", _binary_tensors)]

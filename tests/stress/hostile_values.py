@@ -1,0 +1,137 @@
+"""Values that are large, deep, numerous or hard to read, as JSON: any of them may stand where a body has a field."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from service.settings import Settings
+from service.tasks.body import MAX_ITEMS
+
+MAX_CHARS: int = Settings.model_fields["max_chars"].default
+MAX_BODY: int = Settings.model_fields["max_body_bytes"].default
+MAX_INPUTS: int = Settings.model_fields["max_inputs"].default
+ROOM = MAX_BODY - 4096  # what a value may take of a body, with all that stands around it
+WORDS = "the river is long and wide but nobody has ever seen where it ends because fog lies on it all year".split()
+
+
+def prose(chars: int) -> str:
+    """Returns a text of so many characters, of words in an order that does not repeat."""
+    words = random.Random(chars).choices(WORDS, k=chars // 3)
+    return " ".join(words)[:chars]
+
+
+def repeated(unit: str, chars: int = MAX_CHARS) -> str:
+    """Returns a text of so many characters at most that is one unit again and again."""
+    return unit * (chars // len(unit))
+
+
+# a text of the most characters there may be, each of a kind that a tokenizer, a regular expression or an encoder may find hard
+TEXT_UNITS: dict[str, str] = {
+    "one word": "a",
+    "words of a letter": "a ",
+    "masks": "[MASK] ",
+    "masks without a space": "[MASK]",
+    "special tokens": "[CLS][SEP][PAD][UNK]",
+    "newlines": "\n",
+    "spaces": " ",
+    "punctuation": "?!.,",
+    "half of a special token": "[MAS",
+    "combining characters": "e\u0301\u0302\u0303\u0304",
+    "one letter under accents": "\u0301",
+    "families of emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f467",
+    "right to left": "\u202e\u05d0\u0628 ",
+    "ideographs": "\u4e2d",
+    "hangul that comes apart": "\uac01",
+    "ligatures": "\ufdfa",
+    "controls": "\u0001\u0000\u007f",
+    "surrogates": "\ud800",
+    "digits": "1",
+    "hashes": "##a",
+    "no word of any vocabulary": "\u2603\u0f3c ",
+}
+
+
+@functools.cache
+def text_values() -> tuple[bytes, ...]:
+    """Returns the longest texts, one of each kind, and one of a character more, as JSON."""
+    texts = [repeated(unit) for unit in TEXT_UNITS.values()]
+    return tuple(json.dumps(text).encode() for text in [*texts, prose(MAX_CHARS), prose(MAX_CHARS + 1)])
+
+
+def listed(item: bytes, size: int = ROOM) -> bytes:
+    """Returns a JSON list of one item as often as it fits into so many bytes."""
+    return b"[" + (item + b",") * (size // (len(item) + 1) - 1) + item + b"]"
+
+
+def _many_keys() -> bytes:
+    pairs = (b'"%x":0' % number for number in range(ROOM // 11))
+    return b"{" + b",".join(pairs) + b"}"
+
+
+# what is wrong for any field, made when it is needed: each takes megabytes
+ANY: dict[str, Callable[[], bytes]] = {
+    "empty lists": lambda: listed(b"[]"),
+    "lists of empty lists": lambda: listed(b"[[]]"),
+    "empty objects": lambda: listed(b"{}"),
+    "objects of a key": lambda: listed(b'{"":0}'),
+    "numbers": lambda: listed(b"1"),
+    "fractions": lambda: listed(b"1e-7"),
+    "nulls": lambda: listed(b"null"),
+    "empty texts": lambda: listed(b'""'),
+    "an object of many keys": _many_keys,
+    "one text of the whole body": lambda: b'"' + b"a" * ROOM + b'"',
+    "one text of escapes": lambda: b'"' + rb"\u0000" * (ROOM // 6) + b'"',
+    "one text of lone surrogates": lambda: b'"' + rb"\ud800" * (ROOM // 6) + b'"',
+    "lists in lists": lambda: b"[" * (ROOM // 2) + b"]" * (ROOM // 2),
+    "lists in lists to the parser's limit": lambda: listed(b"[" * 190 + b"]" * 190),
+    "objects in objects": lambda: b'{"a":' * (ROOM // 6) + b"1" + b"}" * (ROOM // 6),
+    "an integer of 4,001 digits": lambda: b"1" + b"0" * 4000,
+    "an integer of a million digits": lambda: b"1" * 1_000_000,
+    "a fraction of a million digits": lambda: b"0." + b"1" * 1_000_000,
+    "an exponent": lambda: b"1e" + b"9" * 1000,
+    "integers of 4,001 digits": lambda: listed(b"1" + b"0" * 4000),
+}
+
+
+@functools.lru_cache(maxsize=32)
+def any_value(name: str) -> bytes:
+    """Returns one of the values that are wrong for any field."""
+    return ANY[name]()
+
+
+def values_of_schema(schema: dict[str, Any]) -> Iterator[bytes]:
+    """Yields, for a JSON schema, values at its limits and beyond by one, and long texts where it takes a text."""
+    for kind in _kinds(schema):
+        if kind.get("type") == "string" and "enum" not in kind:
+            yield from text_values()
+            if "maxLength" in kind:
+                yield from (json.dumps(prose(kind["maxLength"] + more)).encode() for more in (0, 1))
+        if kind.get("type") == "integer":
+            edges = [
+                2**31,
+                2**63 - 1,
+                2**64,
+                -1,
+                0,
+                *(kind[name] + more for name in ("maximum", "minimum") if name in kind for more in (-1, 0, 1)),
+            ]
+            yield from (json.dumps(edge).encode() for edge in edges)
+        if kind.get("type") == "array":
+            most = kind.get("maxItems", MAX_ITEMS)
+            for count in {most, most + 1, MAX_INPUTS, MAX_INPUTS + 1}:
+                yield from (json.dumps([item] * count).encode() for item in ("good film", 1, {}))
+            yield json.dumps([prose(ROOM // MAX_INPUTS)] * MAX_INPUTS).encode()
+
+
+def _kinds(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the members of a union."""
+    members = schema.get("anyOf") or schema.get("oneOf")
+    if not members:
+        yield schema
+        return
+    for member in members:
+        yield from _kinds(member)

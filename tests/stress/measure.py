@@ -1,0 +1,347 @@
+"""What an attack does to a service, measured from outside: see `Limits` for what is measured, and `prober.py` for how."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import trustme
+
+import tiny
+from attack import Attack, Target, start
+from conftest import ROOT, Served, running
+from hostile_values import prose
+from loads import LONG, percentile, seconds
+from prober import Measurement, Options, memory, process_tree
+
+# "Limits: stall 250 ms, growth 64 MiB per attacking connection and 256 MiB in total, no worker killed,
+# other callers' p99 at most three times normal."
+MAX_STALL_MS = 250.0
+MAX_GROWTH_PER_CONNECTION_MIB = 64.0
+MAX_GROWTH_MIB = 256.0
+MAX_WORKERS_KILLED = 0
+MAX_P99_RATIO = 3.0  # held in `make stress` only: a p99 of half a second is noise
+
+ATTACK_S, PATIENCE_S = (seconds(2.0), 8.0) if LONG else (0.25, 1.0)
+SETTLE_S, RETURN_S, BASELINE_S = (60.0, 10.0, 5.0) if LONG else (5.0, 0.0, 0.3)
+MAX_CONNECTIONS = 256
+# a service of which fewer threads than this run or wait for a core is done with what was sent; the prober's requests take a fifth of one
+IDLE_THREADS = 0.5
+IDLE_SAMPLES, IDLE_EVERY_S = 10, 0.01
+RETURNED_MIB = 32.0
+MIB = 1 << 20
+KEYS = {"attacker": "attacker-key", "caller": "caller-key", "admin": "admin-key"}
+# batches as large as there may be: what they take is no attack's, and stays with the process
+WARM_UP: tuple[tuple[str, Any], ...] = (
+    ("/classify", {"inputs": [prose(2500)] * 16}),
+    ("/ner", {"inputs": [prose(2500)] * 16}),
+    ("/answer", {"inputs": {"question": "How long?", "context": prose(20_000)}}),
+    ("/fill-mask", {"inputs": ["a [MASK] " + prose(2400)] * 16}),
+    ("/embed", {"inputs": [prose(1200)] * 32}),
+    ("/zero-shot", {"inputs": [prose(2400)] * 4, "parameters": {"candidate_labels": ["film", "book"]}}),
+)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How the service is started.
+
+    Attributes:
+        name: Its name in the table.
+        workers: Processes.
+        keys: Whether callers need an API key.
+        tls: Whether it speaks TLS.
+    """
+
+    name: str
+    workers: int = 1
+    keys: bool = False
+    tls: bool = False
+
+    def flags(self, folder: Path) -> list[str]:
+        """Returns the flags of `bert-serve serve`; what they name is written to the folder."""
+        flags = [
+            "--default-by-name",
+            "--max-connections",
+            str(MAX_CONNECTIONS),
+            "--admin-key-file",
+            str(_written(folder / "admin", "admin")),
+        ]
+        if self.workers > 1:
+            flags += ["--workers", str(self.workers), "--lanes", str(self.workers)]
+        if self.keys:
+            flags += ["--api-key-file", str(_written(folder / "keys", "attacker", "caller")), "--max-concurrent-per-key", "8"]
+        if self.tls:
+            authority = trustme.CA()
+            issued = authority.issue_cert("localhost", "127.0.0.1")
+            authority.cert_pem.write_to_path(str(folder / "authority.pem"))
+            issued.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+            issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+            flags += ["--tls-cert", str(folder / "cert.pem"), "--tls-key", str(folder / "key.pem")]
+        return flags
+
+
+def _written(file: Path, *keys: str) -> Path:
+    file.write_text("\n".join(KEYS[key] for key in keys))
+    return file
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one attack did.
+
+    Attributes:
+        attack: Its name.
+        configuration: Name of the service's configuration.
+        attackers: How many attacked at once.
+        connections: Connections that they opened together, at least.
+        stall_ms: Longest time that `/health/live` took, less what the machine itself was late.
+        growth_mib: Most memory of the service's processes, over what they had before.
+        return_s: Seconds after the attack until the memory was back; None if it was not, within `RETURN_S`.
+        busy_s: Seconds after the attack until the service was idle; None if it was not, within `SETTLE_S`.
+        killed: Worker processes that ended.
+        hung: Runs that hung, each of which takes its inference thread with it.
+        ready: Whether the service was ready afterwards.
+        attacker: How often the attackers got each status.
+        statuses: How often the other caller got each status; -1 for no answer.
+        p99_ratio: Its p99 over that without an attack; infinite where more than one request of a hundred was not answered with 200.
+    """
+
+    attack: str
+    configuration: str
+    attackers: int
+    connections: int
+    stall_ms: float
+    growth_mib: float
+    return_s: float | None
+    busy_s: float | None
+    killed: int
+    hung: int
+    ready: bool
+    attacker: dict[int, int]
+    statuses: dict[int, int]
+    p99_ratio: float
+
+    @property
+    def breaches(self) -> list[str]:
+        """Which limits were broken, in words."""
+        growth = min(MAX_GROWTH_MIB, MAX_GROWTH_PER_CONNECTION_MIB * self.connections)
+        unanswered = {status: count for status, count in self.statuses.items() if status not in (200, 429)}
+        broken = {
+            f"stall {self.stall_ms:.0f} ms > {MAX_STALL_MS:.0f}": self.stall_ms > MAX_STALL_MS,
+            f"growth {self.growth_mib:.0f} MiB > {growth:.0f}": self.growth_mib > growth,
+            f"{self.killed} workers killed": self.killed > MAX_WORKERS_KILLED,
+            f"{self.hung} inference threads lost": LONG and self.hung > 0,  # a busy machine can be as slow as a run that hangs
+            "not ready afterwards": not self.ready,
+            f"other callers got {unanswered}": bool(unanswered) or 200 not in self.statuses,
+            f"other callers' p99 {self.p99_ratio:.1f}x > {MAX_P99_RATIO:.0f}x": LONG and self.p99_ratio > MAX_P99_RATIO,
+        }
+        return [words for words, is_broken in broken.items() if is_broken]
+
+    def line(self) -> str:
+        """Returns the row of the table."""
+        answers, attacker = (" ".join(f"{s}:{n}" for s, n in sorted(each.items())) for each in (self.statuses, self.attacker))
+        back = f">{RETURN_S:.0f}" if self.return_s is None else f"{self.return_s:.1f}"
+        return (
+            f"{self.attack[:44]:44} {self.configuration:7} x{self.attackers:<2} {self.stall_ms:7.0f} {self.growth_mib:7.0f} {back:>6} "
+            f"{self.killed:4} {self.hung:4}  {answers:16} {self.p99_ratio:6.1f}  {attacker[:24]:24}  {'; '.join(self.breaches) or 'ok'}"
+        )
+
+
+HEADER = f"{'attack':44} {'mode':7} {'':3} {'stall':>7} {'growth':>7} {'return':>6} {'lost':>4} {'hung':>4}  {'others':16} {'p99':>6}  {'attacker':24}  verdict"
+UNITS = (
+    f"{'':44} {'':7} {'':3} {'ms':>7} {'MiB':>7} {'s':>6} {'wkrs':>4} {'runs':>4}  {'status:count':16} {'ratio':>6}  {'status:count':24}"
+)
+
+
+class AttackedService:
+    """A service of the embedded models and of tiny ones for the other tasks, with a prober beside it; started when it is needed."""
+
+    def __init__(self, configuration: Configuration, folder: Path) -> None:
+        """Starts nothing yet; `folder` is for its files."""
+        self._configuration = configuration
+        self._folder = folder
+        self._running: ExitStack | None = None
+        self._served: Served
+        self._prober: subprocess.Popen[str]
+        self._usual_p99_s = 0.0
+        self._memory_at_start = 0
+        self.starts = 0
+
+    def measure(self, attack: Attack, attackers: int) -> Outcome:
+        """Attacks, waits until the service is idle again, and returns what was seen. A service that did not recover is started again."""
+        self._start_if_needed()
+        pids, hung, before = self._workers(), self._hung_runs(), self._memory()
+        self._tell_prober("begin")
+        answers = self._attack(attack, attackers)
+        ended = time.monotonic()
+        busy_s = self._wait_until_idle(ended)
+        seen = self._tell_prober("end")
+        return_s = self._wait_for_memory(before, ended)
+        killed = len(pids - self._workers())
+        lost = self._hung_runs() - hung
+        outcome = Outcome(
+            attack.name,
+            self._configuration.name,
+            attackers,
+            attackers * attack.connections,
+            max(seen.stall_s - seen.late_s, 0) * 1000,
+            (seen.rss_peak - seen.rss_before) / MIB,
+            return_s,
+            busy_s,
+            killed,
+            lost,
+            self._is_ready(),
+            answers,
+            seen.statuses,
+            self._p99_s(seen) / self._usual_p99_s,
+        )
+        grown = (
+            LONG and self._memory() - self._memory_at_start > MAX_GROWTH_PER_CONNECTION_MIB * MIB
+        )  # the next one's growth would hide in it
+        if busy_s is None or killed or lost or grown or not outcome.ready:
+            self.stop(broken=True)
+        return outcome
+
+    def stop(self, *, broken: bool = False) -> None:
+        """Stops the service, one that is broken by force."""
+        if self._running is None:
+            return
+        for pid in process_tree(self._served.process.pid) if broken else ():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._running.close()
+        self._running = None
+
+    def _start_if_needed(self) -> None:
+        if self._running is not None:
+            return
+        self.starts += 1
+        folder = self._folder / f"start-{self.starts}"
+        folder.mkdir()
+        flags = self._configuration.flags(folder)
+        with ExitStack() as stack:
+            self._served = stack.enter_context(running(ROOT / "models", folder / "log", "--models", str(_tiny_models(folder)), *flags))
+            for path, body in WARM_UP:
+                self._target(time.monotonic() + 30).ask_all([self._target(0).post(path, json.dumps(body).encode())])
+            self._prober = stack.enter_context(self._probing(str(folder / "authority.pem") if self._configuration.tls else ""))
+            stack.callback(self._prober.kill)
+            time.sleep(0.2)
+            self._tell_prober("begin")
+            time.sleep(BASELINE_S)
+            self._usual_p99_s = self._p99_s(self._tell_prober("end"))
+            self._memory_at_start = self._memory()
+            self._running = stack.pop_all()
+
+    def _probing(self, authority: str) -> subprocess.Popen[str]:
+        key = KEYS["caller"] if self._configuration.keys else ""
+        options = Options(self._port, self._served.process.pid, self._configuration.workers, key, authority)
+        command = [sys.executable, str(Path(__file__).with_name("prober.py")), json.dumps(options.__dict__)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _tell_prober(self, word: str) -> Measurement:
+        assert self._prober.stdin is not None
+        assert self._prober.stdout is not None
+        self._prober.stdin.write(f"{word}\n")
+        self._prober.stdin.flush()
+        told = Measurement(**json.loads(self._prober.stdout.readline()))
+        told.statuses = {int(status): count for status, count in told.statuses.items()}
+        return told
+
+    @property
+    def _port(self) -> int:
+        return int(self._served.url.rpartition(":")[2])
+
+    def _target(self, until: float) -> Target:
+        key = KEYS["attacker"] if self._configuration.keys else ""
+        return Target(self._port, self._configuration.tls, key, KEYS["admin"], MAX_CONNECTIONS, until, PATIENCE_S)
+
+    def _attack(self, attack: Attack, attackers: int) -> Counter[int]:
+        first = self._target(time.monotonic() + ATTACK_S)
+        for thread in start(attack, [replace(first, parallel=attackers, index=index) for index in range(attackers)]):
+            thread.join(ATTACK_S + PATIENCE_S + 1)
+        return first.answers
+
+    def _workers(self) -> set[int]:
+        """Returns the processes that serve."""
+        first = self._served.process
+        if first.poll() is not None:
+            return set()
+        return set(process_tree(first.pid)[1:]) if self._configuration.workers > 1 else {first.pid}
+
+    def _memory(self) -> int:
+        return memory(self._served.process.pid)
+
+    def _hung_runs(self) -> int:
+        """Returns how many runs have hung since the start; each takes its inference thread with it."""
+        try:
+            page = httpx.get(f"{self._served.url}/metrics", trust_env=False, verify=False, timeout=30).text
+        except httpx.TransportError:
+            return 0  # it is killed, which is counted
+        return sum(int(float(line.split()[-1])) for line in page.splitlines() if line.startswith("bertserve_hung_runs_total"))
+
+    def _is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self._served.url}/health/ready", trust_env=False, verify=False, timeout=30).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def _wait_until_idle(self, ended: float) -> float | None:
+        while True:
+            start = time.monotonic()
+            runnable = 0
+            for _ in range(IDLE_SAMPLES):
+                runnable += self._runnable_threads()
+                time.sleep(IDLE_EVERY_S)
+            if runnable < IDLE_THREADS * IDLE_SAMPLES:
+                return start - ended
+            if start - ended > SETTLE_S:
+                return None
+
+    def _runnable_threads(self) -> int:
+        """Returns how many threads of the service run, or wait for a core."""
+        runnable = 0
+        for pid in process_tree(self._served.process.pid):
+            for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+                with suppress(OSError):  # it has just ended
+                    runnable += status.read_text().rpartition(") ")[2].startswith("R")
+        return runnable
+
+    def _wait_for_memory(self, before: int, ended: float) -> float | None:
+        while True:
+            waited = time.monotonic() - ended
+            if self._memory() - before < RETURNED_MIB * MIB:
+                return waited
+            if waited > RETURN_S:
+                return None
+            time.sleep(0.1)
+
+    def _p99_s(self, seen: Measurement) -> float:
+        refused = sum(count for status, count in seen.statuses.items() if status != 200)
+        return max(percentile([*seen.latencies_s, *[float("inf")] * refused], 0.99), 1e-3)
+
+
+def _tiny_models(folder: Path) -> Path:
+    """Writes a bundle for each task that no embedded model answers; by name they come behind the embedded ones."""
+    models = folder / "models"
+    tiny.bundle(models, "tiny-attention", max_length=512, attention_heads=(4, 4))
+    tiny.bundle(models, "tiny-choices", max_length=512, task="multiple-choice")
+    tiny.bundle(models, "tiny-ranker", max_length=512, labels=("LABEL_0",), activation="none")
+    return models
+
+
+def show_table(outcomes: Iterable[Outcome]) -> None:
+    """Prints the outcomes, those that broke a limit first."""
+    ordered = sorted(outcomes, key=lambda each: not each.breaches)
+    print("\n".join(["", HEADER, UNITS, *(outcome.line() for outcome in ordered)]), flush=True)

@@ -1,0 +1,242 @@
+"""Watches a service from outside, as a process of its own: how long it stands still, what other callers get, how much memory it takes.
+
+Run as `python prober.py OPTIONS`, with options as JSON; see `Options`. The line `begin` on its input starts a measurement, and `end`
+prints what was measured as a line of JSON. It raises its own priority where it may, and measures how late it is woken itself, so that
+a machine that stands still is not taken for a service that does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+PROBE_EVERY_S = 0.01
+CALL_EVERY_S = 0.02
+SAMPLE_EVERY_S = 0.02
+TIMEOUT_S = 60.0
+MOST_MEMORY = 4 << 30  # a service that takes more is killed, before the kernel kills something else
+LAST_ANSWER_S = 10.0
+PRIORITY = -10
+UNANSWERED = (OSError, ValueError, KeyError)  # no answer, or none that can be read
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to watch.
+
+    Attributes:
+        port: Port of the service on loopback.
+        pid: Its first process.
+        probes: Connections that ask for `/health/live`; as many as there are worker processes, which each get one of them.
+        key: API key of the caller; empty for none.
+        authority: Certificate authority of a service that speaks TLS, as a PEM file; empty for plain HTTP.
+    """
+
+    port: int
+    pid: int
+    probes: int
+    key: str
+    authority: str
+
+
+@dataclass
+class Measurement:
+    """What was seen between `begin` and `end`.
+
+    Attributes:
+        stall_s: Longest time that `/health/live` took, failed attempts included.
+        late_s: Longest time that a thread of the service's own priority was late to wake up: the machine's part of a stall.
+        failed_probes: Probes without an answer.
+        latencies_s: Seconds of each answered request of the caller.
+        statuses: How often the caller got each status; -1 stands for no answer.
+        rss_before: Bytes of anonymous memory of all processes of the service at `begin`.
+        rss_peak: The most of them.
+    """
+
+    stall_s: float = 0.0
+    late_s: float = 0.0
+    failed_probes: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+    statuses: dict[int, int] = field(default_factory=dict)
+    rss_before: int = 0
+    rss_peak: int = 0
+
+
+def process_tree(pid: int) -> list[int]:
+    """Returns a process and all that descend from it."""
+    found = [pid]
+    for parent in found:
+        try:
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += [int(child) for child in (task / "children").read_text().split()]
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+def memory(pid: int) -> int:
+    """Returns the anonymous resident bytes of a process and all that descend from it."""
+    total = 0
+    for each in process_tree(pid):
+        try:
+            resident, shared = Path(f"/proc/{each}/statm").read_text().split()[1:3]
+        except (OSError, ValueError):
+            continue
+        total += (int(resident) - int(shared)) * 4096
+    return total
+
+
+class Connection:
+    """A connection that is opened again when it was lost."""
+
+    def __init__(self, options: Options) -> None:
+        """Creates it, not yet open."""
+        self._options = options
+        self._context = ssl.create_default_context(cafile=options.authority) if options.authority else None
+        self._socket: socket.socket | None = None
+
+    def ask(self, request: bytes) -> int:
+        """Returns the status of the answer to a request, or raises one of UNANSWERED."""
+        try:
+            if self._socket is None:
+                self._socket = socket.create_connection(("127.0.0.1", self._options.port), timeout=TIMEOUT_S)
+                if self._context is not None:
+                    self._socket = self._context.wrap_socket(self._socket, server_hostname="127.0.0.1")
+            self._socket.sendall(request)
+            return self._read(self._socket)
+        except UNANSWERED:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes it."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+
+    def _read(self, open_socket: socket.socket) -> int:
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += self._some(open_socket)
+        head, _, body = received.partition(b"\r\n\r\n")
+        lines = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        while len(body) < int(lines[b"content-length"]):
+            body += self._some(open_socket)
+        if lines.get(b"connection") == b"close":
+            self.close()
+        return int(head.split(b" ", 2)[1])
+
+    def _some(self, open_socket: socket.socket) -> bytes:
+        data = open_socket.recv(65536)
+        if not data:
+            raise ConnectionResetError("closed without an answer")
+        return data
+
+
+class Prober:
+    """Measures until its process ends."""
+
+    def __init__(self, options: Options) -> None:
+        """Starts all threads."""
+        self._options = options
+        self._measurement = Measurement()
+        self._lock = threading.Lock()
+        self._called: Measurement | None = None  # of which the caller waits for an answer
+        self._asked: dict[int, float] = {}  # when the probes that are not answered yet were sent, by thread
+        for work in (*[self._probe] * options.probes, self._call, self._sample, self._watch_own_delay):
+            threading.Thread(target=work, daemon=True).start()
+
+    def begin(self) -> None:
+        """Forgets what was measured."""
+        now = memory(self._options.pid)
+        with self._lock:
+            self._measurement = Measurement(rss_before=now, rss_peak=now)
+
+    def end(self) -> Measurement:
+        """Returns what was measured since `begin`, with the probes that still wait; the caller gets its answer first."""
+        deadline = time.monotonic() + LAST_ANSWER_S
+        while (self._called is self._now() or not self._now().statuses) and time.monotonic() < deadline:
+            time.sleep(PROBE_EVERY_S / 2)
+        waiting = [time.monotonic() - start for start in list(self._asked.values())]
+        measurement = self._now()
+        measurement.stall_s = max([measurement.stall_s, *waiting])
+        return measurement
+
+    def _now(self) -> Measurement:
+        with self._lock:
+            return self._measurement
+
+    def _probe(self) -> None:
+        connection, thread = Connection(self._options), threading.get_ident()
+        while True:
+            measurement = self._now()
+            start = self._asked.setdefault(thread, time.monotonic())  # a probe that failed is sent again, and its time goes on
+            try:
+                connection.ask(b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n")
+                del self._asked[thread]
+                measurement.stall_s = max(measurement.stall_s, time.monotonic() - start)
+            except UNANSWERED:
+                measurement.failed_probes += 1
+            time.sleep(PROBE_EVERY_S)
+
+    def _call(self) -> None:
+        connection = Connection(self._options)
+        body = b'{"inputs":"A warm, funny film."}'
+        key = f"authorization: Bearer {self._options.key}\r\n".encode() if self._options.key else b""
+        request = b"POST /classify HTTP/1.1\r\nhost: t\r\n%scontent-length: %d\r\n\r\n%s" % (key, len(body), body)
+        while True:
+            start = time.monotonic()
+            measurement = self._called = self._now()
+            try:
+                status = connection.ask(request)
+            except UNANSWERED:
+                status = -1
+            if status == 200:
+                measurement.latencies_s.append(time.monotonic() - start)
+            measurement.statuses[status] = measurement.statuses.get(status, 0) + 1
+            self._called = None
+            time.sleep(CALL_EVERY_S)
+
+    def _sample(self) -> None:
+        while True:
+            now = memory(self._options.pid)
+            measurement = self._now()
+            measurement.rss_peak = max(measurement.rss_peak, now)
+            for pid in process_tree(self._options.pid) if now > MOST_MEMORY else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(SAMPLE_EVERY_S)
+
+    def _watch_own_delay(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 0)  # as the service has it; Linux keeps it for each thread
+        while True:
+            measurement = self._now()
+            start = time.monotonic()
+            time.sleep(PROBE_EVERY_S)
+            measurement.late_s = max(measurement.late_s, time.monotonic() - start - PROBE_EVERY_S)
+
+
+def main() -> None:
+    """Obeys the lines of its input."""
+    with suppress(PermissionError):  # it is measured how late it is
+        os.nice(PRIORITY)
+    prober = Prober(Options(**json.loads(sys.argv[1])))
+    for line in sys.stdin:
+        if line.strip() == "begin":
+            prober.begin()
+            print("{}", flush=True)
+        else:
+            print(json.dumps(asdict(prober.end())), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Attacks on HTTP/1.1 and TLS: what a client may do with a connection, with heads, framing and time, apart from what its bodies say."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import raw_http
+from attack import Attack, Run, Target
+from hostile_values import MAX_BODY, prose, repeated
+from service.settings import Settings
+
+GET_LIVE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
+HEAD_BYTES: int = Settings.model_fields["max_head_bytes"].default
+SHORT = b'{"inputs":"A warm, funny film."}'
+BYTE_EVERY_S = 0.2
+MANY = 64  # connections that one attacker opens where each of them costs the service something
+FLOOD = 1 << 20
+RESET = struct.pack("ii", 1, 0)
+
+
+def forever(*requests: bytes) -> Iterator[bytes]:
+    """Yields requests in turn, without end."""
+    while True:
+        yield from requests
+
+
+def blind(target: Target, data: bytes) -> None:
+    """Sends bytes over a connection again and again, without reading an answer, until the service closes it or stops reading."""
+    with target.opened() as connections:
+        connections.append(target.connect())
+        connections[0].settimeout(0.2)
+        while not target.over:
+            try:
+                connections[0].sendall(data)
+            except TimeoutError:
+                continue
+
+
+def hold(target: Target, count: int, data: bytes, *, byte: bytes = b"", tls: bool = True) -> None:
+    """Opens connections, sends data over each, and then holds them open, with one more byte from time to time."""
+    with target.opened() as connections:
+        for _ in range(target.share(count)):
+            if target.over:
+                return
+            connections.append(target.connect() if tls else target.connect_tcp())
+            connections[-1].settimeout(0.2)
+            with suppress(OSError):  # refused, or not read
+                connections[-1].sendall(data)
+        while target.pause(BYTE_EVERY_S):
+            for connection in connections if byte else ():
+                with suppress(OSError):
+                    connection.sendall(byte)
+
+
+def read_slowly(target: Target, count: int, request: bytes) -> None:
+    """Asks over several connections for large answers and reads them a few bytes at a time."""
+    with target.opened() as connections:
+        for _ in range(count):
+            connections.append(socket.socket() if not target.tls else target.connect())
+            if not target.tls:
+                connections[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                connections[-1].connect(("127.0.0.1", target.port))
+            connections[-1].settimeout(0.2)
+            with suppress(TimeoutError):
+                connections[-1].sendall(request)
+        while target.pause(BYTE_EVERY_S):
+            for connection in connections:
+                connection.setblocking(False)
+                with suppress(OSError):
+                    connection.recv(64)
+
+
+def in_chunks(*parts: bytes) -> Run:
+    """Returns an attack by requests whose body is these bytes, in chunks already."""
+
+    def run(target: Target) -> None:
+        head = target.head("POST", "/classify", b"transfer-encoding: chunked", b"content-type: application/json")
+        target.ask_all([head, *parts] for _ in iter(int, 1))
+
+    return run
+
+
+def lines(*parts: bytes) -> Run:
+    """Returns an attack by a stream of JSON Lines without end, whose answers are read."""
+
+    def run(target: Target) -> None:
+        head = target.head("POST", "/classify", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
+
+        def body() -> Iterator[bytes]:
+            yield head
+            while not target.over:
+                yield from parts
+            yield b"0\r\n\r\n"
+
+        target.ask_all([body()])
+
+    return run
+
+
+def chunk(data: bytes) -> bytes:
+    """Returns data as a chunk."""
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def gets(*paths: str) -> Run:
+    """Returns an attack by requests without a body."""
+    return lambda target: target.ask_all(forever(*(target.head("GET", path) for path in paths)))
+
+
+def posts(*headers: bytes, body: bytes = SHORT, path: str = "/classify") -> Run:
+    """Returns an attack by requests with each of the headers in turn."""
+    return lambda target: target.ask_all(forever(*(target.post(path, body, header) for header in headers)))
+
+
+def raw(*data: bytes) -> Run:
+    """Returns an attack by bytes of which each is sent over a connection of its own; what is answered is read."""
+
+    def run(target: Target) -> None:
+        for sent in data:
+            with target.opened() as connections:
+                connections.append(target.connect())
+                connections[0].sendall(sent)
+                connections[0].shutdown(socket.SHUT_WR)
+                while connections[0].recv(65536):
+                    pass
+
+    return run
+
+
+def hang_up(request: Callable[[Target], bytes], *, reset: bool, tls: bool = True, wait_s: float = 0.0) -> Run:
+    """Returns an attack by clients that leave as soon as they have sent a request."""
+
+    def run(target: Target) -> None:
+        while not target.over:
+            with target.opened() as connections:
+                connections.append(target.connect() if tls else target.connect_tcp())
+                connections[0].sendall(request(target))
+                time.sleep(wait_s)
+                if reset:
+                    connections[0].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+    return run
+
+
+def wrong_keys(target: Target) -> None:
+    """Sends a key that is not known with each request, and some that are no keys."""
+    keys = [b"Bearer wrong", b"Bearer " + b"a" * (HEAD_BYTES - 1024), b"Basic " + b"=" * 1000, b"\xff" * 1000]
+    heads = [b"POST /classify HTTP/1.1\r\nhost: t\r\nauthorization: %s\r\ncontent-length: 0\r\n\r\n" % key for key in keys]
+    target.ask_all(forever(*heads))
+
+
+def handshakes(target: Target) -> None:
+    """Opens connections, each with a TLS handshake where the service has one, and closes them."""
+    while not target.over:
+        target.connect().close()
+
+
+def large_body(target: Target) -> bytes:
+    """Returns a request of the most bytes, without its last one."""
+    return target.post("/classify", b" " * (MAX_BODY - 1)).replace(b"length: %d" % (MAX_BODY - 1), b"length: %d" % MAX_BODY)
+
+
+def _tokens_request(target: Target) -> bytes:
+    return target.post("/tokenize", json.dumps({"model": "sentiment", "inputs": repeated("a ")}).encode())
+
+
+def _stream_request(target: Target) -> bytes:
+    head = target.head("POST", "/embed", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
+    return head + chunk(b'{"inputs":"A warm, funny film."}\n' * 2000)
+
+
+LONG_PATHS = tuple("/" + name for name in ("clasify", "modls/x/y/z/a/b/c/d", "v2/modles/x/infr", "x" * 30_000, "x/" * 10_000, "%0a" * 9000))
+CONTROL_PATHS = ("/classify%0A", "/health/live%0a", "/%00", "/models/a%0d%0aset-cookie:%20b/info", "/models/%0a/unload", "/..%2f..", "//t/")
+SCRAPES = ("/metrics", "/openapi.json", "/models", "/v2/models/stats", "/info", "/docs", "/v2/models/sentiment/config")
+
+# name: (what is done, connections of one attacker)
+PROTOCOL: dict[str, tuple[Run, int]] = {
+    "pipelined probes": (lambda target: blind(target, GET_LIVE * 5000), 1),
+    "pipelined requests": (lambda target: blind(target, target.post("/classify", SHORT) * 5000), 1),
+    "pipelined refusals": (lambda target: blind(target, target.post("/nowhere", b"") * 5000), 1),
+    "pipelined scrapes": (lambda target: blind(target, target.head("GET", "/metrics") * 5000), 1),
+    "trailers of a megabyte": (in_chunks(chunk(SHORT) + b"0\r\n", b"x: y\r\n" * (FLOOD // 6) + b"\r\n"), 1),
+    "trailers without end": (in_chunks(chunk(SHORT) + b"0\r\n", *[b"x: y\r\n" * (FLOOD // 6)] * 200), 1),
+    "chunks of a byte": (in_chunks(b"1\r\n \r\n" * FLOOD, chunk(SHORT) + b"0\r\n\r\n"), 1),
+    "chunk extensions": (in_chunks((b"1;" + b"a=b;" * 2000 + b"\r\n \r\n") * 1000, chunk(SHORT) + b"0\r\n\r\n"), 1),
+    "one long chunk extension": (in_chunks(b"1;" + b"a=b;" * (FLOOD // 4) + b"\r\n \r\n", chunk(SHORT) + b"0\r\n\r\n"), 1),
+    "a chunk size of many zeros": (in_chunks(b"0" * FLOOD + b"1\r\n \r\n", chunk(SHORT) + b"0\r\n\r\n"), 1),
+    "chunks over the limit": (in_chunks(*[chunk(b" " * FLOOD)] * 64, b"0\r\n\r\n"), 1),
+    "slow heads": (lambda target: hold(target, MANY, b"POST /classify HTTP/1.1\r\nhost: t\r\nx: ", byte=b"y"), MANY),
+    "slow bodies": (lambda target: hold(target, MANY, target.head("POST", "/classify", b"content-length: 1000000"), byte=b" "), MANY),
+    "bodies without their last byte": (lambda target: hold(target, MANY, large_body(target)), MANY),
+    "slow readers of a large answer": (lambda target: read_slowly(target, 8, _tokens_request(target)), 8),
+    "slow readers of a stream": (lambda target: read_slowly(target, 8, _stream_request(target)), 8),
+    "silent connections": (lambda target: hold(target, target.max_connections + 16, b""), MANY),
+    "silent connections without TLS": (lambda target: hold(target, target.max_connections + 16, b"", tls=False), MANY),
+    "half of a TLS hello": (lambda target: hold(target, MANY, bytes.fromhex("16030100c8010000c40303"), byte=b"\0", tls=False), MANY),
+    "handshakes": (handshakes, 1),
+    "half-closed connections": (raw(raw_http.post(), raw_http.CLEAN, b"POST /classify HTTP/1.1\r\ncontent-length: 9\r\n\r\n"), 1),
+    "resets": (hang_up(lambda _: b"", reset=True, tls=False), 1),
+    "requests that are reset": (hang_up(lambda target: target.post("/classify", SHORT), reset=True), 1),
+    "long requests that are reset": (hang_up(lambda target: target.post("/classify", json.dumps({"inputs": prose(150_000), "parameters": {"window": "max"}}).encode()), reset=True, wait_s=0.1), 1),
+    "many headers": (raw(raw_http.get(*[b"a: b"] * (HEAD_BYTES // 6 - 20)), raw_http.get(*[b"a:"] * (HEAD_BYTES // 4 - 40))), 1),
+    "a head without end": (lambda target: blind(target, b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * (FLOOD // 6)), 1),
+    "one long header": (raw(raw_http.get(b"x: " + b"y" * (HEAD_BYTES - 100)), raw_http.get(b"x: " + b"y" * FLOOD)), 1),
+    "headers of numbers": (posts(*(name + b"1" * 30_000 for name in (b"user-agent: @huggingface/inference/", b"x-request-timeout-ms: ", b"inference-header-content-length: ", b"x-request-id: ", b"traceparent: 00-"))), 1),
+    "odd media types": (posts(b"content-type: " + b"a/b;" * 7000, b"accept: " + b"*/*;q=0.1," * 2900, b"content-type: application/x-ndjson"), 1),
+    "bodies that are waited for": (lambda target: hold(target, MANY, target.head("POST", "/classify", b"expect: 100-continue", b"content-length: 9")), MANY),
+    "upgrades": (raw(*(raw_http.post(*headers) + raw_http.CLEAN for headers in raw_http.UPGRADES.values())), 1),
+    "HTTP/1.0": (lambda target: target.ask_all(forever(target.post("/classify", SHORT, b"connection: keep-alive").replace(b"HTTP/1.1", b"HTTP/1.0"))), 1),
+    "whole addresses": (gets("http://t/health/live", "http://" + "a" * 20_000 + "/info", "/info?" + "a=b&" * 7000), 1),
+    "wrong paths": (gets(*LONG_PATHS), 1),
+    "control characters in paths": (gets(*CONTROL_PATHS), 1),
+    "contradicting lengths": (raw(*(sent for name, (sent, _) in raw_http.CORPUS.items() if "length" in name or "chunk" in name)), 1),
+    "no HTTP": (raw(bytes(FLOOD), bytes(range(256)) * 4096, b"\r\n" * FLOOD, b"\r\n" * FLOOD + GET_LIVE), 1),
+    "compressed bodies": (posts(b"content-encoding: gzip", b"content-encoding: br, gzip", body=gzip.compress(b"[" * 8 * FLOOD)), 1),
+    "a stream of tiny lines": (lines(chunk(b"1\n" * (FLOOD // 2))), 1),
+    "a stream of empty lines": (lines(chunk(b"\n" * FLOOD)), 1),
+    "a stream of short texts": (lines(chunk(b'{"inputs":"good"}\n' * 4000)), 1),
+    "a stream of one line": (lines(chunk(b"[]," * (FLOOD // 3))), 1),
+    "a stream of lines of containers": (lines(*[chunk(b"[],[]," * (FLOOD // 6))] * 6, chunk(b"[]\n")), 1),
+    "a stream in chunks of a byte": (lines(b"1\r\n1\r\n1\r\n\n\r\n" * 50_000), 1),
+    "scrapes": (gets(*SCRAPES), 1),
+    "wrong keys": (wrong_keys, 1),
+    "bodies for every path": (lambda target: target.ask_all(forever(*(target.post(path, b"[" * 65_536) for path in ("/health", "/v2/repository/index", "/docs", "/nowhere", "/models/nobody/load", "/metrics")))), 1),
+}  # fmt: skip
+
+
+def protocol_attacks() -> list[Attack]:
+    """Returns an attack on each feature of the protocol."""
+    return [Attack(name, "protocol", run, connections=connections) for name, (run, connections) in PROTOCOL.items()]

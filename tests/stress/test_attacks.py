@@ -1,0 +1,89 @@
+"""Attacks on a service, each measured from outside: it does not stand still, its memory is bounded, no worker dies, others are answered.
+
+`make test` runs each attack on the protocol and each costly body for a quarter of a second, and those on fields together for each path.
+`make stress` runs all of them for seconds, alone and ten at once, with keys, over TLS and with two workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from attack import Attack
+from catalogue import ATTACKS
+from field_attacks import path_attacks
+from loads import LONG
+from measure import AttackedService, Configuration, Outcome, show_table
+
+pytestmark = pytest.mark.serial
+
+PLAIN = Configuration("plain")
+KEYS = Configuration("keys", keys=True)
+TLS = Configuration("tls", tls=True)
+WORKERS = Configuration("workers", workers=2)
+ON_PROTOCOL = [attack for attack in ATTACKS if attack.kind == "protocol"]
+BODIES = [attack for attack in ATTACKS if attack.kind == "body"]
+
+
+def _cases() -> list[tuple[Configuration, int, Attack]]:
+    """Returns which attack is run on which configuration, by how many at once; those of one configuration stand together."""
+    if not LONG:
+        attacks = [*ON_PROTOCOL, *BODIES, *path_attacks()]
+        handshakes = [attack for attack in ON_PROTOCOL if "TLS" in attack.name or attack.name == "handshakes"]
+        return [*((PLAIN, 1, attack) for attack in attacks), *((TLS, 1, attack) for attack in handshakes)]
+    return [
+        *((PLAIN, attackers, attack) for attackers in (1, 10) for attack in ATTACKS),
+        *((configuration, attackers, attack) for configuration in (KEYS, TLS) for attackers in (1, 10) for attack in ON_PROTOCOL),
+        *((WORKERS, attackers, attack) for attackers in (1, 10) for attack in (*ON_PROTOCOL, *BODIES)),
+    ]
+
+
+class Services:
+    """One service at a time, in the configuration that was asked for last: an attack must not share its cores with another service."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._last: tuple[Configuration, AttackedService] | None = None
+
+    def of(self, configuration: Configuration) -> AttackedService:
+        """Returns the service in a configuration."""
+        if self._last is None or self._last[0] is not configuration:
+            self.stop()
+            self._last = (configuration, AttackedService(configuration, self._factory.mktemp(configuration.name)))
+        return self._last[1]
+
+    def stop(self) -> None:
+        """Stops what runs."""
+        if self._last is not None:
+            self._last[1].stop()
+        self._last = None
+
+
+@pytest.fixture(name="services", scope="module")
+def all_services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """Starts services, and stops the last one in the end."""
+    services = Services(tmp_path_factory)
+    yield services
+    services.stop()
+
+
+@pytest.fixture(name="outcomes", scope="module")
+def all_outcomes() -> Iterator[list[Outcome]]:
+    """What all attacks did; printed as a table in the end."""
+    outcomes: list[Outcome] = []
+    yield outcomes
+    show_table(outcomes)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "attackers", "attack"),
+    [pytest.param(*case, id=f"{case[2].name}-{case[0].name}-{case[1]}") for case in _cases()],
+)
+def test_an_attack_stays_within_the_limits(
+    services: Services, outcomes: list[Outcome], configuration: Configuration, attackers: int, attack: Attack
+) -> None:
+    """Stall, memory, worker processes and the answers of other callers are within the limits of `measure.py`."""
+    outcome = services.of(configuration).measure(attack, attackers)
+    outcomes.append(outcome)
+    assert [] == outcome.breaches, outcome.line()

@@ -1,0 +1,34 @@
+"""The catalogue of attacks has an entry for every field of a request body and for every setting that limits something."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from catalogue import ATTACK_ON_SETTING, ATTACKS, WITHOUT_LIMIT
+from field_attacks import COSTLIEST
+from request_fields import all_fields
+from service.settings import Settings
+
+FIELDS = {field.name for field in all_fields()}
+
+
+def test_every_field_of_a_request_body_is_attacked() -> None:
+    """A new field needs a line in `field_attacks.COSTLIEST`: the values that cost the service most."""
+    assert set() == FIELDS - set().union(*(attack.covers for attack in ATTACKS)), "fields without a line in field_attacks.COSTLIEST"
+
+
+def test_no_attack_is_on_a_field_that_does_not_exist() -> None:
+    """A field that was removed or renamed leaves the catalogue."""
+    assert set() == set(COSTLIEST) - FIELDS, "lines of field_attacks.COSTLIEST for fields that do not exist"
+
+
+def test_every_setting_is_attacked_or_limits_nothing() -> None:
+    """A new setting needs a line in `catalogue.ATTACK_ON_SETTING`, or a word in `catalogue.WITHOUT_LIMIT`."""
+    assert set(Settings.model_fields) == set(ATTACK_ON_SETTING) | WITHOUT_LIMIT
+    assert set() == set(ATTACK_ON_SETTING) & WITHOUT_LIMIT
+    assert set() == set(ATTACK_ON_SETTING.values()) - {attack.name for attack in ATTACKS}
+
+
+def test_each_attack_has_a_name_of_its_own() -> None:
+    """The name says in the table what broke which limit."""
+    assert [] == [name for name, count in Counter(attack.name for attack in ATTACKS).items() if count > 1]
