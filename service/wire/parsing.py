@@ -19,6 +19,8 @@ MAX_VALUES = 2**21
 _LIMITS = ((b"[{", MAX_CONTAINERS, "lists and objects"), (b":", MAX_KEYS, "keys"), (b",", MAX_VALUES, "values"))
 # A smaller body makes too few objects for garbage collection to matter.
 _COLLECTED_BYTES = 4096
+# Counting takes a dozen times the memory of a block.
+_BLOCK_BYTES = 2**19
 
 
 def parse(raw: bytes) -> Any:
@@ -50,9 +52,13 @@ def _check_size(raw: bytes) -> None:
 def _outside_texts(raw: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Returns how often each byte occurs outside of texts, int64 [256]; in vectors, so that the time does not depend on the content."""
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
-    codes = np.frombuffer(plain, np.uint8)
-    quotes = np.cumsum(codes == ord('"'), dtype=np.uint8)  # modulo 256, which keeps it odd or even
-    return np.bincount(codes[quotes & 1 == 0], minlength=256)
+    counts, inside = np.zeros(256, np.int64), 0
+    for start in range(0, len(plain), _BLOCK_BYTES):
+        codes = np.frombuffer(plain, np.uint8, min(_BLOCK_BYTES, len(plain) - start), start)
+        quotes = np.cumsum(codes == ord('"'), dtype=np.uint8) + np.uint8(inside)  # modulo 256, which keeps it odd or even
+        counts += np.bincount(codes[quotes & 1 == 0], minlength=256)
+        inside = int(quotes[-1] & 1)
+    return counts
 
 
 @contextmanager
