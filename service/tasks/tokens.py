@@ -23,6 +23,7 @@ from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English
 TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, beside its text
+OBJECT_HELD = 90  # numbers of four bytes that such an object takes in memory
 
 
 class Token(BaseModel):
@@ -112,7 +113,7 @@ def tokenized_cost(request: TextRequest, encoded: EncodedText, config: ModelConf
     """Returns what the tokens of a text take."""
     count = len(encoded.before) + len(encoded.tokens) + len(encoded.after)
     return Cost(
-        answer_bytes=TOKEN_BYTES * count + text_bytes(request.text), steps=TOKEN_STEPS * count, held=TOKEN_HELD * len(encoded.tokens)
+        answer_bytes=TOKEN_BYTES * count + text_bytes(request.text), steps=TOKEN_STEPS * count, held=(TOKEN_HELD + OBJECT_HELD) * len(encoded.tokens)
     )
 
 
