@@ -23,7 +23,7 @@ from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English
 TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, beside its text
-OBJECT_HELD = 90  # numbers of four bytes that such an object takes in memory
+OBJECT_HELD = 180  # numbers of four bytes that such an object takes in memory
 
 
 class Token(BaseModel):

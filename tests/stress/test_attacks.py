@@ -1,7 +1,7 @@
 """Attacks on a service, each measured from outside: it does not stand still, its memory is bounded, no worker dies, others are answered.
 
-`make test` runs each attack on the protocol and each costly body for a quarter of a second, and those on fields together for each path.
-`make stress` runs all of them for seconds, alone and ten at once, with keys, over TLS and with two workers.
+`make test` runs those of `EVERY_RUN` for a quarter of a second, and those on fields together for each path; `make test-all` runs the
+others too. `make stress` runs all of them for seconds, alone and ten at once, with keys, over TLS and with two workers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,39 @@ TLS = Configuration("tls", tls=True)
 WORKERS = Configuration("workers", workers=2)
 ON_PROTOCOL = [attack for attack in ATTACKS if attack.kind == "protocol"]
 BODIES = [attack for attack in ATTACKS if attack.kind == "body"]
+# what once stopped the service or filled its memory, and the costliest of each kind
+EVERY_RUN = {
+    "pipelined requests",
+    "pipelined refusals",
+    "trailers of a megabyte",
+    "trailers without end",
+    "chunks of a byte",
+    "chunk extensions",
+    "bodies without their last byte",
+    "slow readers of a large answer",
+    "slow readers of a stream",
+    "silent connections",
+    "half of a TLS hello",
+    "many headers",
+    "wrong paths",
+    "control characters in paths",
+    "a stream of empty lines",
+    "a stream of lines of containers",
+    "scrapes",
+    "wrong keys",
+    "1,000 answers from a long context",
+    "100 fillings of a long text",
+    "the widest beam",
+    "documents with more fields",
+    "tokens of two texts",
+    "containers at the base URL",
+    "containers at /invocations",
+    "containers for a model",
+    "instances of nothing",
+    "unknown parameters",
+    "nested tensors",
+    "texts of half a million ids",
+}
 
 
 def _cases() -> list[tuple[Configuration, int, Attack]]:
@@ -37,6 +70,11 @@ def _cases() -> list[tuple[Configuration, int, Attack]]:
         *((configuration, attackers, attack) for configuration in (KEYS, TLS) for attackers in (1, 10) for attack in ON_PROTOCOL),
         *((WORKERS, attackers, attack) for attackers in (1, 10) for attack in (*ON_PROTOCOL, *BODIES)),
     ]
+
+
+def _is_in_every_run(attack: Attack) -> bool:
+    """Returns whether an attack is run by `make test`; `make stress` takes all."""
+    return LONG or attack.kind == "field" or attack.name in EVERY_RUN
 
 
 class Services:
@@ -78,7 +116,10 @@ def all_outcomes() -> Iterator[list[Outcome]]:
 
 @pytest.mark.parametrize(
     ("configuration", "attackers", "attack"),
-    [pytest.param(*case, id=f"{case[2].name}-{case[0].name}-{case[1]}") for case in _cases()],
+    [
+        pytest.param(*case, id=f"{case[2].name}-{case[0].name}-{case[1]}", marks=[] if _is_in_every_run(case[2]) else pytest.mark.full_grid)
+        for case in _cases()
+    ],
 )
 def test_an_attack_stays_within_the_limits(
     services: Services, outcomes: list[Outcome], configuration: Configuration, attackers: int, attack: Attack
