@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from listening import GET, answer, body_of, client, echo, everything, listening, play, until
+from served_socket import GET, answer, body_of, client, echo, everything, listening, play, until
 from service.process import connections, parsing
 from service.process.connections import Room
 from service.process.parsing import MAX_HEADERS
