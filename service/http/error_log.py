@@ -20,35 +20,46 @@ from service.http.sentence import sentence_of
 logger = logging.getLogger("bertserve.errors")
 
 INTERVAL_S = 1.0
+# Lines of one kind of error within that time, beyond which they are counted: a caller must not fill the log.
+MAX_REFUSALS, MAX_CALLER_ERRORS = 1, 20
 _REFUSALS = frozenset({"overloaded", "unavailable"})
 _SERVER_ERROR = 500
+
+
+def _most_lines(kind: tuple[int, str]) -> int | None:
+    """Returns how many lines of a kind of error are logged within a second; None for what the service itself fails at."""
+    if kind[1] in _REFUSALS:
+        return MAX_REFUSALS
+    return MAX_CALLER_ERRORS if kind[0] < _SERVER_ERROR else None
 
 
 class ErrorLog:
     """Logs errors of requests; used from one event loop."""
 
     def __init__(self) -> None:
-        self._held: Counter[tuple[int, str]] = Counter()
+        self._seen: Counter[tuple[int, str]] = Counter()
 
     def write(self, error: Exception, request: Mapping[str, Any]) -> None:
-        """Logs the error of a request, or counts it where one of its kind was logged less than a second ago.
+        """Logs the error of a request, or counts it where many of its kind were logged within the last second.
 
         Args:
             error: What was raised.
             request: `request_id`, `method` and `path`, and what else the line says of the request.
         """
         kind = errors.classify(error)
-        if kind[1] not in _REFUSALS:
+        most = _most_lines(kind)
+        if most is None:
             self._log(error, kind, request)
-        elif kind in self._held:
-            self._held[kind] += 1
-        else:
-            self._held[kind] = 0
-            self._log(error, kind, request)
+            return
+        if kind not in self._seen:
             asyncio.get_running_loop().call_later(INTERVAL_S, self._release, kind)
+        self._seen[kind] += 1
+        if self._seen[kind] <= most:
+            self._log(error, kind, request)
 
     def _release(self, kind: tuple[int, str]) -> None:
-        if more := self._held.pop(kind):
+        more = self._seen.pop(kind) - (_most_lines(kind) or 0)
+        if more > 0:
             logger.warning("%s %s: %d more within %.0f s", *kind, more, INTERVAL_S, extra={"status": kind[0], "error_type": kind[1]})
 
     def _log(self, error: Exception, kind: tuple[int, str], request: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from service.http.answers import content_of
 from service.http.auth import Endpoint
 from service.http.disconnect import unless_disconnected
 from service.http.error_log import ErrorLog
+from service.http.large_bodies import LargeBodies
 from service.http.lines import LineAnswerer
 from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from service.http.streaming import LineStream, is_stream
@@ -98,6 +99,7 @@ class Inference:
         """Answers from `state`."""
         self._state = state
         self._errors = ErrorLog()
+        self._bodies = LargeBodies()
 
     async def answer(self, route: Route, request: Request) -> ASGIApp:
         """Returns the answer to a request of a route: a response, or what sends the answers to a stream of lines."""
@@ -119,7 +121,7 @@ class Inference:
             raise _no_query(request)
         raw = await read_raw(request, headers, self._state.max_body_bytes)
         limits, version = self._state.limits, path_params.get("version")
-        call = route.read(Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID]))
+        call = await self._bodies.read(route, Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID]))
         model, body = call.model, call.body
         scope[LABELS] = (call.task, model.name)
         timeout_s = self._timeout_s(headers)
@@ -151,7 +153,7 @@ class Inference:
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=request.scope[REQUEST_ID])
 
-        line = LineAnswerer(self._state, route, incoming, request.scope, self._errors, timeout_s=timeout_s)
+        line = LineAnswerer(self._state, route, incoming, request.scope, self._errors, self._bodies, timeout_s=timeout_s)
         limits = self._state
         return LineStream(request.scope, request.receive, line.answer, max_jobs=limits.max_stream_jobs, max_bytes=limits.max_body_bytes)
 

@@ -12,6 +12,7 @@ from service.errors import BertServeError, RefusedError, TooLargeError
 from service.http import errors
 from service.http.answers import content_of
 from service.http.error_log import ErrorLog
+from service.http.large_bodies import LargeBodies
 from service.http.middleware import REQUEST_ID, of_request, recorded_trace
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
@@ -36,6 +37,7 @@ class LineAnswerer:
         incoming: Callable[[bytes], Incoming[Model]],
         scope: Scope,
         error_log: ErrorLog,
+        bodies: LargeBodies,
         *,
         timeout_s: float,
     ) -> None:
@@ -48,6 +50,7 @@ class LineAnswerer:
             scope: The stream's.
             error_log: Where what the service fails at is logged. What callers do wrong has its place in the answers: a stream may have
                 millions of lines.
+            bodies: Reads lines, in turn with the bodies of other requests.
             timeout_s: Seconds until a line must have started, from when it was read.
         """
         self._state = state
@@ -55,6 +58,7 @@ class LineAnswerer:
         self._incoming = incoming
         self._scope = scope
         self._errors = error_log
+        self._bodies = bodies
         self._timeout_s = timeout_s
         self._lines = 0
 
@@ -68,7 +72,7 @@ class LineAnswerer:
                 raise TooLargeError(
                     f"the line has more than {self._state.max_body_bytes} bytes; send less in one line, or raise --max-body-bytes."
                 )
-            call = self._route.read(self._incoming(line))
+            call = await self._bodies.read(self._route, self._incoming(line))
             labels = (call.task, call.model.name)
             content = await content_of(call, await self._predict(call, trace))
             body, status = content.data, _OK

@@ -112,12 +112,14 @@ class RequestMiddleware:
             refused = error.key if isinstance(error, RefusedError) else None
             if status == 0:
                 await errors.response(error, scope[REQUEST_ID], scope["path"])(scope, receive, send_with_id)
+            del error  # its traceback refers to this frame: with the name it would keep the body until the garbage collector comes
         finally:
             end = time.perf_counter()
             caller: Caller | None = scope.get(CALLER)
             self._record(scope, status or _INTERNAL, end - start, refused if caller is None else caller.name)
             if trace is not None:
                 _end(trace, end, scope, status or _INTERNAL)
+            scope.pop(PREDICTION, None)  # an idle connection keeps the scope of its last request
 
     def _record(self, scope: Scope, status: int, seconds: float, key: str | None) -> None:
         task, model = scope.get(LABELS, (None, None))
@@ -179,6 +181,8 @@ def _route(scope: Scope) -> str | None:
 def _address(scope: Scope) -> str | None:
     """Returns the caller's address; None where a proxy wrote something else into its header, which may be anything."""
     address, _ = scope.get("client") or ("", 0)
+    if "%" in address:  # the zone of an IPv6 address may be any text
+        return None
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:

@@ -17,9 +17,10 @@ from service import __version__
 from service.errors import BertServeError, StartError
 from service.scoring.columns import Columns, read_parameters, task_for
 from service.scoring.distinct_files import check_distinct, check_stream, refuse_existing
-from service.scoring.formats import PARQUET, STREAM, format_of, make_writer, open_reader, total_size
+from service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
 from service.scoring.part import Part, Progress, identity_of
 from service.scoring.progress import ProgressBar
+from service.scoring.row import Place
 from service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, Run, Sink
 from service.scoring.scorer import Scorer
 from service.serving.build import AppState, build
@@ -160,6 +161,8 @@ async def _run(
     parameters: Mapping[str, Any],
 ) -> int:
     part, rejected = None, order.rejected
+    if order.source != STREAM:
+        _check_columns(state, order, columns, kinds)
     if order.output != STREAM:
         rejected = _rejected_beside(order)
         part = Part(order.output, rejected, _facts(state, model, order, scorer, columns, kinds, parameters))
@@ -172,6 +175,32 @@ async def _run(
     finally:
         if part is not None:
             part.close()
+
+
+def _check_columns(state: AppState, order: Order, columns: Columns, kinds: tuple[str, str]) -> None:
+    """Checks that the input has the columns that are to be read, before a file is made, truncated or replaced.
+
+    Raises:
+        SettingsError: It does not.
+    """
+    reader = _open(state, order, columns, kinds, Place())
+    try:
+        if reader.columns is not None:
+            columns.check(reader.columns, order.names)
+    finally:
+        reader.close()
+
+
+def _open(state: AppState, order: Order, columns: Columns, kinds: tuple[str, str], place: Place) -> Reader:
+    """Returns what reads the input from a place on."""
+    return open_reader(
+        order.source,
+        kinds[0],
+        place,
+        max_bytes=state.max_body_bytes,
+        inputs=list(columns.by_field.values()),
+        whole=kinds[1] != PARQUET,  # Parquet's own columns go to Parquet as they are
+    )
 
 
 async def _score(
@@ -187,14 +216,7 @@ async def _score(
 ) -> int:
     """Scores from where the progress is; returns the exit code."""
     sink: Sink = Stream(rejected, restart=order.restart) if part is None else part
-    reader = open_reader(
-        order.source,
-        kinds[0],
-        progress.place,
-        max_bytes=state.max_body_bytes,
-        inputs=list(columns.by_field.values()),
-        whole=kinds[1] != PARQUET,  # Parquet's own columns go to Parquet as they are
-    )
+    reader = _open(state, order, columns, kinds, progress.place)
     try:
         writer = make_writer(kinds[1], reader, columns.task, order.names, known=b"" if part is None else part.head())
         if reader.columns is not None:

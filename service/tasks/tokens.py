@@ -113,7 +113,9 @@ def tokenized_cost(request: TextRequest, encoded: EncodedText, config: ModelConf
     """Returns what the tokens of a text take."""
     count = len(encoded.before) + len(encoded.tokens) + len(encoded.after)
     return Cost(
-        answer_bytes=TOKEN_BYTES * count + text_bytes(request.text), steps=TOKEN_STEPS * count, held=(TOKEN_HELD + OBJECT_HELD) * len(encoded.tokens)
+        answer_bytes=TOKEN_BYTES * count + text_bytes(request.text),
+        steps=TOKEN_STEPS * count,
+        held=(TOKEN_HELD + OBJECT_HELD) * len(encoded.tokens),
     )
 
 

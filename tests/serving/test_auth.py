@@ -291,3 +291,18 @@ def test_a_new_keys_line_goes_into_the_file_by_itself(tmp_path: Path, capsys: py
     made = keys(tmp_path, printed.out.strip())
 
     assert "alice" == made.holder(printed.err.split()[-1].encode())
+
+
+def test_a_caller_cannot_fill_the_log(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many errors of one kind within a second the first are logged, and the others with their number."""
+    monkeypatch.setattr("service.http.error_log.INTERVAL_S", 0.2)
+
+    async def check(client: httpx.AsyncClient) -> None:
+        for _ in range(60):
+            await client.get("/nowhere")
+        await asyncio.sleep(0.3)
+
+    guarded(models, check)
+    lines = [record.getMessage() for record in caplog.records if record.name == "bertserve.errors"]
+    assert 60 > len(lines)
+    assert 60 == sum(int(line.split()[2]) if " more within " in line else 1 for line in lines)

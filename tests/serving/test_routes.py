@@ -18,6 +18,7 @@ from service.http.app import create_app, create_fastapi
 from service.http.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
 from service.serving.build import AppState, build
 from service.settings import Settings
+from service.wire import reading
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"
 WITHOUT_KEY = {Access.PUBLIC, Access.PROBE, Access.METRICS}
@@ -251,6 +252,47 @@ def test_probes_of_unknown_models_name_no_models(models: Path) -> None:
     probes = asyncio.run(ask())
     assert {404} == {probe.status for probe in probes}
     assert [] == [probe.body for probe in probes if b"tiny" in probe.body or b"sha256" in probe.body]
+
+
+def test_an_idle_connection_keeps_no_prediction(models: Path) -> None:
+    """The server keeps the scope of a connection's last request until the next one comes."""
+    state, auth, _ = service(models)
+    asked = Asked("POST", "/classify", KEY)
+    asked.unread = [{"type": "http.request", "body": b'{"inputs": "good"}', "more_body": False}]
+    asyncio.run(with_lanes(state, asked.by(create_app(state, auth=auth))))
+    assert 200 == asked.status
+    assert [] == [name for name, value in asked.scope.items() if type(value).__name__ == "Prediction"]
+
+
+def test_large_bodies_that_come_together_let_others_in_between(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop turns after each of them: many would hold it for seconds, until the supervisor takes the worker for hung."""
+    state, auth, _ = service(models)
+    order: list[str] = []
+    parsed = reading.parse_json
+
+    def noted(raw: bytes, *rest: Any) -> Any:
+        order.append("large")
+        return parsed(raw, *rest)
+
+    monkeypatch.setattr("service.wire.reading.parse_json", noted)
+
+    async def ask() -> None:
+        app = create_app(state, auth=auth)
+
+        async def large() -> None:
+            asked = Asked("POST", "/classify", KEY)
+            asked.unread = [{"type": "http.request", "body": b'{"inputs": 1,' + b" " * 2**17 + b'"x": 1}', "more_body": False}]
+            await asked.by(app)
+
+        async def others() -> None:
+            while order.count("large") < 4:
+                order.append("other")
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(large() for _ in range(4)), others())
+
+    asyncio.run(with_lanes(state, ask()))
+    assert "large large" not in " ".join(order)
 
 
 def test_a_key_and_an_admin_key_of_one_name_have_a_limit_each(tmp_path: Path) -> None:

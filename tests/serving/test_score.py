@@ -737,3 +737,16 @@ def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
     assert b"the same command goes on there" in said
     subprocess.run([*command, source, output], check=True, capture_output=True)
     assert (tmp_path / "whole.jsonl").read_bytes() == output.read_bytes()
+
+
+def test_a_wrong_column_costs_no_file(models: Path, tmp_path: Path) -> None:
+    """With --restart too: what was written before stays until the run can begin."""
+    source, output = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("text\ngood\n")
+    assert 0 == run(models, source, output)
+    rejected = tmp_path / "out.csv.rejected.jsonl"
+    rejected.write_text("kept")
+    before = output.read_bytes()
+
+    assert 2 == run(models, source, output, "--restart", "--text", "nope")
+    assert (before, "kept") == (output.read_bytes(), rejected.read_text())
