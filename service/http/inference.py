@@ -18,7 +18,7 @@ from service.http.answers import content_of
 from service.http.auth import Endpoint
 from service.http.disconnect import unless_disconnected
 from service.http.error_log import ErrorLog
-from service.http.large_bodies import LargeBodies
+from service.http.large_bodies import SMALL_BYTES, LargeBodies
 from service.http.lines import LineAnswerer
 from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from service.http.streaming import LineStream, is_stream
@@ -121,7 +121,8 @@ class Inference:
             raise _no_query(request)
         raw = await read_raw(request, headers, self._state.max_body_bytes)
         limits, version = self._state.limits, path_params.get("version")
-        call = await self._bodies.read(route, Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID]))
+        incoming = Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID])
+        call = route.read(incoming) if len(raw) <= SMALL_BYTES else await self._bodies.read(route, incoming)
         model, body = call.model, call.body
         scope[LABELS] = (call.task, model.name)
         timeout_s = self._timeout_s(headers)
