@@ -110,7 +110,7 @@ def test_errors_are_shown(client: triton.InferenceServerClient) -> None:
             "send it uncompressed",
             "415",
         ),
-        (lambda: client.load_model("sentiment"), "nobody may change the models", "403"),
+        (lambda: client.load_model("sentiment"), "model management is disabled", "403"),
     ):
         with pytest.raises(InferenceServerException) as raised:
             call()
