@@ -92,6 +92,7 @@ def _run(args: argparse.Namespace) -> int:
         overwrite=args.overwrite,
         figures=args.figures,
         attentions=args.attentions,
+        ignored_weights=args.ignore_weights,
         **{
             name: value
             for name in ("calibration", "validation", "max_int8_error", "layers", "combine", "quick", "tracer")
@@ -131,8 +132,8 @@ def _misused_module(args: argparse.Namespace) -> str | None:
         )
     if args.module is None and args.trust_module:
         return "argument --trust-module: it is for --module; leave it out: no code of a checkpoint is ever run"
-    if args.module is not None and (args.task != "auto" or args.revision is not None or args.layers is not None):
-        return "argument --module: the factory says the task; leave out --task, --revision and --layers"
+    if args.module is not None and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignore_weights):
+        return "argument --module: the factory says the task; leave out --task, --revision, --layers and --ignore-weights"
     return None
 
 
@@ -264,6 +265,14 @@ def _parser() -> argparse.ArgumentParser:
         "--attentions",
         action="store_true",
         help="give out attention too, for POST /attention; the graph, for the CPU alone, then does not fuse it and is slower",
+    )
+    parser.add_argument(
+        "--ignore-weights",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="weights of the checkpoint that the model may leave unused, such as 'aux_head.*'; again for another pattern (default: only "
+        "the weights of other heads that transformers has for the architecture)",
     )
     parser.add_argument(
         "--max-int8-error",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from service.backend.hardware import usable_cores
 
 MAX_WORKERS = 8  # each has the rows of a matrix in memory, or the activations of a batch
 
@@ -20,5 +21,5 @@ def each(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[
         function: Called in several threads.
         items: What it is called with.
     """
-    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), MAX_WORKERS)) as pool:
+    with ThreadPoolExecutor(min(usable_cores(), MAX_WORKERS)) as pool:
         yield from pool.map(function, items)

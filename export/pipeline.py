@@ -65,6 +65,7 @@ class ExportSpec:
         tracer: PyTorch's exporter to trace with; None for the first that can.
         module: Whether `source` is `FILE:FACTORY`, whose code is trusted and run.
         attentions: Whether the graphs give attention maps out; then they are for the CPU alone.
+        ignored_weights: Patterns of the names of weights that the model may leave unused, with `*` for any characters.
     """
 
     source: str
@@ -85,6 +86,7 @@ class ExportSpec:
     tracer: Tracer | None = None
     module: bool = False
     attentions: bool = False
+    ignored_weights: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,13 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
             checkpoint = load_module(spec.source)
         else:
             checkpoint = load_checkpoint(
-                spec.source, task=spec.task, revision=spec.revision, layers=spec.layers, combine=spec.combine, attentions=spec.attentions
+                spec.source,
+                task=spec.task,
+                revision=spec.revision,
+                layers=spec.layers,
+                combine=spec.combine,
+                attentions=spec.attentions,
+                ignored_weights=spec.ignored_weights,
             )
     spec.output.mkdir(parents=True, exist_ok=True)
     with workspace(name, spec.output) as scratch:
@@ -239,7 +247,9 @@ def _with_default(
     graphs: Sequence[GraphSpec], default: GraphSpec, bundle: Path, checkpoint: Checkpoint, omitted: Sequence[OmittedGraph] = ()
 ) -> _Measured:
     """Returns the same graphs with another default one."""
-    engine = OnnxEngine(bundle / default.file, default, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side)
+    engine = OnnxEngine(
+        bundle / default.file, default, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=default.evidence.provider
+    )
     return _Measured([graph.model_copy(update={"default": graph is default}) for graph in graphs], engine, omitted)
 
 
@@ -296,6 +306,7 @@ def _manifest(
             weights_sha256=checkpoint.weights_sha256,
             versions=_versions(),
             commit=checkpoint.commit,
+            ignored_weights=checkpoint.ignored_weights,
             **asdict(checkpoint.card_metadata),
         ),
     )

@@ -94,6 +94,7 @@ def random_checkpoint(config: Any) -> Checkpoint:
         activation="none",
         tokenizer=None,
         tokenizer_json="",
+        added_tokens=(),
         max_length=int(getattr(config, "max_position_embeddings", None) or _DEFAULT_LENGTH),
         pad_id=config.pad_token_id or 0,
         padding_side="right",

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from export.checkpoint.card_metadata import CardMetadata
 from export.checkpoint.flops import count_flops
 from service.bundle.graph_spec import InputSpec, OutputSpec
-from service.bundle.manifest import Activation, Embedding, Flops, MaskToken, Piece, SpecialPiece, Task, TokenizerSpec
+from service.bundle.manifest import Activation, AddedToken, Embedding, Flops, MaskToken, Piece, SpecialPiece, Task, TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,13 @@ class Checkpoint:
         cls_index: Position of [CLS] in both templates: 0, -1 for the end, or None.
         subword_prefix: Prefix of a token that continues a word, or None.
         mask: The mask token, for fill-mask.
+        added_tokens: Tokens that training added and that a text may spell.
         card: The checkpoint's README.md, if it has one.
         card_metadata: What it says of license, language and data.
         embedding: How a text's vector is computed, for feature extraction.
         pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
         attention_heads: Heads of each layer, where the graph gives attention maps out; else none.
+        ignored_weights: Patterns of the names of weights that the model may leave unused, because the user said so.
     """
 
     name: str
@@ -68,11 +70,13 @@ class Checkpoint:
     cls_index: int | None
     subword_prefix: str | None
     mask: MaskToken | None
+    added_tokens: tuple[AddedToken, ...]
     card: str | None
     card_metadata: CardMetadata
     embedding: Embedding | None = None
     pairs_only: bool = False
     attention_heads: tuple[int, ...] = ()
+    ignored_weights: tuple[str, ...] = ()
 
     @property
     def attention_size(self) -> tuple[int, int]:
@@ -106,7 +110,18 @@ class Checkpoint:
 
     def tokenizer_spec(self, sha256: str) -> TokenizerSpec:
         """Returns the manifest's entry of the tokenizer, given the digest of its file."""
-        facts = ("max_length", "pad_id", "padding_side", "single", "pair", "cls_index", "subword_prefix", "mask", "pairs_only")
+        facts = (
+            "max_length",
+            "pad_id",
+            "padding_side",
+            "single",
+            "pair",
+            "cls_index",
+            "subword_prefix",
+            "mask",
+            "pairs_only",
+            "added_tokens",
+        )
         return TokenizerSpec.model_validate({"sha256": sha256} | {fact: getattr(self, fact) for fact in facts})
 
     @cached_property

@@ -6,6 +6,7 @@ No pickle is ever loaded and no code of the checkpoint is ever run.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from export.checkpoint.task_head import choose_task, fixed_labels, judges_pairs,
 from export.checkpoint.tokenizer import (
     find_cls_index,
     load_tokenizer,
+    read_added_tokens,
     read_mask_token,
     read_subword_prefix,
     read_template,
@@ -50,6 +52,7 @@ def load_checkpoint(
     layers: Layers = "last",
     combine: Combine | None = None,
     attentions: bool = False,
+    ignored_weights: Sequence[str] = (),
 ) -> Checkpoint:
     """Loads a checkpoint from a local folder or the hub.
 
@@ -60,6 +63,7 @@ def load_checkpoint(
         layers: Outputs of an embedding graph: the last layer, or also the last four side by side, or those of these numbers.
         combine: How these become one where a request names no layers; None where such a request gets the last layer.
         attentions: Whether the graph gives attention maps out.
+        ignored_weights: Patterns of the names of weights that the model may leave unused, with `*` for any characters.
 
     Raises:
         CheckpointError: Something is missing or not understood; the message says what.
@@ -69,6 +73,11 @@ def load_checkpoint(
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
     config = read_with_transformers(f"the configuration of `{source}`", AutoConfig.from_pretrained, files.model_folder)
+    if getattr(config, "transformers_weights", None) is not None:
+        raise CheckpointError(
+            f"the config.json of `{source}` names its weights in `transformers_weights`, so transformers would load another file than "
+            "model.safetensors; remove the field and save the right weights as model.safetensors."
+        )
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     embeds = chosen_task == "feature-extraction"
     if layers != "last" and not embeds:
@@ -78,9 +87,10 @@ def load_checkpoint(
         raise CheckpointError(f"--combine {combine} is for several layers; name them with --layers, or leave it out.")
     tokenizer = load_tokenizer(source, files.tokenizer_folder)
     sentences = read_sentence_settings(files.folder, files.trained_folder) if embeds else None
-    model = load_model(files, chosen_task, auto_class, config)
+    model = load_model(files, chosen_task, auto_class, config, ignored_weights)
     adapt_head(model, chosen_task)
     checkpoint = _describe(files, chosen_task, config, model, tokenizer, sentences, layers, combine)
+    checkpoint = replace(checkpoint, ignored_weights=tuple(ignored_weights))
     return _with_attention(checkpoint) if attentions else checkpoint
 
 
@@ -102,6 +112,7 @@ def _describe(
     _check_types(source, config, inputs, (*single, *pair))
     settle_pad_token(source, model, tokenizer, (*single, *pair))
     padding = _padding(source, model, tokenizer, inputs)
+    added_tokens = read_added_tokens(tokenizer, (*single, *pair), padding.id)
     embedding = None
     if sentences is not None:
         given = choose_layers(model, tokenizer, layers)
@@ -119,7 +130,8 @@ def _describe(
         labels=fixed or (read_labels(source, config) if task.endswith("-classification") else ()),
         activation=read_activation(config) if task == "text-classification" and not fixed else "softmax" if sentences is None else "none",
         tokenizer=tokenizer,
-        tokenizer_json=tokenizer_json(tokenizer, task),
+        tokenizer_json=tokenizer_json(tokenizer, task, added_tokens),
+        added_tokens=added_tokens,
         max_length=min(_usable_length(model, tokenizer), (sentences and sentences.max_length) or sys.maxsize),
         pad_id=padding.id,
         padding_side=padding.side,

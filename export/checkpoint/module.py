@@ -24,7 +24,14 @@ from export.checkpoint.module_spec import ModuleSpec
 from export.checkpoint.padding import find_padding
 from export.checkpoint.signature import INPUTS, OUTPUTS, graph_outputs
 from export.checkpoint.task_head import read_activation, read_labels
-from export.checkpoint.tokenizer import find_cls_index, read_subword_prefix, read_template, tokenizer_json, vocabulary_size
+from export.checkpoint.tokenizer import (
+    find_cls_index,
+    read_added_tokens,
+    read_subword_prefix,
+    read_template,
+    tokenizer_json,
+    vocabulary_size,
+)
 from export.errors import CheckpointError
 from service.bundle.manifest import Embedding, Pooling
 
@@ -88,6 +95,7 @@ def load_module(reference: str) -> Checkpoint:
     with torch.no_grad():
         width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
         padding = find_padding(model, spec_tokenizer, names)
+    added_tokens = read_added_tokens(spec_tokenizer, (*single, *pair), padding.id)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if spec.task == "feature-extraction" else None
     return Checkpoint(
         name=path.stem,
@@ -106,7 +114,8 @@ def load_module(reference: str) -> Checkpoint:
         if spec.task == "feature-extraction"
         else "softmax",
         tokenizer=spec_tokenizer,
-        tokenizer_json=tokenizer_json(spec_tokenizer, spec.task),
+        tokenizer_json=tokenizer_json(spec_tokenizer, spec.task, added_tokens),
+        added_tokens=added_tokens,
         max_length=spec.max_length,
         pad_id=padding.id,
         padding_side=padding.side,

@@ -16,7 +16,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from export.checkpoint.card_metadata import CardMetadata, read_card_metadata
-from export.checkpoint.lora import CONFIG_FILE, LoraAdapter, read_adapter
+from export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
 from export.checkpoint.modules_json import find_transformer, read_modules
 from export.errors import CheckpointError
 
@@ -74,12 +74,12 @@ class SourceFiles:
 
     @property
     def weights_sha256(self) -> str:
-        """Digest over the weight files, an adapter's and its model's."""
+        """Digest over the weight files that are loaded: the model's, after an adapter's."""
         hasher = hashlib.sha256()
-        for folder in (self.trained_folder,) if self.adapter is None else (self.trained_folder, self.model_folder):
-            for path in sorted(folder.glob("*.safetensors")):
-                with path.open("rb") as file:
-                    hasher.update(hashlib.file_digest(file, "sha256").digest())
+        adapter = [] if self.adapter is None else [self.trained_folder / WEIGHTS_FILE]
+        for path in (*adapter, *_weight_files(self.source, self.model_folder)):
+            with path.open("rb") as file:
+                hasher.update(hashlib.file_digest(file, "sha256").digest())
         return hasher.hexdigest()
 
 
@@ -98,7 +98,7 @@ def find_source(source: str, revision: str | None) -> SourceFiles:
     trained_folder = find_transformer(folder)
     adapter = read_adapter(trained_folder)
     model_folder = trained_folder if adapter is None else _find_base_model(adapter)
-    _refuse_pickled_parts(source, model_folder)
+    _weight_files(source, model_folder)
     return SourceFiles(source, revision, folder, trained_folder, adapter, model_folder)
 
 
@@ -178,11 +178,15 @@ def _find_base_model(adapter: LoraAdapter) -> Path:
     return folder
 
 
-def _refuse_pickled_parts(source: str, folder: Path) -> None:
-    """Refuses an index of weights that names other files than safetensors, which transformers would unpickle."""
-    path = folder / "model.safetensors.index.json"
+def _weight_files(source: str, folder: Path) -> list[Path]:
+    """Returns the files that transformers loads a model's weights from: one, or the parts that an index names; none where it has neither.
+
+    Raises:
+        CheckpointError: The index names other files than safetensors, which transformers would unpickle.
+    """
+    whole, path = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if not path.is_file():
-        return
+        return [whole] if whole.is_file() else []
     try:
         parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
@@ -193,3 +197,4 @@ def _refuse_pickled_parts(source: str, folder: Path) -> None:
             f"the weights of `{source}` cannot be read: `{path.name}` names `{wrong[0]}`, which is no safetensors file of its folder. "
             "Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
         )
+    return [whole] if whole.is_file() else [folder / str(part) for part in sorted(parts)]

@@ -147,7 +147,9 @@ def _task_of_adapter(config: Any, task: str, adapter: LoraAdapter) -> tuple[Task
     chosen, auto_class = _task_of_model(config, wanted)
     with torch.device("meta"):  # shapes alone
         model = read_with_transformers(
-            "the configuration of the adapter's model", lambda _, **__: auto_class.from_config(config), adapter.folder
+            "the configuration of the adapter's model",
+            lambda _, **__: auto_class.from_config(config, attn_implementation="eager"),
+            adapter.folder,
         )
     count = adapter.label_count(model)
     if count is not None:

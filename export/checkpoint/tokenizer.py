@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from transformers import AutoTokenizer
 
 from export.checkpoint.source import read_with_transformers
 from export.errors import CheckpointError
-from service.bundle.manifest import MaskToken, Piece, SpecialPiece, Task, TextPiece
+from service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, Task, TextPiece
 
 
 def load_tokenizer(source: str, folder: Path) -> Any:
@@ -32,14 +33,34 @@ def load_tokenizer(source: str, folder: Path) -> Any:
     return tokenizer
 
 
-def tokenizer_json(tokenizer: Any, task: Task) -> str:
+def read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> tuple[AddedToken, ...]:
+    """Returns the added tokens that a text may spell: all but those of the templates, of padding, of unknown text and of the mask.
+
+    Args:
+        tokenizer: The tokenizer.
+        pieces: Of its templates.
+        pad_id: The id of padding.
+    """
+    inert = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
+    inert |= {pad_id, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}
+    return tuple(
+        AddedToken(token=token.content, id=id_, special=token.special)
+        for id_, token in sorted(tokenizer.added_tokens_decoder.items())
+        if id_ not in inert and not (token.special and tokenizer.split_special_tokens)
+    )
+
+
+def tokenizer_json(tokenizer: Any, task: Task, added_tokens: Iterable[AddedToken]) -> str:
     """Returns `tokenizer.json` without the truncation and padding settings of its training.
 
-    For fill-mask the mask is marked as no special token: the service reads special tokens that are spelled in a text as text, and
-    this one must still be read as a mask.
+    The service reads special tokens that are spelled in a text as text. So the tokens that a text may spell are marked as not special:
+    the added ones, and for fill-mask the mask.
     """
     document = json.loads(tokenizer.backend_tokenizer.to_str())
+    spelled = {token.id for token in added_tokens}
     for token in document["added_tokens"]:
+        if token["id"] in spelled:
+            token["special"] = False
         if task == "fill-mask" and token["id"] == tokenizer.mask_token_id:
             token["special"] = token["normalized"] = False
     return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)

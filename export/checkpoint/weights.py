@@ -15,7 +15,7 @@ from export.errors import CheckpointError
 from service.bundle.manifest import Task
 
 
-def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any) -> PreTrainedModel:
+def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
     """Returns the model in float32 and evaluation mode, with eager attention, an adapter merged into it.
 
     Args:
@@ -23,6 +23,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any) -> 
         task: Its task.
         auto_class: The class of transformers that loads it.
         config: Its configuration.
+        ignored_weights: Patterns of the names of weights that the model may leave unused.
 
     Raises:
         CheckpointError: Weights are missing, unexpected, of other shapes than configured, or not finite.
@@ -46,13 +47,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any) -> 
     if task == "feature-extraction":
         missing = _drop_pooler(model, missing)
     _refuse_missing(source, missing, f"{task} model", config.architectures or "", type(model).__name__)
-    refuse_unexpected_weights(
-        source,
-        report["unexpected_keys"],
-        expected=model.state_dict(),
-        modules={name for name, _ in model.named_modules()},
-        encoder=model.base_model_prefix,
-    )
+    refuse_unexpected_weights(source, report["unexpected_keys"], model, ignored_weights)
     _refuse_not_finite(source, model)
     evaluated: PreTrainedModel = model.eval()
     return evaluated

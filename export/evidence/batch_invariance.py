@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,16 +17,32 @@ MAX_ROW_ERROR = 1e-5
 # Half precision rounds to ten bits, and the direction may depend on the kernel that a batch's shape is given: a difference of this much
 # between a text alone and in a batch is rounding, and no sign that texts see each other.
 MAX_ROW_ERROR_FP16 = 2e-2
+# The same over the row's largest output, where that is more: rounding grows with what is rounded. It is what the bounds above are to a
+# largest output of 5.
+TRAINED_LARGEST = 5
 BATCH_ROWS = 4
 
 
-def max_row_error(precision: Precision) -> float:
-    """Returns the largest row error of a batch-invariant graph of this precision."""
-    return MAX_ROW_ERROR_FP16 if precision == "fp16" else MAX_ROW_ERROR
+@dataclass(frozen=True)
+class RowErrors:
+    """How far rows in a batch are from the same rows alone.
+
+    Attributes:
+        worst: Largest absolute difference of an output.
+        worst_scaled: Largest such difference over the largest output of its row, or over `TRAINED_LARGEST` where that is more.
+    """
+
+    worst: float
+    worst_scaled: float
+
+    def is_rounding(self, precision: Precision) -> bool:
+        """Returns whether no row changes by more than rounding does in this precision: the graph is batch-invariant."""
+        bound = MAX_ROW_ERROR_FP16 if precision == "fp16" else MAX_ROW_ERROR
+        return self.worst_scaled <= bound / TRAINED_LARGEST
 
 
-def worst_row_error(engine: Engine, encodings: Sequence[Encoding], alone: Sequence[Row]) -> float:
-    """Returns the largest absolute difference of an output between a row in a batch and the same row alone.
+def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Sequence[Row]) -> RowErrors:
+    """Runs rows in batches and compares them with the same rows alone.
 
     Args:
         engine: The graph.
@@ -33,9 +50,16 @@ def worst_row_error(engine: Engine, encodings: Sequence[Encoding], alone: Sequen
         alone: The outputs of each row alone.
     """
 
-    def worst_of(start: int) -> float:
+    def errors_of(start: int) -> list[tuple[float, float]]:
         part = slice(start, start + BATCH_ROWS)
-        pairs = zip(engine.run(encodings[part]), alone[part], strict=True)
-        return max(float(np.abs(row[name] - single[name]).max(initial=0.0)) for row, single in pairs for name in row)
+        return [_errors(row, single) for row, single in zip(engine.run(encodings[part]), alone[part], strict=True)]
 
-    return max(parallel.each(worst_of, range(0, len(encodings), BATCH_ROWS)), default=0.0)
+    errors = [error for batch in parallel.each(errors_of, range(0, len(encodings), BATCH_ROWS)) for error in batch]
+    return RowErrors(max((worst for worst, _ in errors), default=0.0), max((scaled for _, scaled in errors), default=0.0))
+
+
+def _errors(row: Row, single: Row) -> tuple[float, float]:
+    """Returns the largest difference of a row's outputs, as it is and over the row's largest output."""
+    worst = max(float(np.abs(row[name] - single[name]).max(initial=0.0)) for name in row)
+    largest = max(float(np.abs(values).max(initial=0.0)) for values in single.values())
+    return worst, worst / max(largest, TRAINED_LARGEST)

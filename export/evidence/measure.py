@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import onnx_ir as ir
 
 from export.artifact import Artifact
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
 from export.evidence.attention_parity import measure_attention
-from export.evidence.batch_invariance import max_row_error
 from export.evidence.latency import measure_latency
 from export.evidence.parity import measure_parity
 from export.evidence.reference import Reference
@@ -50,7 +47,8 @@ def measure_graph(
         ) from error
     model = ir.load(artifact.path)
     evidence = Evidence(
-        **dataclasses.asdict(parity) | {"lengths": parity.lengths},
+        **{name: value for name, value in vars(parity).items() if name != "row_errors"},
+        worst_row_error=parity.row_errors.worst,
         nodes=len(model.graph),
         opset=model.graph.opset_imports.get(""),
         speed=measure_latency(engine, max_length=checkpoint.max_length, pad_id=checkpoint.pad_id),
@@ -60,7 +58,7 @@ def measure_graph(
         provider=measured_on,
         attention_error=attention_error,
     )
-    is_invariant = parity.worst_row_error <= max_row_error(artifact.precision)
+    is_invariant = parity.row_errors.is_rounding(artifact.precision)
     return graph.model_copy(update={"evidence": evidence, "batch_invariant": is_invariant}), engine
 
 

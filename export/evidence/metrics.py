@@ -55,7 +55,7 @@ def _words_f1(answer: Sequence[str], gold: Sequence[str]) -> float:
     return f1((Counter(answer) & Counter(gold)).total(), len(answer), len(gold))
 
 
-def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> set[Span]:
+def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]], *, plain: Collection[str] = ()) -> set[Span]:
     """Returns the entities of words that are tagged IOB1, IOB2, BIOES, BILOU, or with plain labels.
 
     A tag that continues no entity, or one of another label, begins an entity, as in the CoNLL evaluation.
@@ -63,6 +63,7 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> se
     Args:
         tags: The tag of each word; `O` is no entity.
         offsets: Start and end of each word in the text.
+        plain: Labels of a model without prefixes, so that `E-MAIL` is a label and not the end of one.
     """
     found: list[Span] = []
     open_ = False
@@ -70,7 +71,7 @@ def spans_of_tags(tags: Sequence[str], offsets: Sequence[tuple[int, int]]) -> se
         if tag == "O":
             open_ = False
             continue
-        prefixed = re.fullmatch(r"([BIESLU])-(.+)", tag)
+        prefixed = None if tag in plain else re.fullmatch(r"([BIESLU])-(.+)", tag)
         kind, label = (prefixed[1], prefixed[2]) if prefixed else ("I", tag)
         if open_ and kind in "IEL" and found[-1][2] == label:
             found[-1] = (found[-1][0], end, label)

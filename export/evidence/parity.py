@@ -12,8 +12,8 @@ import numpy as np
 from export import parallel
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
-from export.evidence.batch_invariance import worst_row_error
-from export.evidence.decisions import decision, equal_but_for_scores, result_spans
+from export.evidence.batch_invariance import RowErrors, measure_row_errors
+from export.evidence.decisions import decision, equal_but_for_scores, equal_but_for_ties, result_spans
 from export.evidence.metrics import Span, span_f1
 from export.evidence.reference import Reference
 from export.evidence.spread_error import SpreadError
@@ -43,7 +43,7 @@ SHORTEST_RANGE = 16  # tokens; each range of the table by length is twice as lon
 
 @dataclass(frozen=True)
 class Parity:
-    """The result of the comparison; the fields mean what those of `service.bundle.graph_spec.Evidence` do."""
+    """The result of the comparison; the fields mean what those of `service.bundle.graph_spec.Evidence` do, but `row_errors` has more."""
 
     samples: int
     worst_abs_error: float
@@ -51,7 +51,7 @@ class Parity:
     label_agreement: float
     spans: int
     span_agreement: float | None
-    worst_row_error: float
+    row_errors: RowErrors
     lengths: tuple[LengthParity, ...]
 
 
@@ -92,12 +92,14 @@ def measure_parity(
     for i, (request, expected, (encoded, rows)) in enumerate(track(pairs, "compare answers", unit="samples", total=len(reference.rows))):
         encodings += encoded.encodings
         alone += rows
-        differences += _differences(request, expected, rows)
+        own = _differences(request, expected, rows)
+        differences += own
         errors.add(encoded.encodings, expected, rows)
         for row, found_row in zip(expected, rows, strict=True):
             (fixed if i < reference.fixed else texts).add(row, found_row)
         right, found = (to_plain(task.decode(request, encoded, outputs, checkpoint)) for outputs in (expected, rows))
-        same_answers += equal_but_for_scores(right, found)
+        if precision == "fp32":
+            same_answers += equal_but_for_ties(checkpoint.task, right, found, max(each.allowed(precision) for each in own))
         same_decisions += equal_but_for_scores(*(decision(checkpoint.task, result, checkpoint) for result in (right, found)))
         spans.append((result_spans(right), result_spans(found)))
     worst = max(differences, key=lambda difference: difference.error)
@@ -112,7 +114,7 @@ def measure_parity(
         label_agreement=same_decisions / len(reference.requests),
         spans=sum(len(right) for right, _ in spans),
         span_agreement=span_f1(*zip(*spans, strict=True)) if any(right or found for right, found in spans) else None,
-        worst_row_error=worst_row_error(engine, encodings, alone),
+        row_errors=measure_row_errors(engine, encodings, alone),
         lengths=errors.entries,
     )
 

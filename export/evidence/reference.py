@@ -72,7 +72,8 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
     """
     mask = checkpoint.mask.token if checkpoint.mask else None
     task, length, pairs_only = checkpoint.task, checkpoint.max_length, checkpoint.pairs_only
-    fixed = sample_requests(task, length, mask, checkpoint.single, pairs_only=pairs_only)
+    prompts = checkpoint.embedding.prompts.values() if checkpoint.embedding else ()
+    fixed = sample_requests(task, checkpoint.tokenizer_spec(""), prompts)
     reference = Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
     reference.attention = sample_attention(checkpoint)
     return reference
@@ -110,7 +111,9 @@ def _tokenizer_arguments(checkpoint: Checkpoint, request: Any) -> tuple[tuple[An
     if isinstance(request, answer.Request):
         length = min(answer.DEFAULT_SEQ_LEN, length)
         return (request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length
-    assert isinstance(request, fill_mask.Request | embed.Request)
+    if isinstance(request, embed.Request):
+        return (request.prompt + request.text,), "longest_first", None, length
+    assert isinstance(request, fill_mask.Request)
     return (request.text,), "longest_first", None, length
 
 

@@ -7,11 +7,11 @@ ordinary texts, on which the share of answers is measured that a graph of coarse
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from export.choices import CHOICES, asked
-from service.bundle.manifest import Piece, SpecialPiece, Task
+from service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
 from service.tasks import answer, choose, classify, embed, fill_mask, ner
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ _TEXTS = [
     _LONG * 2,
     _LONG * 4,
 ]
+
+_SENTENCE = _TEXTS[1]
+MAX_ADDED_TOKENS = 512  # that are sampled, of the thousands that some tokenizers have
+_TOKENS_PER_TEXT = 16
 
 _ATTENTION_TEXTS = 7  # of those above; each is run with the weights of all layers and heads
 
@@ -92,22 +96,51 @@ def _halves(text: str) -> tuple[str, str]:
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-def sample_requests(task: Task, max_length: int, mask: str | None, template: Sequence[Piece], *, pairs_only: bool = False) -> list[Any]:
+def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()) -> list[Any]:
     """Returns the requests of a task.
 
     Args:
         task: Hugging Face name of the task.
-        max_length: The model's usable length in tokens.
-        mask: The mask token, for fill-mask.
-        template: Of one text. Without special tokens an empty text has no tokens, and there is no answer to it.
-        pairs_only: Whether the model takes pairs alone.
+        spec: What the manifest says of the tokenizer. Without special tokens in its template an empty text has no tokens, and there is
+            no answer to it.
+        prompts: What may be put before a text to embed.
     """
-    found = _sample_requests(task, max_length, mask, pairs_only=pairs_only)
-    bare = not any(isinstance(piece, SpecialPiece) for piece in template)
-    return [request for request in found if request.chars] if bare else found
+    requests = [*_sample_requests(task, spec), *_added_token_requests(task, spec), *_prompt_requests(task, prompts)]
+    bare = not any(isinstance(piece, SpecialPiece) for piece in spec.single)
+    return [request for request in requests if request.chars] if bare else requests
 
 
-def _sample_requests(task: Task, max_length: int, mask: str | None, *, pairs_only: bool) -> list[Any]:
+def _added_token_requests(task: Task, spec: TokenizerSpec) -> list[Any]:
+    """Returns requests whose texts spell every added token, a few in each text."""
+    tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
+    few = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
+    texts = [" met ".join(f"{token} Ada {token}" for token in tokens[i : i + few]) for i in range(0, len(tokens), few)]
+    return [_text_request(task, text, spec) for text in texts]
+
+
+def _text_request(task: Task, text: str, spec: TokenizerSpec) -> Any:
+    """Returns a request of a task around one text."""
+    if task == "text-classification":
+        return classify.Request(text, _SENTENCE) if spec.pairs_only else classify.Request(text)
+    if task == "token-classification":
+        return ner.Request(text)
+    if task == "question-answering":
+        return answer.Request("Who met whom?", text)
+    if task == "feature-extraction":
+        return embed.Request(text)
+    if task == "multiple-choice":
+        return choose.Request(text, (_SENTENCE, text))
+    assert spec.mask is not None, "a model that fills masks has one"
+    return fill_mask.Request(f"{spec.mask.token} {text}")
+
+
+def _prompt_requests(task: Task, prompts: Iterable[str]) -> list[Any]:
+    """Returns texts to embed with each prompt."""
+    return [embed.Request(_SENTENCE, prompt=prompt) for prompt in prompts] if task == "feature-extraction" else []
+
+
+def _sample_requests(task: Task, spec: TokenizerSpec) -> list[Any]:
+    max_length, pairs_only = spec.max_length, spec.pairs_only
     stride = min(64, max_length // 8)
     if task == "text-classification":
         pairs = [
@@ -147,6 +180,7 @@ def _sample_requests(task: Task, max_length: int, mask: str | None, *, pairs_onl
             choose.Request("What was said?", (_LONG * 20, "nothing"), _LONG * 8),
         ]
     # a token has at least one character, so these fit; of a text whose mask is cut off there would be nothing to compare
+    mask = spec.mask.token if spec.mask else None
     short = [text[: max_length - 16] for text in _TEXTS]
     halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
     return [*(fill_mask.Request(f"{a} {mask} {b}") for a, b in halves), fill_mask.Request(f"A {mask} film with a {mask} cast.")]

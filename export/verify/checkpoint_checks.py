@@ -32,7 +32,13 @@ def load_checkpoint_of(bundle: Bundle, source: str) -> Checkpoint:
     """
     manifest = bundle.manifest
     layers = "last" if manifest.embedding is None else manifest.embedding.layers
-    return load_checkpoint(source, task=manifest.task, layers=layers, attentions=bool(manifest.attention_heads))
+    return load_checkpoint(
+        source,
+        task=manifest.task,
+        layers=layers,
+        attentions=bool(manifest.attention_heads),
+        ignored_weights=manifest.source.ignored_weights,
+    )
 
 
 def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[Check]:

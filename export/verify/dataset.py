@@ -13,6 +13,7 @@ from export.errors import DataError
 from export.evidence.metrics import Span, spans_of_tags
 from service.errors import BertServeError
 from service.tasks import choose
+from service.tasks.decoding.tag_schemes import scheme_of
 from service.tasks.encoded import ModelConfig
 from service.wire.reading import Limits, read_body
 
@@ -185,7 +186,8 @@ def _read_entities(document: Document, labels: Sequence[str]) -> Entities | None
             raise ValueError(f"the token {json.dumps(word)} is not in the text where it belongs.")
         end = start + len(word)
         offsets.append((start, end))
-    return Entities(spans_of_tags(tags, offsets), offsets)
+    plain = labels if scheme_of(tuple(labels)) == "plain" else ()
+    return Entities(spans_of_tags(tags, offsets, plain=plain), offsets)
 
 
 def _read_answers(document: Document, labels: Sequence[str]) -> list[str] | None:

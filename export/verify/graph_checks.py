@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from export.evidence.batch_invariance import max_row_error, worst_row_error
+from export.evidence.batch_invariance import measure_row_errors
 from export.evidence.samples import sample_requests
 from export.verify.check import Check
 from export.verify.loaded_graph import LoadedGraph
@@ -74,19 +74,18 @@ def check_example(loaded: LoadedGraph) -> Check:
 def check_batches(loaded: LoadedGraph) -> Check:
     """Compares texts in a batch with the same texts alone, and with what the manifest claims of that."""
     name, manifest = f"batches {loaded.name}", loaded.bundle.manifest
-    mask = manifest.tokenizer.mask
     task = TASKS[manifest.task]
     try:
-        spec = manifest.tokenizer
-        requests = sample_requests(manifest.task, spec.max_length, mask.token if mask else None, spec.single, pairs_only=spec.pairs_only)
+        prompts = manifest.embedding.prompts.values() if manifest.embedding else ()
+        requests = sample_requests(manifest.task, manifest.tokenizer, prompts)
         encodings = [encoding for request in requests for encoding in task.encode(request, loaded.tokenizer).encodings]
-        worst = worst_row_error(loaded.engine, encodings, [loaded.engine.run([encoding])[0] for encoding in encodings])
+        errors = measure_row_errors(loaded.engine, encodings, [loaded.engine.run([encoding])[0] for encoding in encodings])
     except BertServeError as error:
         return Check(name, False, error.message)
     claim = "batch-invariant" if loaded.graph.batch_invariant else "not batch-invariant"
     return Check(
         name,
-        worst <= max_row_error(loaded.graph.precision) or not loaded.graph.batch_invariant,
-        f"a row in a batch differs from the row alone by {worst:.1e} at most; the manifest says {claim}",
-        {"worst_row_error": worst, "batch_invariant": loaded.graph.batch_invariant},
+        errors.is_rounding(loaded.graph.precision) or not loaded.graph.batch_invariant,
+        f"a row in a batch differs from the row alone by {errors.worst:.1e} at most; the manifest says {claim}",
+        {"worst_row_error": errors.worst, "batch_invariant": loaded.graph.batch_invariant},
     )

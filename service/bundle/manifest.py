@@ -45,6 +45,20 @@ class MaskToken(Record):
     id: Annotated[int, Field(ge=0)]
 
 
+class AddedToken(Record):
+    """A token that training added to the vocabulary, such as an entity marker. A text that spells it has it.
+
+    Attributes:
+        token: How a text spells it.
+        id: Its id.
+        special: Whether a decoded text leaves it out.
+    """
+
+    token: str
+    id: Annotated[int, Field(ge=0)]
+    special: bool
+
+
 class TokenizerSpec(Record):
     """How texts become token ids, beside `tokenizer.json` itself.
 
@@ -59,6 +73,8 @@ class TokenizerSpec(Record):
         subword_prefix: What begins a token that continues a word; null where a word begins after white space instead.
         mask: The mask token, for fill-mask.
         pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
+        added_tokens: Tokens that texts may spell besides those of the vocabulary's own. Not among them are the tokens of the templates,
+            of padding, of unknown text and of the mask: spelled in a text these are plain text.
     """
 
     sha256: str
@@ -71,6 +87,7 @@ class TokenizerSpec(Record):
     subword_prefix: str | None
     mask: MaskToken | None
     pairs_only: bool = False
+    added_tokens: Annotated[tuple[AddedToken, ...], Field(strict=False)] = ()
 
 
 class Flops(Record):
@@ -163,6 +180,7 @@ class Source(Record):
         license_link: Where that license is.
         language: Codes of the languages.
         datasets: The hub's ids of what it was trained on.
+        ignored_weights: Patterns of the names of weights that the exported model leaves unused, because the user said that they do not matter.
     """
 
     checkpoint: str
@@ -175,6 +193,7 @@ class Source(Record):
     license_link: str | None = None
     language: Annotated[tuple[str, ...], Field(strict=False)] = ()
     datasets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    ignored_weights: Annotated[tuple[str, ...], Field(strict=False)] = ()
 
 
 class OmittedGraph(Record):

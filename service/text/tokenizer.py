@@ -133,9 +133,12 @@ class Tokenizer:
         unknown = self._library.unknown_id if self.unknown is None else self.token_id(self.unknown)
         self._stand_in = self._tokenizer.encode("?", add_special_tokens=False).ids[-1] if unknown is None else unknown
         self._reserved = _special_ids(self._tokenizer, spec) - {self._stand_in}
+        self._left_out = frozenset(token.id for token in spec.added_tokens if token.special)
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
-        """Returns the tokens of each text, without special tokens. Of these only the mask, where there is one, can be spelled in a text.
+        """Returns the tokens of each text, without the template's special tokens.
+
+        A text can spell the mask, where there is one, and the added tokens that the manifest lists; no other special token.
 
         Raises:
             EngineError: The tokenizer panicked.
@@ -183,13 +186,18 @@ class Tokenizer:
 
     def decode(self, ids: TokenIds, *, skip_special: bool) -> str:
         """Returns the text of token ids."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
+        text: str = self._tokenizer.decode(self._kept(ids, skip_special), skip_special_tokens=skip_special)
         return text
 
     def decode_all(self, texts: Sequence[TokenIds], *, skip_special: bool) -> list[str]:
         """Returns the text of each of several lists of token ids. Other threads run meanwhile."""
-        found: list[str] = self._tokenizer.decode_batch([list(ids) for ids in texts], skip_special_tokens=skip_special)
+        kept = [self._kept(ids, skip_special) for ids in texts]
+        found: list[str] = self._tokenizer.decode_batch(kept, skip_special_tokens=skip_special)
         return found
+
+    def _kept(self, ids: TokenIds, skip_special: bool) -> list[int]:
+        """Returns ids without the special added tokens, which the library knows as plain ones, where special tokens are left out."""
+        return [id_ for id_ in ids if id_ not in self._left_out] if skip_special and self._left_out else list(ids)
 
     def room(self, *, pair: bool) -> int:
         """Returns how many text tokens fit beside the special tokens of the template."""

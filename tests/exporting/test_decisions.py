@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from export.evidence.decisions import decision, equal_but_for_scores, result_spans
+from export.evidence.decisions import decision, equal_but_for_scores, equal_but_for_ties, result_spans
 from export.evidence.metrics import Span
 from service.bundle.manifest import Activation
 
@@ -77,6 +77,9 @@ def test_of_independent_labels_those_that_are_sure_count() -> None:
         ([], False),
         (ADA, False),
         ([{"entity": "PER"}], False),
+        ([ADA | {"score": "0.5"}], False),
+        ([ADA | {"score": None}], False),
+        ([ADA | {"start": False}], False),
     ],
 )
 def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) -> None:
@@ -97,3 +100,25 @@ def test_results_are_the_same_but_for_their_scores(actual: Any, expected: bool) 
 def test_spans_of_a_result(result: Any, expected: set[Span]) -> None:
     """Entities, tokens and answers have places; labels have none."""
     assert expected == result_spans(result)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected"),
+    [
+        (scored(a=0.5, b=0.3, c=0.2), True),
+        (scored(b=0.5, a=0.3, c=0.2), False),
+        (scored(a=0.5, c=0.3, b=0.2), False),
+        (scored(a=0.5, b=0.3), False),
+        (scored(a=0.5, b=0.3, d=0.2), True),
+    ],
+)
+def test_labels_whose_scores_are_nearly_equal_may_be_in_either_order(actual: Any, expected: bool) -> None:
+    """Rounding orders them either way, in the middle of a list and at its end; those that differ by more keep their order."""
+    reference = scored(a=0.5, b=0.3, c=0.20005)
+    assert expected is equal_but_for_ties("text-classification", reference, actual, 1e-4)
+    assert equal_but_for_ties("text-classification", [scored(a=0.50004, b=0.49996)], [scored(b=0.50003, a=0.49997)], 1e-4)
+
+
+def test_entities_have_their_place_and_no_order_by_score() -> None:
+    """Another entity is another answer, however near the scores are."""
+    assert not equal_but_for_ties("token-classification", [ADA | {"score": 0.5}], [ADA | {"end": 4, "score": 0.5}], 1e-4)

@@ -308,7 +308,7 @@ def test_a_sound_graph_passes(stages: Stages) -> None:
 
     assert (18, 1.0) == (found.samples, found.label_agreement)
     assert found.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert found.worst_row_error <= MAX_ROW_ERROR
+    assert found.row_errors.worst <= MAX_ROW_ERROR
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_neighbors_that_move_a_row_are_measured(stages: Stages) -> None:
     """An engine whose rows depend on the size of the batch is found not to be batch-invariant."""
     leaky = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits + np.float32(0.25 * (len(encodings) > 1)))
 
-    assert pytest.approx(0.25, abs=1e-4) == stages.compare(leaky).worst_row_error
+    assert pytest.approx(0.25, abs=1e-4) == stages.compare(leaky).row_errors.worst
 
 
 def test_int8_may_be_off_and_its_labels_disagree(stages: Stages) -> None:

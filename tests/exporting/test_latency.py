@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,4 +71,26 @@ def test_rows_are_compared_with_themselves_alone() -> None:
     encodings = [encoding(length) for length in (3, 5, 4, 9, 2)]
     for leak, expected in ((0.0, 0.0), (0.5, 0.5 * (batch_invariance.BATCH_ROWS - 1))):
         engine = Fake(leak)
-        assert expected == batch_invariance.worst_row_error(engine, encodings, [engine.run([one])[0] for one in encodings])
+        assert expected == batch_invariance.measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings]).worst
+
+
+@pytest.mark.parametrize(
+    ("largest", "error", "expected"), [(100.0, 1e-4, True), (100.0, 1e-3, False), (1.0, 9e-6, True), (1.0, 2e-5, False)]
+)
+def test_rounding_of_large_outputs_is_no_sign_of_neighbors(largest: float, error: float, expected: bool) -> None:
+    """A row may move by a share of its largest output: with logits near 100 the last bit of float32 is 8e-6."""
+    errors = batch_invariance.measure_row_errors(
+        Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2
+    )
+    assert expected is errors.is_rounding("fp32")
+
+
+class Shifted:
+    """An engine whose rows in a batch are off by a constant."""
+
+    def __init__(self, largest: float, error: float) -> None:
+        self._row = np.array([largest + error, 1 + error], dtype=np.float32)
+
+    def run(self, encodings: Any) -> Any:
+        """Returns a row for each encoding."""
+        return [{"logits": self._row} for _ in encodings]

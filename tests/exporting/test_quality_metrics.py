@@ -85,6 +85,12 @@ def test_tags_become_entities(tags: list[str], expected: set[metrics.Span]) -> N
     assert expected == metrics.spans_of_tags(tags, WORDS)
 
 
+def test_plain_labels_with_a_hyphen_are_whole() -> None:
+    """`E-MAIL` is a label of a model without prefixes, and not the end of `MAIL`."""
+    tags = ["E-MAIL", "E-MAIL", "O", "PER"]
+    assert {(0, 5, "E-MAIL"), (9, 11, "PER")} == metrics.spans_of_tags(tags, WORDS, plain=("O", "PER", "E-MAIL"))
+
+
 @pytest.mark.parametrize(
     ("span", "words", "expected"),
     [

@@ -2,69 +2,74 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
+import transformers
 
 from export.checkpoint.unexpected_weights import refuse_unexpected_weights
 from export.errors import CheckpointError
 
-EXPECTED = ["enc.layer.0.dense.weight", "enc.layer.1.dense.weight", "enc.pooler.dense.weight", "cls.predictions.bias", "classifier.weight"]
-MODULES = {
-    "",
-    "enc",
-    "enc.layer",
-    "enc.layer.0",
-    "enc.layer.0.dense",
-    "enc.layer.1",
-    "enc.layer.1.dense",
-    "enc.pooler",
-    "enc.pooler.dense",
-} | {
-    "cls",
-    "cls.predictions",
-    "classifier",
-}
+
+@functools.cache
+def model(architecture: str) -> transformers.PreTrainedModel:
+    """Returns a tiny model of two layers."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 16}
+    made: transformers.PreTrainedModel = getattr(transformers, architecture)(transformers.BertConfig(**sizes))
+    return made
 
 
-def refuse(*names: str, modules: set[str] = MODULES) -> None:
-    """Judges unexpected weights of a model with the encoder `enc`."""
-    refuse_unexpected_weights("ckpt", names, expected=EXPECTED, modules=modules, encoder="enc")
+def refuse(*names: str, architecture: str = "BertForSequenceClassification", ignored: tuple[str, ...] = ()) -> None:
+    """Judges unexpected weights of a model."""
+    refuse_unexpected_weights("ckpt", names, model(architecture), ignored)
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("architecture", "name"),
     [
-        "cls.seq_relationship.weight",  # another head within a module of heads, as in BERT's pretraining
-        "lm_head.dense.weight",
-        "discriminator_predictions.dense_prediction.bias",
-        "enc.embeddings.position_ids",
+        ("BertForSequenceClassification", "cls.seq_relationship.weight"),
+        ("BertForSequenceClassification", "cls.predictions.transform.dense.weight"),
+        ("BertForSequenceClassification", "qa_outputs.bias"),
+        ("BertForMaskedLM", "cls.seq_relationship.weight"),
+        ("BertForTokenClassification", "bert.pooler.dense.weight"),
+        ("BertModel", "classifier.weight"),
+        ("BertModel", "cls.predictions.bias"),
+        ("BertModel", "embeddings.position_ids"),
+        ("BertForTokenClassification", "bert.embeddings.position_ids"),
     ],
 )
-def test_other_heads_and_position_ids_are_harmless(name: str) -> None:
-    """They do not take part in this head's answers."""
-    refuse(name)
+def test_other_heads_and_position_ids_are_harmless(architecture: str, name: str) -> None:
+    """They take no part in this head's answers."""
+    refuse(name, architecture=architecture)
 
 
-def test_a_pooler_that_the_model_does_not_have_is_harmless() -> None:
-    """A head over tokens needs none; where there is one, a weight of it that is not known is not."""
-    refuse("enc.pooler.dense.bias", modules=MODULES - {"enc.pooler", "enc.pooler.dense"})
-    with pytest.raises(CheckpointError, match=r"`enc\.pooler\.dense\.scale`"):
-        refuse("enc.pooler.dense.scale")
-
-
-@pytest.mark.parametrize("name", ["enc.layer.2.dense.weight", "enc.layer.11.dense.weight"])
+@pytest.mark.parametrize("name", ["bert.encoder.layer.2.output.dense.weight", "bert.encoder.layer.11.output.dense.weight"])
 def test_more_layers_are_refused(name: str) -> None:
     """The message has a weight of them and the field to set."""
-    with pytest.raises(
-        CheckpointError, match=rf"`ckpt` has weights of more layers.*1 would not be used, among them `{name}`.*num_hidden_layers"
-    ):
-        refuse(name, "lm_head.dense.weight")
+    with pytest.raises(CheckpointError, match=rf"`ckpt`.* 1 would not be used, among them `{name}`.*num_hidden_layers"):
+        refuse(name, "qa_outputs.weight")
 
 
-@pytest.mark.parametrize("name", ["enc.layer.0.adapter.down.weight", "enc.layer.0.dense.lora_A", "classifier.scale", "enc.extra.weight"])
-def test_parts_that_the_architecture_does_not_know_are_refused(name: str) -> None:
-    """Within the encoder, or in a module that the model has."""
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("BertForSequenceClassification", "bert.encoder.layer.0.adapter.down.weight"),
+        ("BertForSequenceClassification", "bert.encoder.layer.0.output.dense.lora_A"),
+        ("BertForSequenceClassification", "bert.pooler.dense.scale"),
+        ("BertForSequenceClassification", "classifier.scale"),
+        ("BertForSequenceClassification", "classifier.0.weight"),
+        ("BertForSequenceClassification", "lstm.weight_ih_l0"),
+        ("BertForTokenClassification", "crf.transitions"),
+        ("BertModel", "encoder.layer.0.attention.self.distance_embedding.weight"),
+        ("BertModel", "projection.weight"),
+        ("BertModel", "pooler.dense.scale"),
+    ],
+)
+def test_parts_that_no_head_of_the_architecture_has_are_refused(architecture: str, name: str) -> None:
+    """Within the encoder, beside it, or in a module that the model has; unless the user says that they do not matter."""
     with pytest.raises(CheckpointError, match=rf"1 weights that its architecture has no place for, among them `{name}`"):
-        refuse(name)
+        refuse(name, architecture=architecture)
+    refuse(name, architecture=architecture, ignored=("unrelated.*", name))
 
 
 def test_no_unexpected_weights_are_fine() -> None:

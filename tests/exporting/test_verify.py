@@ -19,6 +19,7 @@ import pytest
 
 import tiny
 from export import cli, verify_cli
+from export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors
 from export.evidence.predict import predict
 from export.verify.check import Check
 from export.verify.dataset import READERS
@@ -268,7 +269,8 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
     """What would be another answer in fp32 is rounding in fp16, up to the bound that the export has."""
     path = with_gpu_graph(sound(tmp_path))
     for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
-        monkeypatch.setattr("export.verify.graph_checks.worst_row_error", lambda engine, encodings, alone, error=error: error)
+        found = RowErrors(error, error / TRAINED_LARGEST)
+        monkeypatch.setattr("export.verify.graph_checks.measure_row_errors", lambda engine, encodings, alone, found=found: found)
         monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None)
         monkeypatch.setattr("export.verify.loaded_graph.LoadedGraph.engine", property(lambda loaded: on_cpu(loaded.bundle, loaded.graph)))
         _, checks = verify(path)

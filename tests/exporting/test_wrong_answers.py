@@ -1,0 +1,222 @@
+"""Checkpoints that were once exported with other answers than PyTorch's: each is equal now, or refused with a reason that names the cause."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from checkpoints import PyTorch, bert, edit_json, edit_weights
+from export import cli
+from export.checkpoint.checkpoint import Checkpoint
+from export.checkpoint.load import load_checkpoint
+from export.errors import CheckpointError
+from export.evidence.samples import sample_requests
+from service.tasks import classify
+from service.text.tokenizer import Tokenizer
+
+MARKERS = ("[E1]", "[/E1]", "<url>", "CO2")
+TEXTS = [
+    "the [E1] good [/E1] film",
+    "[E1]good[/E1]",
+    "<url><url> is bad",
+    "a film at <url>, good",
+    "CO2 and co2",
+    "[e1] good [E1 ] [/E1",
+    "[E1]",
+]
+INERT = ["good [SEP] bad", "[CLS] good", "good [PAD] [PAD]", "[MASK] film", "[UNK] film"]
+
+
+def with_markers(folder: Path, **options: Any) -> Path:
+    """Writes a classifier whose tokenizer has markers of entities, as its training added them, and returns its path."""
+    source = bert(folder, **options)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKERS[:3])})
+    tokenizer.add_tokens([MARKERS[3]])
+    tokenizer.save_pretrained(source)
+    return source
+
+
+def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
+    """Returns the service's tokenizer of a checkpoint, as a bundle has it."""
+    path = folder / "tokenizer.json"
+    path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    return Tokenizer(path, checkpoint.tokenizer_spec(hashlib.sha256(path.read_bytes()).hexdigest()))
+
+
+@pytest.fixture(name="marked", scope="module")
+def a_checkpoint_with_markers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier with markers of entities."""
+    return with_markers(tmp_path_factory.mktemp("marked"))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_added_tokens_of_a_text_are_matched(marked: Path, tmp_path: Path, text: str) -> None:
+    """Markers of entities and placeholders have the ids that training gave them, special or not."""
+    checkpoint = load_checkpoint(str(marked))
+    expected = transformers.AutoTokenizer.from_pretrained(marked)(text, add_special_tokens=False)["input_ids"]
+    [tokens] = service_tokenizer(checkpoint, tmp_path).tokenize([text])
+    assert expected == tokens.ids
+
+
+@pytest.mark.parametrize("text", INERT)
+def test_tokens_of_the_template_stay_text(marked: Path, tmp_path: Path, text: str) -> None:
+    """A passage cannot smuggle in the end of a text, padding or a mask, next to markers neither."""
+    checkpoint = load_checkpoint(str(marked))
+    reserved = {checkpoint.tokenizer.convert_tokens_to_ids(token) for token in ("[CLS]", "[SEP]", "[PAD]", "[MASK]")}
+    [tokens] = service_tokenizer(checkpoint, tmp_path).tokenize([f"[E1] {text}"])
+    assert checkpoint.tokenizer.convert_tokens_to_ids("[E1]") == tokens.ids[0]
+    assert reserved.isdisjoint(tokens.ids)
+
+
+def test_the_manifest_and_the_samples_have_each_added_token(marked: Path) -> None:
+    """What the evidence says of a model is measured with its markers too."""
+    checkpoint = load_checkpoint(str(marked))
+    spec = checkpoint.tokenizer_spec("0" * 64)
+    texts = " ".join(request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.Request))
+    assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
+    assert [] == [token for token in MARKERS if token not in texts]
+
+
+def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tmp_path: Path) -> None:
+    """As transformers does with `skip_special_tokens`."""
+    reference = transformers.AutoTokenizer.from_pretrained(marked)
+    ids = reference("the [E1] good [/E1] film CO2")["input_ids"]
+    tokenizer = service_tokenizer(load_checkpoint(str(marked)), tmp_path)
+    for skip in (True, False):
+        expected = reference.decode(ids, skip_special_tokens=skip)
+        assert [expected, expected] == [tokenizer.decode(ids, skip_special=skip), *tokenizer.decode_all([ids], skip_special=skip)]
+
+
+def test_a_bundle_with_markers_answers_as_pytorch_does(marked: Path, tmp_path: Path) -> None:
+    """From the checkpoint to the service's answer, markers in the texts."""
+    from service.backend.onnx_engine import OnnxEngine
+    from service.bundle.files import load_bundle
+
+    assert 0 == cli.main([str(marked), "--output", str(tmp_path), "--precision", "fp32"])
+    bundle = load_bundle(tmp_path / marked.name)
+    manifest = bundle.manifest
+    tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
+    graph = manifest.graphs[0]
+    engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=manifest.tokenizer.pad_id, padding_side=manifest.tokenizer.padding_side)
+    pytorch = PyTorch(marked)
+    for text in TEXTS:
+        [row] = engine.run([tokenizer.assemble(tokenizer.tokenize([text])[0].ids)])
+        np.testing.assert_allclose(pytorch.logits(text), row["logits"], rtol=0, atol=1e-4)
+
+
+# ---- weights that the model leaves unused
+
+
+def with_weights(folder: Path, weights: dict[str, torch.Tensor], architecture: str) -> Path:
+    """Returns a checkpoint with more weights than its architecture has."""
+    source = bert(folder, architecture=architecture)
+    edit_weights(source, lambda tensors: tensors.update(weights))
+    return source
+
+
+UNUSED = {
+    "relative positions": {"encoder.layer.0.attention.self.distance_embedding.weight": torch.zeros(3, 8)},
+    "LoRA that was not merged": {"encoder.layer.0.attention.self.query.lora_A.default.weight": torch.zeros(2, 32)},
+    "an adapter": {"encoder.layer.0.output.adapters.nli.adapter_down.0.weight": torch.zeros(2, 32)},
+    "a module beside the encoder": {"lstm.weight_ih_l0": torch.zeros(64, 32)},
+    "a CRF": {"crf.transitions": torch.zeros(3, 3)},
+}
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForSequenceClassification"])
+@pytest.mark.parametrize("kind", UNUSED)
+def test_weights_that_no_head_of_the_architecture_has_are_refused(tmp_path: Path, architecture: str, kind: str) -> None:
+    """Of a bare encoder as with a head: it was trained with a part that transformers would leave out."""
+    prefix = "" if architecture == "BertModel" else "bert."
+    weights = {name if name.startswith(("lstm", "crf")) else prefix + name: value for name, value in UNUSED[kind].items()}
+    source = with_weights(tmp_path, weights, architecture)
+    with pytest.raises(CheckpointError, match=f"`{next(iter(weights))}`.*--ignore-weights"):
+        load_checkpoint(str(source))
+
+
+def test_a_user_can_say_that_weights_do_not_matter(tmp_path: Path) -> None:
+    """By a pattern, which the manifest then has, so that `verify` loads the checkpoint in the same way."""
+    source = with_weights(tmp_path, UNUSED["a CRF"], "BertForSequenceClassification")
+    assert ("crf.*",) == load_checkpoint(str(source), ignored_weights=["crf.*"]).ignored_weights
+    with pytest.raises(CheckpointError, match=r"crf\.transitions"):
+        load_checkpoint(str(source), ignored_weights=["lstm.*"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("BertForPreTraining", "feature-extraction"),
+        ("BertForMaskedLM", "feature-extraction"),
+        ("BertForQuestionAnswering", "feature-extraction"),
+        ("BertForPreTraining", "fill-mask"),
+    ],
+)
+def test_other_heads_are_harmless(tmp_path: Path, architecture: str, task: str) -> None:
+    """An encoder out of a model with a head is complete."""
+    assert task == load_checkpoint(str(bert(tmp_path, architecture=architecture)), task=task).task
+
+
+# ---- which files are loaded
+
+
+def test_other_weights_than_those_of_the_digest_are_refused(tmp_path: Path) -> None:
+    """`transformers_weights` in config.json would load another file, a pickle even."""
+    source = bert(tmp_path)
+    shutil.copy(source / "model.safetensors", source / "other.safetensors")
+    edit_json(source / "config.json", transformers_weights="other.safetensors")
+    with pytest.raises(CheckpointError, match="transformers_weights"):
+        load_checkpoint(str(source))
+
+
+def test_the_digest_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
+    """Another file of weights in the folder changes nothing; the parts of an index count."""
+    source = bert(tmp_path)
+    before = load_checkpoint(str(source)).weights_sha256
+    shutil.copy(source / "model.safetensors", source / "optimizer.safetensors")
+    assert before == load_checkpoint(str(source)).weights_sha256
+    assert before == hashlib.sha256(hashlib.sha256((source / "model.safetensors").read_bytes()).digest()).hexdigest()
+
+    names = sorted(load_file(source / "model.safetensors"))
+    (source / "model.safetensors").rename(source / "part.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "part.safetensors")}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    assert before == load_checkpoint(str(source)).weights_sha256
+
+
+def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only its shapes are looked at: its configuration may name a kernel of the hub."""
+    from export.checkpoint import task_head
+
+    asked: list[Any] = []
+
+    class Auto:
+        _model_mapping = transformers.AutoModelForSequenceClassification._model_mapping
+
+        @staticmethod
+        def from_config(config: Any, **options: Any) -> Any:
+            asked.append(options.get("attn_implementation"))
+            return transformers.AutoModelForSequenceClassification.from_config(config, **options)
+
+    class Adapter:
+        task = "text-classification"
+        folder = tmp_path
+
+        @staticmethod
+        def label_count(model: Any) -> None:
+            return None
+
+    monkeypatch.setitem(task_head.HEADS, "ForSequenceClassification", ("text-classification", Auto))
+    config = transformers.AutoConfig.from_pretrained(bert(tmp_path))
+    config._attn_implementation_internal = None
+    task_head.choose_task(config, "auto", Adapter())  # type: ignore[arg-type]
+    assert ["eager"] == asked
