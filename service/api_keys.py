@@ -1,4 +1,4 @@
-"""Who may call: the access that a route declares, and the API keys of a file.
+"""Access: what a route can declare, and the API keys of a file.
 
 Only SHA-256 digests of keys are kept, and they are compared in constant time.
 
@@ -27,7 +27,7 @@ ONLY = "default"  # the name of a key that is alone in its file, in plain text
 
 
 class Access(Enum):
-    """Who may call a route."""
+    """The callers that a route admits."""
 
     PUBLIC = "everyone"
     PROBE = "everyone, unless health checks need a key"

@@ -38,7 +38,7 @@ def read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> t
 
     Args:
         tokenizer: The tokenizer.
-        pieces: Of its templates.
+        pieces: The pieces of its templates.
         pad_id: The id of padding.
     """
     inert = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}

@@ -29,7 +29,7 @@ from export.errors import CheckpointError
 
 # modules that only a training had: TinyBERT's matrices that compared its layers with those of its teacher
 _OF_TRAINING = ("fit_dense.",)
-_HEADS = (
+_CLASSES = (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
@@ -89,7 +89,7 @@ def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
     """Returns the names of the weights of all models that transformers has for a configuration, with and without the encoder's prefix."""
     names: set[str] = set()
     config: Any = model.config
-    for auto_class in _HEADS:
+    for auto_class in _CLASSES:
         if type(config) not in auto_class._model_mapping:
             continue
         try:

@@ -92,8 +92,7 @@ def measure_parity(
     for i, (request, expected, (encoded, rows)) in enumerate(track(pairs, "compare answers", unit="samples", total=len(reference.rows))):
         encodings += encoded.encodings
         alone += rows
-        own = _differences(request, expected, rows)
-        differences += own
+        differences += (own := _differences(request, expected, rows))
         errors.add(encoded.encodings, expected, rows)
         for row, found_row in zip(expected, rows, strict=True):
             (fixed if i < reference.fixed else texts).add(row, found_row)

@@ -54,7 +54,7 @@ def emit_embeddings(graph: ir.Graph) -> int:
     """
     count = 0
     for node in tuple(graph):  # not the gathers that are put in
-        axis = node.attributes.get_int("axis", 0)  # of another axis these would be columns, whose scales are no rows
+        axis = node.attributes.get_int("axis", 0)  # with another axis it would gather columns, and the scales are per row
         table = node.inputs[0] if node.op_type == "Gather" and axis == 0 else None
         shape = rewrite.constant_shape(table)
         if table is None or shape is None or len(shape) != 2 or shape[0] < MIN_ROWS:

@@ -44,7 +44,7 @@ def create_app(
 
     Args:
         state: What it answers from.
-        auth: Admits requests; None admits everyone, and lets nobody change models.
+        auth: Admits requests; with None, all routes need no key and model management is disabled.
         log_access: Whether to log a line for each request.
         root_path: Path below which a proxy offers it; a path may begin with it or not.
         cors_origins: Origins whose pages may read answers.

@@ -67,7 +67,7 @@ class Authenticator:
             admin_keys: The keys that may change models, and call all other routes; None disables model management.
             open_health: Whether probes need no key.
             open_metrics: Whether `/metrics` needs no key.
-            max_concurrent_per_key: Most open requests of one key; None is no limit.
+            max_concurrent_per_key: Limit of open requests per key; None for no limit.
         """
         self.keys = keys
         self.admin_keys = admin_keys
@@ -118,7 +118,7 @@ class Authenticator:
         """Returns whose key the header `Authorization` has.
 
         Raises:
-            UnauthorizedError: There is no such header, it has another scheme, or nobody has this key.
+            UnauthorizedError: There is no such header, several, one of another scheme, or one with an unknown key.
         """
         values = [value for name, value in headers if name == b"authorization"]
         if not values:

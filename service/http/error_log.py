@@ -1,4 +1,4 @@
-"""ErrorLog: a line for each request that failed, and for refusals, which come in thousands, one a second with their number.
+"""ErrorLog: a line for each request that failed. Of refusals, and of many errors of callers, the first within a second and their number.
 
 No text of a caller reaches a log: an error is logged by its sentence without the values in it, an internal one with the places
 that it went through.
