@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from fastapi import Request
-from starlette.requests import ClientDisconnect
-from starlette.responses import Response
+from starlette.datastructures import QueryParams
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
-from service.http.answers import content_of
+from service.http.answers import Answer, content_of
 from service.http.auth import Endpoint
 from service.http.disconnect import unless_disconnected
 from service.http.error_log import ErrorLog
 from service.http.large_bodies import SMALL_BYTES, LargeBodies
 from service.http.lines import LineAnswerer
-from service.http.middleware import LABELS, PREDICTION, REQUEST_ID, recorded_trace
+from service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from service.http.streaming import LineStream, is_stream
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
@@ -31,6 +28,7 @@ from service.wire.call import Content, Incoming
 from service.wire.routes import Route
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
+_TIMEOUT = TIMEOUT_HEADER.encode()
 
 
 class InferenceEndpoint(Endpoint):
@@ -40,21 +38,21 @@ class InferenceEndpoint(Endpoint):
     dependencies take two fifths of what a short text costs the event loop (bench/results/2026-11-21-with-memory-arena.md).
     """
 
-    def __init__(self, route: Route, answer: Callable[[Route, Request], Coroutine[Any, Any, ASGIApp]], **description: Any) -> None:
+    def __init__(self, route: Route, answer: Callable[[Route, Scope, Receive], Coroutine[Any, Any, ASGIApp]], **description: Any) -> None:
         """Creates it.
 
         Args:
             route: The route.
             answer: Returns what answers a request of a route.
-            **description: What OpenAPI says of it, as FastAPI takes it.
+            **description: What OpenAPI says of it, as FastAPI takes it, which also wants a function and never calls it.
         """
         self.access = route.access
-        self._answer = functools.partial(answer, route)
-        super().__init__(route.path, self._answer, methods=["POST"], summary=route.summary, response_model=None, **description)
+        self._route, self._answer = route, answer
+        super().__init__(route.path, lambda: None, methods=["POST"], summary=route.summary, response_model=None, **description)
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        answer = await self._answer(Request(scope, receive))
+        answer = await self._answer(self._route, scope, receive)
         await answer(scope, receive, send)
 
 
@@ -101,25 +99,25 @@ class Inference:
         self._errors = ErrorLog()
         self._bodies = LargeBodies()
 
-    async def answer(self, route: Route, request: Request) -> ASGIApp:
+    async def answer(self, route: Route, scope: Scope, receive: Receive) -> ASGIApp:
         """Returns the answer to a request of a route: a response, or what sends the answers to a stream of lines."""
-        headers = _plain(request.scope["headers"])
-        if route.streams and is_stream(headers.get("content-type", "")):
-            stream = self._stream(request, headers, route)
+        headers = scope[HEADERS]
+        if route.streams and is_stream(headers.get(b"content-type", b"")):
+            stream = self._stream(scope, receive, route)
             return lambda scope, receive, send: stream(send)
-        return await self._respond(request, headers, route)
+        return await self._respond(scope, receive, route)
 
-    async def _respond(self, request: Request, headers: Mapping[str, str], route: Route) -> Response:
+    async def _respond(self, scope: Scope, receive: Receive, route: Route) -> Answer:
         """Answers a request, in whose path a model may be named."""
-        scope, registry = request.scope, self._state.registry
+        headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
         path_params = scope["path_params"]
         named = registry.get(path_params["name"]) if path_params else None
         if named is not None:
             scope[LABELS] = (named.task, named.name)
         if scope["query_string"]:
-            raise _no_query(request)
-        raw = await read_raw(request, headers, self._state.max_body_bytes)
+            raise _no_query(scope)
+        raw = await read_raw(receive, headers, self._state.max_body_bytes)
         limits, version = self._state.limits, path_params.get("version")
         incoming = Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID])
         call = route.read(incoming) if len(raw) <= SMALL_BYTES else await self._bodies.read(route, incoming)
@@ -131,42 +129,42 @@ class Inference:
         requests = body.requests(model.bundle.manifest)
         try:
             prediction = await unless_disconnected(
-                model.predict(requests, timeout_s=timeout_s, task=call.task, spec=call.spec, trace=recorded_trace(scope)), request.receive
+                model.predict(requests, timeout_s=timeout_s, task=call.task, spec=call.spec, trace=recorded_trace(scope)), receive
             )
         except BertServeError as error:
             error.name_input(many=body.is_list, subject=body.subject)
             raise
         scope[PREDICTION] = prediction
-        return _response(model, await content_of(call, prediction), prediction)
+        return _answer(model, await content_of(call, prediction), prediction)
 
-    def _stream(self, request: Request, headers: Mapping[str, str], route: Route) -> LineStream:
+    def _stream(self, scope: Scope, receive: Receive, route: Route) -> LineStream:
         """Returns what answers a request of many lines; it counts as many requests, and not as one."""
-        name = request.scope["path_params"].get("name")
+        headers, name = scope[HEADERS], scope["path_params"].get("name")
         if name is not None:
             self._state.registry.get(name)
-        if request.scope["query_string"]:
-            raise _no_query(request)
+        if scope["query_string"]:
+            raise _no_query(scope)
         _check_encoding(headers)
         timeout_s = self._timeout_s(headers)
 
         def incoming(raw: bytes) -> Incoming[Model]:
             # the model is found for each line: it may be loaded again while the stream goes on
             named = None if name is None else self._state.registry.get(name)
-            return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=request.scope[REQUEST_ID])
+            return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
 
-        line = LineAnswerer(self._state, route, incoming, request.scope, self._errors, self._bodies, timeout_s=timeout_s)
+        line = LineAnswerer(self._state, route, incoming, scope, self._errors, self._bodies, timeout_s=timeout_s)
         limits = self._state
-        return LineStream(request.scope, request.receive, line.answer, max_jobs=limits.max_stream_jobs, max_bytes=limits.max_body_bytes)
+        return LineStream(scope, receive, line.answer, max_jobs=limits.max_stream_jobs, max_bytes=limits.max_body_bytes)
 
-    def _timeout_s(self, headers: Mapping[str, str]) -> float:
-        given = headers.get(TIMEOUT_HEADER)
-        if given is None:
+    def _timeout_s(self, headers: Mapping[bytes, bytes]) -> float:
+        value = headers.get(_TIMEOUT)
+        if value is None:
             return self._state.timeout_ms / 1000
-        if not (re.fullmatch("[0-9]{1,9}", given) and 1 <= int(given) <= self._state.max_timeout_ms):
+        if not (re.fullmatch(b"[0-9]{1,9}", value) and 1 <= int(value) <= self._state.max_timeout_ms):
             raise InvalidValueError(
-                f"the header `{TIMEOUT_HEADER}` is `{given[:32]}`; it must be a whole number from 1 to {self._state.max_timeout_ms}."
+                f"the header `{TIMEOUT_HEADER}` is `{_shown(value)}`; it must be a whole number from 1 to {self._state.max_timeout_ms}."
             )
-        return int(given) / 1000
+        return int(value) / 1000
 
     def _checked(self, timeout_s: float) -> float:
         """Returns a deadline that a body names."""
@@ -177,35 +175,38 @@ class Inference:
         return timeout_s
 
 
-def _no_query(request: Request) -> InvalidValueError:
+def _no_query(scope: Scope) -> InvalidValueError:
     """Returns the error of a query: what stands in it would silently do nothing."""
-    name = next(iter(request.query_params), "")[:64]
+    name = next(iter(QueryParams(scope["query_string"])), "")[:64]
     where = "name the model as `model` in the body, or by the path /models/NAME" if name == "model" else "put it into the body"
     return InvalidValueError(f"the address has the query parameter `{name}`, and this path takes none; {where}.")
 
 
-def _response(model: Model, content: Content, prediction: Prediction) -> Response:
-    warnings = list(prediction.warnings)
-    headers = {
-        "x-model": model.name,
-        "server-timing": f"tokenize;dur={prediction.tokenize_s * 1000:.3f}, queue;dur={prediction.queue_s * 1000:.3f}, "
-        f"inference;dur={prediction.inference_s * 1000:.3f}, decode;dur={prediction.decode_s * 1000:.3f}",
-    }
+def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
+    warnings = prediction.warnings
+    headers = [
+        (b"content-type", content.media_type.encode()),
+        (b"x-model", model.name.encode()),
+        (
+            b"server-timing",
+            b"tokenize;dur=%.3f, queue;dur=%.3f, inference;dur=%.3f, decode;dur=%.3f"
+            % (prediction.tokenize_s * 1000, prediction.queue_s * 1000, prediction.inference_s * 1000, prediction.decode_s * 1000),
+        ),
+    ]
     if prediction.truncated:
         some = ", ".join(f"inputs[{index}]" for index in prediction.truncated[:10])
-        headers["x-truncated"] = str(len(prediction.truncated))
-        warnings.append(
+        headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
+        warnings = [
+            *warnings,
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
-            f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}"
-        )
+            f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}",
+        ]
     if prediction.read:
-        headers["x-windows"] = _windows(prediction.read)
-    response = Response(
-        content.data, headers={name: _escaped(value) for name, value in (headers | content.headers).items()}, media_type=content.media_type
-    )
-    for warning in dict.fromkeys(warnings):
-        response.headers.append("x-hf-warning", _escaped(warning))  # a line each, as the official client reads them
-    return response
+        headers.append((b"x-windows", _escaped(_windows(prediction.read))))
+    headers.extend((name.encode(), _escaped(value)) for name, value in content.headers.items())
+    # one header per warning, as the official client reads them
+    headers.extend((b"x-hf-warning", _escaped(warning)) for warning in dict.fromkeys(warnings))
+    return Answer(content.data, headers)
 
 
 def _windows(read: Sequence[ReadSpan]) -> str:
@@ -214,30 +215,35 @@ def _windows(read: Sequence[ReadSpan]) -> str:
     return ", ".join([*spans, "..."] if len(read) > MAX_SPANS else spans)
 
 
-def _escaped(value: str) -> str:
+def _escaped(value: str) -> bytes:
     """Returns a header's value in printable ASCII, anything else as Python spells it: a vocabulary may have entries with newlines."""
-    return value if value.isascii() and value.isprintable() else value.encode("unicode_escape").decode("ascii")
+    return value.encode() if value.isascii() and value.isprintable() else value.encode("unicode_escape")
 
 
-def _plain(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Returns headers by their names in lower case, the first one of each. Starlette's own are searched from the start at each look."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(headers))}
+def _shown(value: bytes) -> str:
+    """Returns the start of a header's value for a message."""
+    return value[:32].decode("latin-1")
 
 
-def _check_encoding(headers: Mapping[str, str]) -> None:
-    encoding = headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise ContentEncodingError(f"the body's content encoding is `{encoding[:32]}`; send it uncompressed.")
-    if "content-length" not in headers:
-        coding = headers.get("transfer-encoding", "chunked")
-        if coding.lower() != "chunked":
+def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
+    encoding = headers.get(b"content-encoding")
+    if encoding is not None and encoding.lower() != b"identity":
+        raise ContentEncodingError(f"the body's content encoding is `{_shown(encoding)}`; send it uncompressed.")
+    if b"content-length" not in headers:
+        coding = headers.get(b"transfer-encoding", b"chunked")
+        if coding.lower() != b"chunked":
             raise ContentEncodingError(
-                f"the body's transfer encoding is `{coding[:32]}`; send it uncompressed, in chunks or with its length."
+                f"the body's transfer encoding is `{_shown(coding)}`; send it uncompressed, in chunks or with its length."
             )
 
 
-async def read_raw(request: Request, headers: Mapping[str, str], limit: int) -> bytes:
+async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
     """Reads the body, giving up as soon as it is over the limit.
+
+    Args:
+        receive: The request's ASGI channel.
+        headers: The request's, by name in lower case.
+        limit: Bytes.
 
     Raises:
         ContentEncodingError: The body is compressed.
@@ -245,18 +251,19 @@ async def read_raw(request: Request, headers: Mapping[str, str], limit: int) -> 
         ClientGoneError: The client hung up while sending.
     """
     _check_encoding(headers)
-    declared = headers.get("content-length", "0")
-    size, chunks = int(declared) if declared.isdigit() else 0, []
+    declared = headers.get(b"content-length", b"0")
+    size, more = int(declared) if declared.isdigit() else 0, True
+    chunks: list[bytes] = []
     if size <= limit:
         size = 0
-        try:
-            async for chunk in request.stream():
-                chunks.append(chunk)
-                size += len(chunk)
-                if size > limit:
-                    break
-        except ClientDisconnect as error:
-            raise ClientGoneError("the client closed the connection while it sent the body.") from error
+        while more and size <= limit:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError("the client closed the connection while it sent the body.")
+            chunk = message.get("body", b"")
+            chunks.append(chunk)
+            size += len(chunk)
+            more = message.get("more_body", False)
     if size > limit:
         raise TooLargeError(f"the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.")
-    return b"".join(chunks)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

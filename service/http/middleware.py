@@ -29,6 +29,7 @@ access_log = logging.getLogger("bertserve.access")
 LABELS = "bertserve.labels"  # scope key: task and model of the request, for metrics and log; set by inference routes
 PREDICTION = "bertserve.prediction"  # and what a model answered
 REQUEST_ID = "bertserve.request_id"
+HEADERS = "bertserve.headers"  # the request's headers by name in lower case; of several with one name the last
 TRACE = "bertserve.trace"  # the request's trace, where it has one
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = errors.INTERNAL
@@ -82,7 +83,7 @@ class RequestMiddleware:
         if root_path and f"{scope['path']}/".startswith(f"{root_path}/"):
             scope["path"] = scope["path"][len(root_path) :] or "/"
         scope[AUTH] = self._auth
-        headers = dict(scope["headers"])
+        headers = scope[HEADERS] = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
         # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy lanes takes far longer
         request_id = asked if _REQUEST_ID.fullmatch(asked) else b"%032x" % self._ids.getrandbits(128)

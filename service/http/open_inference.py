@@ -14,6 +14,7 @@ from service.errors import InvalidValueError, MalformedRequestError
 from service.http.answers import check_ready, json_answer, probed
 from service.http.auth import AdminEndpoint, KeyEndpoint, ProbeEndpoint
 from service.http.inference import read_raw
+from service.http.middleware import HEADERS
 from service.http.openapi import endpoints, error_responses
 from service.http.throttled import Throttled
 from service.serving.build import AppState
@@ -172,7 +173,7 @@ async def _body(request: Request, model: type[BaseModel]) -> Mapping[str, Any]:
         MalformedRequestError: It is not a JSON object.
         InvalidValueError: It has another key.
     """
-    raw = await read_raw(request, request.headers, MAX_BODY_BYTES)
+    raw = await read_raw(request.receive, request.scope[HEADERS], MAX_BODY_BYTES)
     value = parse_json(raw) if raw.strip() else {}
     if not isinstance(value, dict):
         raise MalformedRequestError(f"the body is {show(value)}; send a JSON object, or none.")

@@ -23,9 +23,9 @@ GONE = "bertserve.gone"  # scope key: set by the protocol once the connection is
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
-def is_stream(content_type: str) -> bool:
+def is_stream(content_type: bytes) -> bool:
     """Returns whether a body of this type is one of many lines."""
-    return content_type.partition(";")[0].strip().lower() in MEDIA_TYPES
+    return content_type.partition(b";")[0].strip().lower().decode("latin-1") in MEDIA_TYPES
 
 
 class LineCutter:

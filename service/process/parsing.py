@@ -192,11 +192,11 @@ class RequestParser(HttpToolsProtocol):
             self.app = self._open.counting(self.config.loaded_app)
         if version == "1.0":  # the only request of its connection
             self.app = unchunked(self.app, lambda: self.cycle)
-        for name, value in self.headers:
-            if name == b"content-length":
-                self._body_left = int(value)
-            elif name == b"expect":
-                self.expect_100_continue = value.lower() == b"100-continue"
+        headers = dict(self.headers)
+        if (length := headers.get(b"content-length")) is not None:
+            self._body_left = int(length)
+        if (expectation := headers.get(b"expect")) is not None:
+            self.expect_100_continue = expectation.lower() == b"100-continue"
         super().on_headers_complete()
         self._stage = BODY
         self.headers = _TRAILERS

@@ -45,7 +45,7 @@ class HttpProtocol(RequestParser):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection."""
-        super().connection_made(CoalescingTransport(transport, self.loop))
+        super().connection_made(CoalescingTransport(transport))
         self.flow = ReadControl(self.transport)
         if self._stage == HANDSHAKE:
             self._stage = WAITING

@@ -8,28 +8,23 @@ import sys
 from typing import Any
 
 _TCP_CLOSE = 7  # in Linux' tcp_states.h
+_HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100: the client sends its body only after it
 _END_OF_HEAD = b"\r\n\r\n"
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport that holds a head back for what is written next, until the loop's next turn at most.
+    """A transport that holds the head of a response until the next write, which every application here makes at once.
 
-    uvicorn writes head and body apart: two system calls, and two packets that wake the client twice.
+    uvicorn writes head and body separately: two system calls, and two packets that wake the client twice.
 
     Attributes:
         written: Bytes that the transport was given so far.
     """
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        """Wraps a transport.
-
-        Args:
-            transport: Where everything ends up.
-            loop: The transport's.
-        """
+    def __init__(self, transport: asyncio.Transport) -> None:
+        """Wraps a transport."""
         super().__init__()
         self._transport = transport
-        self._loop = loop
         self._held = b""
         self.written = 0
         self._slow_since: float | None = None  # when the time began in which the client must take enough of what is unsent
@@ -53,9 +48,8 @@ class CoalescingTransport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         """Writes bytes; a closed transport ignores them, as asyncio's own does and uvloop's does not."""
-        if not self._held and data.endswith(_END_OF_HEAD):
+        if not self._held and data.startswith(_HEADS) and data.endswith(_END_OF_HEAD):
             self._held = bytes(data)
-            self._loop.call_soon(self._flush)
             return
         data, self._held = self._held + data, b""
         if data and not self._transport.is_closing():

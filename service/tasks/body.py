@@ -6,6 +6,7 @@ An unknown name is an error, because it would silently do nothing: within `param
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
@@ -98,6 +99,12 @@ class TaskParameters(Closed):
     model_config = ConfigDict(frozen=True)
 
 
+@functools.cache
+def defaults(kind: type[TaskParameters]) -> TaskParameters:
+    """Returns parameters of a kind of which the caller set none; they are frozen, so all requests share them."""
+    return kind()
+
+
 class TaskBody(BaseModel):
     """What all request bodies share; a task's own has `inputs` and `parameters`."""
 
@@ -171,7 +178,7 @@ class TaskBody(BaseModel):
         Args:
             config: What the model says where the body does not; of embeddings alone it is needed.
         """
-        parameters = self.parameters_type() if self.parameters is None else self.parameters
+        parameters = defaults(self.parameters_type) if self.parameters is None else self.parameters
         return [self.request(item, parameters) for item in self.items]
 
     def request(self, item: Any, parameters: Any) -> Any:

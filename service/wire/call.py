@@ -113,7 +113,7 @@ class Incoming(Generic[M]):
     """
 
     raw: bytes
-    headers: Mapping[str, str]
+    headers: Mapping[bytes, bytes]
     model: M | None
     models: Models[M]
     limits: Limits

@@ -57,7 +57,7 @@ def read_at_base(incoming: Incoming[M]) -> Call[M]:
 
 
 def _call(task: str, model: M, body: TaskBody, incoming: Incoming[M]) -> Call[M]:
-    user_agent = incoming.headers.get("user-agent", "")
+    user_agent = incoming.headers.get(b"user-agent", b"").decode("latin-1")
     body.check_client(user_agent)
     return Call(task, model, body, lambda answered: body.answer(answered.results, user_agent))
 

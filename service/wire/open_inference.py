@@ -95,7 +95,8 @@ def read_infer(incoming: Incoming[M]) -> Call[M]:
     """
     model = incoming.model
     assert model is not None, "the path names one"
-    body, tensors = read_infer_body(incoming.raw, incoming.headers.get(HEADER_LENGTH))
+    length = incoming.headers.get(HEADER_LENGTH.encode())
+    body, tensors = read_infer_body(incoming.raw, None if length is None else length.decode("latin-1"))
     check_version(model.name, model.bundle.version, incoming.version)
     parameters = dict(body.parameters or {})
     timeout_s, binary = _read_protocol(parameters)

@@ -149,7 +149,7 @@ def test_a_client_must_take_its_answers_at_the_lowest_rate(per_second: int, slow
 
     async def check() -> None:
         raw = Unread()
-        transport = CoalescingTransport(raw, asyncio.get_running_loop())
+        transport = CoalescingTransport(raw)
         transport.write(b"x" * 10_000)
         for second in range(80):
             if transport.is_taken_slowly(second, 30, 100):
@@ -166,7 +166,7 @@ def test_a_client_that_has_taken_everything_may_rest() -> None:
 
     async def check() -> None:
         raw = Unread()
-        transport = CoalescingTransport(raw, asyncio.get_running_loop())
+        transport = CoalescingTransport(raw)
         for second in range(0, 200, 20):
             transport.write(b"x" * 100)
             assert not transport.is_taken_slowly(second, 30, 100)

@@ -48,7 +48,7 @@ def written(*steps: bytes | str) -> list[Any]:
 
     async def play() -> list[Any]:
         transport = Transport()
-        joined = CoalescingTransport(transport, asyncio.get_running_loop())
+        joined = CoalescingTransport(transport)
         for step in steps:
             if step == "close":
                 joined.close()
@@ -67,11 +67,16 @@ def test_head_and_body_are_one_write() -> None:
     assert [HEAD + b"{}", HEAD + b"[]"] == written(HEAD, b"{}", HEAD, b"[]")
 
 
-def test_a_head_alone_waits_for_one_turn_only() -> None:
-    """As of an answer to HEAD, or of one whose body comes later."""
-    assert [HEAD] == written(HEAD)
-    assert [HEAD, b"{}"] == written(HEAD, "turn", b"{}")
+def test_a_head_waits_for_the_next_write() -> None:
+    """An answer to HEAD ends with an empty write, and a connection that is closed sends what it holds."""
+    assert [HEAD + b"{}"] == written(HEAD, "turn", b"{}")
     assert [HEAD] == written(HEAD, b"")
+    assert [HEAD, "close"] == written(HEAD, "close")
+
+
+def test_the_permission_to_send_a_body_does_not_wait() -> None:
+    """The client sends nothing before it, so nothing would be written after it."""
+    assert [b"HTTP/1.1 100 Continue\r\n\r\n", HEAD + b"{}"] == written(b"HTTP/1.1 100 Continue\r\n\r\n", HEAD, b"{}")
 
 
 def test_bytes_that_are_no_head_are_written_at_once() -> None:
