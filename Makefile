@@ -31,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE =
 exporting serving grid stress: export OMP_NUM_THREADS = 1
 exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help serve test test-all dev lint types unit exporting serving serial grid clients stress docs parity avx2 export families golden lock audit clean
+.PHONY: help serve test test-all dev lint types compare unit exporting serving serial grid clients stress docs parity avx2 export families golden lock audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -54,6 +54,10 @@ lint: dev ## ruff, and who may import whom
 
 types: dev ## mypy, strict
 	.venv-dev/bin/mypy
+
+compare: dev ## compare the speed with a commit, in alternating rounds: make compare BASE=COMMIT
+	@test -n "$(BASE)" || { echo "give BASE=COMMIT" >&2; exit 2; }
+	.venv-dev/bin/python -m bench.overhead.commits $(BASE)
 
 unit: exporting serving serial ## pytest: unit, parity, end to end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -28,7 +29,16 @@ class Replica:
         process: The process that was started last.
     """
 
-    def __init__(self, models: Path, port: int, log: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        models: Path,
+        port: int,
+        log: Path,
+        flags: Sequence[str] = (),
+        *,
+        program: Sequence[str] = (),
+        tree: Path | None = None,
+    ) -> None:
         """Knows how to start.
 
         Args:
@@ -36,10 +46,13 @@ class Replica:
             port: A free port.
             log: Gets what the process writes to stderr, of one start after another.
             flags: More flags of `bert-serve serve`.
+            program: What runs in place of the installed `bert-serve`.
+            tree: A checkout whose code it runs; None for the installed one.
         """
-        program = Path(sys.executable).with_name("bert-serve")
         self.port = port
-        self._command = [str(program), "serve", "--models", str(models), "--port", str(port), *flags]
+        program = program or (str(Path(sys.executable).with_name("bert-serve")),)
+        self._command = [*program, "serve", "--models", str(models), "--port", str(port), *flags]
+        self._env = None if tree is None else {**os.environ, "PYTHONPATH": str(tree)}
         self.log = log
         self.process: subprocess.Popen[str]
 
@@ -60,7 +73,7 @@ class Replica:
     def spawn(self) -> None:
         """Starts a process."""
         with self.log.open("a") as log:
-            self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: S603
+            self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=self._env)  # noqa: S603
 
     def wait_until_it_listens(self) -> None:
         """Waits until the process takes connections.

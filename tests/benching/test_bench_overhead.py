@@ -12,7 +12,7 @@ import pytest
 
 from bench.errors import BenchError
 from bench.load.generator import Durations
-from bench.overhead import haproxy, replica
+from bench.overhead import commits, haproxy, replica
 from bench.overhead.comparison import BARS, Comparison, Load, Result
 from bench.overhead.contender import CONTENDERS, Contender, Running
 from bench.overhead.replica import Replica, free_ports
@@ -107,3 +107,9 @@ def test_free_ports_are_those_that_the_system_gives_to_nobody(monkeypatch: pytes
 
     assert 50 == len(set(found) & set(replica.PORTS))
     assert taken not in found
+
+
+def test_an_unknown_commit_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is started."""
+    assert commits.main(["no-such-commit"]) == 2
+    assert "no-such-commit" in capsys.readouterr().err

@@ -1,0 +1,107 @@
+"""Compares the speed of this working tree with that of a commit: `python -m bench.overhead.commits COMMIT`.
+
+Both run the same loads in turn, each with the bundles of its own tree, in the virtual environment of this one. What counts is the ratio
+within a round: the speed of a shared machine changes from minute to minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.errors import BenchError
+from bench.load.generator import Durations
+from bench.overhead.comparison import Comparison, Load
+from bench.overhead.contender import Contender, Running
+from bench.overhead.replica import Replica, free_ports
+from bench.progress import Progress
+
+_TREE = Path(__file__).resolve().parents[2]
+_START = "import sys; from {}cli import main; sys.exit(main())"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compares; returns the exit code: 0, or 2 if a commit does not exist or does not start."""
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead.commits", description=(__doc__ or "").partition(":")[0] + ".")
+    parser.add_argument("base", metavar="COMMIT", help="the commit to compare with")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds, of which each starts both (default: 7)")
+    parser.add_argument("--seconds", type=float, default=3, help="seconds of each load (default: 3)")
+    args = parser.parse_args(argv)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _compare(args.base, Path(folder), rounds=args.rounds, seconds=args.seconds)
+    except BenchError as error:
+        print(f"bench.overhead.commits: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _compare(base: str, folder: Path, *, rounds: int, seconds: float) -> None:
+    empty = folder / "empty.jsonl"  # a request with no text: what is left is the cost of the service
+    empty.write_text('{"inputs": []}\n', encoding="utf-8")
+    names = {Load(str(empty), 8): "no text", **{Load(mix, 16): mix for mix in ("short", "mixed", "long")}, Load("short", 1): "short"}
+    with _worktree(base, folder / "base") as tree:
+        contenders = [_contender("base", tree), _contender("new", _TREE)]
+        progress = Progress()
+        comparison = Comparison(contenders, list(names), Durations(seconds, 0.5, 30), models=Path(), lanes=2, progress=progress)
+        for i in range(rounds):
+            progress.log(f"round {i + 1} of {rounds}")
+            comparison.run_round()
+    print(
+        f"| texts | connections | {base} requests/s | new requests/s | speed | {base} CPU ms | new CPU ms |\n|---|---|---|---|---|---|---|"
+    )
+    for load, name in names.items():
+        rps = [comparison.median(each, load, "rps") for each in ("base", "new")]
+        cpu = [comparison.median(each, load, "cpu_ms") for each in ("base", "new")]
+        ratio = comparison.ratio("new", "base", load)
+        print(f"| {name} | {load.connections} | {rps[0]:.1f} | {rps[1]:.1f} | {ratio:.3f} | {cpu[0]:.3f} | {cpu[1]:.3f} |")
+
+
+@contextmanager
+def _worktree(commit: str, folder: Path) -> Iterator[Path]:
+    """Checks a commit out into a folder, and removes it at the end.
+
+    Raises:
+        BenchError: There is no such commit, or no git.
+    """
+    git = shutil.which("git")
+    if git is None:
+        raise BenchError("git is not installed; install it.")
+    try:
+        subprocess.run(
+            [git, "-C", str(_TREE), "worktree", "add", "--detach", str(folder), commit], check=True, capture_output=True, text=True
+        )
+    except subprocess.CalledProcessError as error:
+        raise BenchError(f"git cannot check out `{commit}`: {error.stderr.strip().splitlines()[-1]}") from error
+    try:
+        yield folder
+    finally:
+        subprocess.run([git, "-C", str(_TREE), "worktree", "remove", "--force", str(folder)], check=True)
+
+
+def _contender(name: str, tree: Path) -> Contender:
+    package = "bertserve.service." if (tree / "bertserve").exists() else "service."
+
+    @contextmanager
+    def serve(_: Path, lanes: int, folder: Path) -> Iterator[Running]:
+        (port,) = free_ports(1)
+        program = [sys.executable, "-c", _START.format(package)]
+        replica = Replica(tree / "models", port, folder / "log", ["--lanes", str(lanes)], program=program, tree=tree)
+        replica.spawn()
+        try:
+            replica.wait_until_it_listens()
+            yield Running((replica.url,), lambda: (replica.process.pid,))
+        finally:
+            replica.kill()
+
+    return Contender(name, f"the code of {tree}", serve)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
