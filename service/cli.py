@@ -26,7 +26,6 @@ from pydantic_settings import (
     CliPositionalArg,
     CliSubCommand,
     CliToggleFlag,
-    PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
@@ -35,7 +34,7 @@ from service.api_keys import new_key
 from service.bundle import files
 from service.errors import SettingsError, StartError
 from service.serving.worker_context import REASONS, SINGLE_WORKER, WorkerContext
-from service.settings import PREFIX, Settings, parse
+from service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from service.sources.cache import with_sources
 
 if TYPE_CHECKING:
@@ -49,15 +48,6 @@ logger = logging.getLogger("bertserve")
 
 # Flags of `score` that name columns: the inputs of all tasks. They stand here because the tasks take a while to import.
 INPUTS = ("text", "text_pair", "question", "context", "prompt", "choices", "source_sentence", "sentences", "query", "texts")
-
-
-# The settings of serve that `score` uses. Others may stand in variables and files that both read, and flags of them are refused.
-SCORE_SETTINGS = (
-    *("config", "models", "model", "cache_dir", "log_format"),
-    *("provider", "allow_provider_fallback", "engine_cache", "precision", "require_evidence", "min_agreement"),
-    *("lanes", "solo_threads", "idle_threads", "batch_variant_graphs", "max_batch_tokens", "max_queue_tokens"),
-    *("max_inputs", "max_body_bytes", "max_chars"),
-)
 
 # What a flag of `score` cannot say with --ray.
 _ON_RAY = {
@@ -76,8 +66,8 @@ class Serve(Settings):
         return _serve(self)
 
 
-class Score(Settings):
-    """Score the rows of a file by a model: a prediction for each, in a file. Takes the settings of serve that are about models and limits."""
+class Score(ModelSettings):
+    """Score the rows of a file by a model: a prediction for each, in a file."""
 
     # texts, because a path has no `//` as a URI has
     source: CliPositionalArg[str] = Field(
@@ -122,20 +112,6 @@ class Score(Settings):
     actor_cpus: int | None = Field(
         None, ge=1, description="With --ray: CPUs of an actor, which are its lanes; by default those of the smallest node, at most 4."
     )
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *sources: Any, **more: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns where settings come from.
-
-        Raises:
-            SettingsError: A flag of `serve` is given that does nothing here.
-        """
-        for name in init_settings():
-            if name in Settings.model_fields and name not in SCORE_SETTINGS:
-                raise SettingsError(f"--{name.replace('_', '-')} is a setting of `bert-serve serve` and does nothing here; leave it out.")
-        return super().settings_customise_sources(settings_cls, init_settings, *sources, **more)
 
     def run(self) -> int:
         """Scores; returns the exit code."""
@@ -197,18 +173,20 @@ class Score(Settings):
         return {name: column for name in INPUTS if (column := getattr(self, name)) is not None}
 
 
-def _with_one_model(settings: Settings) -> Settings:
-    """Returns settings with one model alone: the bundle of that name in the folders of --models, or the source that it is.
+def _with_one_model(score: Score) -> Settings:
+    """Returns settings of a service with one model: the bundle of that name in the folders of --models, or the source that it is.
 
     Raises:
         SettingsError: None is named, or several are.
     """
-    if len(settings.model) != 1:
-        raise SettingsError(f"--model names {len(settings.model)} models, and score takes one; give --model NAME or --model SOURCE.")
-    (name,) = settings.model
-    found = next((folder / name for folder in settings.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
-    settings = with_sources(settings.model_copy(update={"model": (name if found is None else str(found),)}))
-    return settings.model_copy(update={"models": settings.models[-1:], "model": (), "default": {}, "workers": 1})
+    if len(score.model) != 1:
+        raise SettingsError(f"--model names {len(score.model)} models, and score takes one; give --model NAME or --model SOURCE.")
+    (name,) = score.model
+    found = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
+    made = with_sources(score.model_copy(update={"model": (name if found is None else str(found),)}))
+    shared = {name: getattr(made, name) for name in ModelSettings.model_fields}
+    # not read again: variables and files may have settings of `serve`
+    return Settings.model_construct(**shared | {"models": made.models[-1:], "model": ()})
 
 
 class Check(Settings):
@@ -222,7 +200,7 @@ class Check(Settings):
         return asyncio.run(check(with_sources(self)))
 
 
-class Models(Settings):
+class Models(SourceSettings):
     """List the models that `serve` would serve with the same settings, from their manifests: nothing is loaded or exported."""
 
     as_json: bool = Field(False, validation_alias="json", description="Print a JSON list, which has all that is known.")
@@ -234,7 +212,7 @@ class Models(Settings):
         return 1 if any("error" in model for model in listed) else 0
 
 
-class Health(Settings):
+class Health(AddressSettings):
     """Ask the service that runs here with the same settings whether it is ready, as a container's health check does."""
 
     def run(self) -> int:
@@ -270,6 +248,7 @@ class BertServe(BaseSettings):
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
     )
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")

@@ -50,13 +50,13 @@ class ConfigFile(PydanticBaseSettingsSource):
         values = _read(Path(path))
         for name, value in values.items():
             self._check(path, name, value)
-        return {name: value for name, value in values.items() if not self._names(name) & set(self.current_state)}
+        return {name: value for name, value in values.items() if name in self.settings_cls.model_fields and name not in self.current_state}
 
     def _check(self, path: str, name: str, value: Any) -> None:
         if name not in self._known:
             near = difflib.get_close_matches(name.replace("-", "_"), self._known, n=1)
             hint = f"did you mean `{near[0]}`?" if near else "see `bert-serve serve --help`, with `_` for `-`."
-            raise SettingsError(f"`{path}`: `{name}` is no setting of a file; {hint}")
+            raise SettingsError(f"`{path}`: unknown setting `{name}`; {hint}")
         field = self._known[name]
         try:
             # as JSON, and strictly: "8000" and true are no numbers, a path is a string, and nothing is a date
@@ -65,11 +65,6 @@ class ConfigFile(PydanticBaseSettingsSource):
         except ValidationError as error:
             message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
             raise SettingsError(f"`{path}`: `{name}` is `{value}`: {message}.") from error
-
-    def _names(self, name: str) -> set[str]:
-        """Returns all names by which a flag or a variable may have given a setting."""
-        choices = getattr(self._known[name].validation_alias, "choices", [])
-        return {name, *map(str, choices)}
 
 
 def _read(path: Path) -> dict[str, Any]:

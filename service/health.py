@@ -7,13 +7,13 @@ import ipaddress
 import ssl
 
 from service.errors import StartError
-from service.settings import Settings
+from service.settings import AddressSettings
 
 TIMEOUT_S = 2.0
 _READY, _KEY_NEEDED = 200, 401
 
 
-def ask(settings: Settings) -> str:
+def ask(settings: AddressSettings) -> str:
     """Returns what the service says of itself.
 
     Args:

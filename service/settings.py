@@ -8,10 +8,11 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as CommandLineError
 
 from service.config_file import ConfigFile
 from service.errors import SettingsError
@@ -20,6 +21,7 @@ PREFIX = "BERT_SERVE_"
 # enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
 _SERVICE_LINK = re.compile("SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_(ADDR|PORT|PROTO))?")
 _SERVICE_ADDRESS = re.compile("(tcp|udp|sctp)://")
+_WRONG_CHOICE = re.compile(r"^argument \{.*invalid choice: '(.*?)' \(choose from (.*)\)")  # of argparse
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~\-]+)*")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\-]+(:[0-9]{1,5})?|https?://\[[0-9a-fA-F:]+\](:[0-9]{1,5})?")
 
@@ -107,26 +109,44 @@ Addresses = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_addresses)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 
 
-class Settings(BaseSettings):
-    """Every knob of the service. Each is a flag `--like-this` and a variable `BERT_SERVE_LIKE_THIS`."""
+class FileSettings(BaseSettings):
+    """Base of all settings. Each is a flag `--like-this`, a variable `BERT_SERVE_LIKE_THIS` and a key `like_this` of the file of --config.
+
+    Variables and files are shared by all commands, so that they may have settings that a command does not take; flags may not.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         frozen=True,
         extra="forbid",
-        env_prefix_target="all",  # former names are aliases, and variables too
         populate_by_name=True,
         cli_kebab_case=True,
         cli_implicit_flags=True,
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_exit_on_error=False,
     )
 
     config: Path | None = Field(
         None, description="File of settings in TOML, named as here with `_` for `-`; flags and variables win over it."
     )
-    host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback should have an API key.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Returns the sources of settings, the first over the others; flags come before all of them."""
+        return init_settings, env_settings, ConfigFile(settings_cls, Settings.model_fields)
+
+
+class SourceSettings(FileSettings):
+    """Which models there are, and the graphs that are made of checkpoints."""
+
     models: Paths = Field(
         (Path("models"),),
         description="Folder of bundles, one folder a model; all are loaded. May be given several times, or as a comma list.",
@@ -139,20 +159,22 @@ class Settings(BaseSettings):
     cache_dir: Path | None = Field(
         None, description="Folder in which --model keeps what it exports; by default `bertserve` in the user's cache folder."
     )
-    skip_broken: bool = Field(
-        False, description="Serve the other models where one cannot be loaded, and show it in `/models`; otherwise that is an error."
-    )
     provider: Literal["auto", "cpu", "cuda", "tensorrt"] = Field(
         "auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available."
     )
     allow_provider_fallback: bool = Field(
         False, description="Serve on the CPU, with a loud warning, where the provider cannot be had; otherwise that is an error."
     )
-    engine_cache: Path | None = Field(
-        None, description="Folder for the engines that TensorRT builds, which takes minutes; without it they are built at every start."
-    )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
         "auto", description="Graph to take from each bundle; auto takes the provider's default."
+    )
+
+
+class ModelSettings(SourceSettings):
+    """How models are run, and what a request may have."""
+
+    engine_cache: Path | None = Field(
+        None, description="Folder for the engines that TensorRT builds, which takes minutes; without it they are built at every start."
     )
     require_evidence: bool = Field(False, description="Refuse bundles whose graph was not compared with its checkpoint at export.")
     min_agreement: float | None = Field(
@@ -171,12 +193,8 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=256,
-        validation_alias=AliasChoices("solo_threads", "idle_threads"),
         description="Threads of a solo run: one beside which no other runs or waits, on a CPU; by default the lanes, at most 4. "
-        "1 saves the memory of a second session of each model. `idle_threads` is its former name.",
-    )
-    workers: int = Field(
-        1, ge=1, le=256, description="Processes that serve the one port; lanes and queue are divided among them. Each loads every model."
+        "1 saves the memory of a second session of each model.",
     )
     batch_variant_graphs: bool = Field(
         False, description="Batch texts also on graphs whose scores then move with a text's neighbors (dynamic int8)."
@@ -185,13 +203,47 @@ class Settings(BaseSettings):
     max_queue_tokens: int = Field(524288, ge=16, description="Tokens that may be admitted and unfinished; more are refused with 429.")
     max_inputs: int = Field(512, ge=1, le=16384, description="Inputs in one request.")
     max_body_bytes: int = Field(8388608, ge=1024, description="Bytes of a request body.")
+    max_chars: int = Field(200000, ge=1, description="Characters of one text.")
+    log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")
+
+    @model_validator(mode="after")
+    def _no_limits_that_contradict(self) -> Self:
+        _check_less(self, "max_batch_tokens", "max_queue_tokens")
+        _check_less(self, "max_chars", "max_body_bytes")
+        return self
+
+
+class AddressSettings(FileSettings):
+    """Where the service listens, and what a health check needs to know."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback should have an API key.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain as a PEM file; with `tls_key` the service speaks HTTPS, TLS 1.2 at least."
+    )
+    tls_key: Path | None = Field(None, description="Private key of the certificate as a PEM file, without a password.")
+    api_key_file: Path | None = Field(
+        None,
+        description="File of API keys, one a line; callers must send one of them as a Bearer token. `bert-serve new-key NAME` makes one.",
+    )
+    open_health: bool = Field(True, description="Answer health paths without a key.")
+
+
+class Settings(ModelSettings, AddressSettings):
+    """Every setting of the service."""
+
+    skip_broken: bool = Field(
+        False, description="Serve the other models where one cannot be loaded, and show it in `/models`; otherwise that is an error."
+    )
+    workers: int = Field(
+        1, ge=1, le=256, description="Processes that serve the one port; lanes and queue are divided among them. Each loads every model."
+    )
     max_stream_jobs: int = Field(
         32,
         ge=1,
         le=4096,
         description="Lines of one stream of JSON Lines that may be under way at once; more are not read until some are answered.",
     )
-    max_chars: int = Field(200000, ge=1, description="Characters of one text.")
     timeout_ms: int = Field(30000, ge=1, description="Deadline of a request that names none, until its last text has started.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline that `x-request-timeout-ms` may ask for.")
     grace_s: float = Field(30, ge=0, description="Seconds that a stopping service goes on answering what it has admitted.")
@@ -223,22 +275,13 @@ class Settings(BaseSettings):
         description="Where several models could be a task's default and --default names none, take the first by name; otherwise "
         "that is an error.",
     )
-    api_key_file: Path | None = Field(
-        None,
-        description="File of API keys, one a line; callers must send one of them as a Bearer token. `bert-serve new-key NAME` makes one.",
-    )
     admin_key_file: Path | None = Field(
         None, description="File of API keys that may load, reload and unload models; without it nobody may."
     )
     max_concurrent_per_key: int | None = Field(
         None, ge=1, description="Requests that one API key may have under way in a worker; more get 429."
     )
-    open_health: bool = Field(True, description="Answer health paths without a key.")
     open_metrics: bool = Field(True, description="Answer /metrics without a key.")
-    tls_cert: Path | None = Field(
-        None, description="Certificate chain as a PEM file; with `tls_key` the service speaks HTTPS, TLS 1.2 at least."
-    )
-    tls_key: Path | None = Field(None, description="Private key of the certificate as a PEM file, without a password.")
     root_path: RootPath = Field(
         "",
         description="Path below which a proxy offers the service, such as /bert; requests are taken with it and without it.",
@@ -255,27 +298,10 @@ class Settings(BaseSettings):
         "HTTP; none by default. Needs the extra `otel`. The variables OTEL_* say the rest.",
     )
     access_log: bool = Field(False, description="Log a line for each request.")
-    log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Returns where settings come from, the first over the others; flags come first, or before."""
-        return init_settings, env_settings, ConfigFile(settings_cls, Settings.model_fields)
 
     @model_validator(mode="after")
-    def _no_contradictions(self) -> Settings:
-        for less, more in (("max_batch_tokens", "max_queue_tokens"), ("timeout_ms", "max_timeout_ms"), ("max_chars", "max_body_bytes")):
-            if getattr(self, less) > getattr(self, more):
-                raise ValueError(
-                    f"{_flag(less)} is {getattr(self, less)}, over {_flag(more)}, which is {getattr(self, more)}; lower the one or raise the other"
-                )
+    def _no_contradictions(self) -> Self:
+        _check_less(self, "timeout_ms", "max_timeout_ms")
         if self.lanes is not None and self.workers > self.lanes:
             raise ValueError(f"--workers is {self.workers}, over --lanes, which is {self.lanes}; each worker needs a lane of its own")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -291,6 +317,13 @@ class Settings(BaseSettings):
         return self
 
 
+def _check_less(settings: BaseSettings, less: str, more: str) -> None:
+    if getattr(settings, less) > getattr(settings, more):
+        raise ValueError(
+            f"{_flag(less)} is {getattr(settings, less)}, over {_flag(more)}, which is {getattr(settings, more)}; lower the one or raise the other"
+        )
+
+
 _Command = TypeVar("_Command", bound=BaseSettings)
 
 
@@ -302,34 +335,54 @@ def parse(command: type[_Command], args: Sequence[str]) -> _Command:
         args: The arguments behind the program's name.
 
     Raises:
-        SettingsError: A value is wrong, two contradict each other, or a BERT_SERVE_* variable or a key of the file is no setting.
-        SystemExit: `--help`, or a flag or subcommand that does not exist (code 2).
+        SettingsError: A flag or subcommand is unknown, a value is wrong, two contradict each other, or a BERT_SERVE_* variable or a key of the
+            file is unknown.
+        SystemExit: `--help`.
     """
     check_environment()
     try:
         return CliApp.run(command, cli_args=list(args))
+    except CommandLineError as error:
+        raise _wrong_usage(str(error).removeprefix("error parsing CLI: "), command, args) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         message = first["msg"].removeprefix("Value error, ")
         name = str(first["loc"][-1]) if first["loc"] else ""
-        if name not in setting_names():
+        if name not in Settings.model_fields:
             flag = f"{_flag(name)} is `{first['input']}`: " if len(first["loc"]) > 1 and first["type"] != "missing" else ""
             raise SettingsError(f"{flag}{message}.") from error
         raise SettingsError(f"{_flag(name)} (or {PREFIX}{name.upper()}) is `{first['input']}`: {message}.") from error
 
 
-def setting_names() -> list[str]:
-    """Returns the names of all settings, former ones that are still read included."""
-    aliases = (field.validation_alias for field in Settings.model_fields.values())
-    also = [str(name) for alias in aliases if isinstance(alias, AliasChoices) for name in alias.choices]
-    return list(dict.fromkeys([*Settings.model_fields, *also]))
+def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str]) -> SettingsError:
+    """Returns the error of a command line that argparse refused.
+
+    Args:
+        message: What argparse says.
+        command: What was to be read.
+        args: The arguments.
+    """
+    if (choice := _WRONG_CHOICE.search(message)) is not None:
+        near = difflib.get_close_matches(choice[1], choice[2].replace("'", "").split(", "), n=1)
+        return SettingsError(f"unknown command `{choice[1]}`; " + (f"did you mean `{near[0]}`?" if near else "see --help."))
+    given = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
+    if message.startswith(given):
+        return SettingsError(f"{message}.")
+    subcommand = command.model_fields.get(args[0].replace("-", "_")) if args else None
+    taken = next((kind for kind in get_args(subcommand.annotation) if hasattr(kind, "model_fields")), command) if subcommand else command
+    known = [f"{prefix}{name.replace('_', '-')}" for name in taken.model_fields for prefix in ("--", "--no-")]
+    flag = given.partition("=")[0]
+    near = difflib.get_close_matches(flag, known, n=1)
+    if flag[2:].replace("-", "_") in Settings.model_fields:
+        return SettingsError(f"{flag} is a flag of `bert-serve serve` and does nothing here; leave it out.")
+    return SettingsError(f"unknown argument `{given}`; " + (f"did you mean {near[0]}?" if near else "see --help."))
 
 
 def check_environment() -> None:
-    """Refuses variables that look like settings and are none; those that Kubernetes makes of a Service's name are dropped.
+    """Refuses unknown variables that look like settings; those that Kubernetes makes of a Service's name are dropped.
 
     Raises:
-        SettingsError: A BERT_SERVE_* variable is no setting.
+        SettingsError: A BERT_SERVE_* variable is unknown.
     """
     _drop_service_links()
     _refuse_unknown_variables()
@@ -344,12 +397,12 @@ def _drop_service_links() -> None:
 
 
 def _refuse_unknown_variables() -> None:
-    known = [name.upper() for name in setting_names()]
+    known = [name.upper() for name in Settings.model_fields]
     for name in os.environ:
         if name.startswith(PREFIX) and (given := name.removeprefix(PREFIX)) not in known:
             near = difflib.get_close_matches(given, known, n=1)
             raise SettingsError(
-                f"the variable {name} is no setting"
+                f"unknown environment variable {name}"
                 + (f"; did you mean {PREFIX}{near[0]}?" if near else "; see `bert-serve serve --help`.")
             )
 

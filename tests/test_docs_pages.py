@@ -11,7 +11,7 @@ import pytest
 
 import facts
 import generate
-from service.settings import setting_names
+from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -94,7 +94,7 @@ def test_named_make_targets_exist(page: Path) -> None:
 @each_current_page
 def test_named_flags_exist(page: Path) -> None:
     """Each flag that a page names is one of our programs', or of a program that the page shows beside them."""
-    known = {f"--{name.replace('_', '-')}" for name in setting_names()} | OTHERS
+    known = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | OTHERS
     known |= {f"--no-{name.replace('_', '-')}" for name, field in facts.settings().items() if field.annotation is bool}
     known |= {f"--{name.replace('_', '-')}" for name in facts.score_settings()}
     known |= {option for parser in facts.parsers().values() for action in parser._actions for option in action.option_strings}

@@ -10,19 +10,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import TypeVar
 
 from service.bundle.files import MANIFEST_FILE
 from service.errors import SettingsError, StartError
-from service.settings import Settings
+from service.settings import SourceSettings
 from service.sources import exporter
 from service.sources.source import Source, read_source
 
 logger = logging.getLogger("bertserve.sources")
 
+S = TypeVar("S", bound=SourceSettings)
+
 _SIGNALED = 128  # exit codes from here on are of signals
 
 
-def with_sources(settings: Settings, *, export: bool = True) -> Settings:
+def with_sources(settings: S, *, export: bool = True) -> S:
     """Returns settings whose `models` are the folders of all that `--model` names, exported where that is needed.
 
     The folders of `--models` stay where they were given; their default does not.
@@ -41,7 +44,7 @@ def with_sources(settings: Settings, *, export: bool = True) -> Settings:
         raise SystemExit(128 + signal.SIGINT) from None
 
 
-def _with_sources(settings: Settings, export: bool) -> Settings:
+def _with_sources(settings: S, export: bool) -> S:
     sources = [read_source(text) for text in settings.model]
     for i, source in enumerate(sources):
         if twin := next((other for other in sources[:i] if other.name == source.name), None):
@@ -101,7 +104,7 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
     return bundle
 
 
-def export_options(settings: Settings) -> list[str]:
+def export_options(settings: SourceSettings) -> list[str]:
     """Returns the flags of an export for these settings: graphs for the provider asked for, in the precision asked for.
 
     Raises:
@@ -127,7 +130,7 @@ def export_options(settings: Settings) -> list[str]:
     return ["--provider", ",".join(providers), *([] if precision == "auto" else ["--precision", precision])]
 
 
-def cache_folder(settings: Settings) -> Path:
+def cache_folder(settings: SourceSettings) -> Path:
     """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's own.
 
     Raises:

@@ -53,7 +53,7 @@ def test_variables_are_settings_as_everywhere(replica: ModuleType, monkeypatch: 
     monkeypatch.setenv("BERT_SERVE_MAX_INPUTS", "7")
     assert 7 == replica.ReplicaSettings.model_validate({"models": "."}).max_inputs
     monkeypatch.setenv("BERT_SERVE_MAX_INPUT", "7")
-    with pytest.raises(SettingsError, match=r"BERT_SERVE_MAX_INPUT .* did you mean BERT_SERVE_MAX_INPUTS"):
+    with pytest.raises(SettingsError, match="did you mean BERT_SERVE_MAX_INPUTS"):
         replica.ReplicaSettings.model_validate({"models": "."})
 
 

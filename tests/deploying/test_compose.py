@@ -7,7 +7,7 @@ import shlex
 
 import manifests
 from manifests import COMPOSE, DEPLOY, ROOT
-from service.settings import PREFIX, Settings, setting_names
+from service.settings import PREFIX, Settings
 
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]
@@ -69,10 +69,10 @@ def test_the_unit_runs_a_command_of_ours() -> None:
     """With flags that it has, and variables that are settings."""
     program, command, *flags = shlex.split(manifests.unit()["ExecStart"][0])
     assert ("bert-serve", "serve") == (program.rpartition("/")[2], command)
-    assert {flag for flag in flags if flag.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in setting_names()}
+    assert {flag for flag in flags if flag.startswith("--")} <= {f"--{name.replace('_', '-')}" for name in Settings.model_fields}
     variables = [word.partition("=")[0] for line in manifests.unit()["Environment"] for word in shlex.split(line)]
     ours = {name for name in variables if name.startswith(PREFIX)}
-    assert {f"{PREFIX}CACHE_DIR"} == ours <= {PREFIX + name.upper() for name in setting_names()}
+    assert {f"{PREFIX}CACHE_DIR"} == ours <= {PREFIX + name.upper() for name in Settings.model_fields}
 
 
 def test_the_unit_sets_the_memory_settings_of_the_image() -> None:

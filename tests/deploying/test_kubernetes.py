@@ -13,7 +13,7 @@ import manifests
 from manifests import DEPLOY, KUBERNETES, ROOT, Container, document
 from service.metrics import Metrics
 from service.process import server, supervisor
-from service.settings import PREFIX, Settings, parse, setting_names
+from service.settings import PREFIX, Settings, parse
 
 DEPLOYMENT = document("base/deployment.yaml")
 POD = DEPLOYMENT["spec"]["template"]["spec"]
@@ -91,7 +91,7 @@ def test_variables_are_settings() -> None:
     """Each BERT_SERVE_* variable of a container is one that the service knows; others would end its start."""
     named = [item["name"] for container in manifests.containers() for item in container.spec.get("env", [])]
     assert 5 == len(named)
-    assert set(named) <= {PREFIX + name.upper() for name in setting_names()}
+    assert set(named) <= {PREFIX + name.upper() for name in Settings.model_fields}
 
 
 def test_the_file_of_settings_is_read(settings: Settings) -> None:

@@ -230,12 +230,28 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert (main(["--version"]), capsys.readouterr().out) == (0, f"bert-serve {__version__}\n")
 
 
-@pytest.mark.parametrize("argv", [[], ["sevre"]])
-def test_an_unknown_command_is_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a known command the exit code is 2 and the commands are named."""
-    try:
-        code: object = main(argv)
-    except SystemExit as stopped:
-        code = stopped.code
-    assert 2 == code
-    assert "check" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        ([], "`check`"),
+        (["sevre"], "did you mean `serve`"),
+        (["xyzzy"], "--help"),
+        (["models", "--lanes", "3"], "--lanes is a flag of `bert-serve serve`"),
+        (["health", "--prot", "3"], "did you mean --port"),
+        (["serve", "--port"], "--port"),
+    ],
+)
+def test_wrong_usage_names_what_was_meant(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit code is 2, and the message is one line, without the list of all flags."""
+    assert 2 == main(argv)
+    error = capsys.readouterr().err
+    assert named in error
+    assert 1 == error.count("\n")
+
+
+@pytest.mark.parametrize(("command", "most"), [("models", 50), ("health", 40)])
+def test_a_command_lists_only_its_own_flags(command: str, most: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """`health` once listed the fifty flags of `serve`."""
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert len(capsys.readouterr().out.splitlines()) < most

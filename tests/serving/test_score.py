@@ -23,7 +23,7 @@ import pytest
 
 import tiny
 from application import LONG, play
-from service.cli import INPUTS, SCORE_SETTINGS, main
+from service.cli import INPUTS, main
 from service.process import logs
 from service.scoring import part, runner, score
 from service.scoring.columns import input_fields
@@ -32,7 +32,7 @@ from service.scoring.part import Progress
 from service.scoring.progress import ProgressBar
 from service.scoring.row import Answer, Place, Row
 from service.serving.build import build
-from service.settings import Settings
+from service.settings import ModelSettings, Settings
 from service.tasks.catalog import TASKS
 
 WORDS = "a good bad film very the was book".split()
@@ -217,7 +217,7 @@ def test_a_setting_without_effect_is_refused(
     """As a flag; a variable may be there for the service."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     assert 2 == run(models, source, tmp_path / "out.jsonl", *flag)
-    assert f"{flag[0]} is a setting of `bert-serve serve`" in capsys.readouterr().err
+    assert f"{flag[0]} is a flag of `bert-serve serve`" in capsys.readouterr().err
     monkeypatch.setenv("BERT_SERVE_PORT", "1")
     assert 0 == run(models, source, tmp_path / "out.jsonl")
 
@@ -236,8 +236,8 @@ def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> Non
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     order = score.Order(source, tmp_path / "out.jsonl", None, None, None, {}, "{}", ("prediction", "warnings"), None, 0, False)
     assert 0 == score.score(settings, order)
-    # these are for what comes before: the file, the source of the model, the log, and a former name
-    assert {"config", "model", "cache_dir", "log_format", "idle_threads"} == set(SCORE_SETTINGS) - used
+    # these are for what comes before: the file, the source of the model, and the log
+    assert {"config", "model", "cache_dir", "log_format"} == set(ModelSettings.model_fields) - used
 
 
 def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
