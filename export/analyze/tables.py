@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # of a bundle's profile nothing is known that needs torch
     from export.analyze.sweep import Point, Sweep
     from export.analyze.timing import Timing
 
-_HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms a text", "joules", "MiB")
+_HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms a text", "MiB")
 _BUSY = 1.2  # from which share of wall time to CPU time on the reader is told
 
 
@@ -35,7 +35,7 @@ def sweep_tables(sweep: Sweep) -> Iterator[str]:
         yield f"\nby {'length and precision' if axis == 'base' else title}"
         yield from align(table)
     batch = next(timing.batch for point in sweep.points for timing in point.timings)
-    yield f"\nms, CPU ms, GFLOP/s: a text alone; texts/s, CPU ms a text, joules: in batches of {batch}; ratios are of CPU ms"
+    yield f"\nms, CPU ms, GFLOP/s: a text alone; texts/s, CPU ms a text: in batches of {batch}; ratios are of CPU ms"
     shares = [timing.latency_ms / timing.latency_cpu_ms for point in sweep.points for timing in point.timings]
     if (share := statistics.median(shares)) > _BUSY:
         yield f"the machine was busy: runs took {share:.1f} times their CPU time; ms and texts/s are worse for it, CPU ms hardly"
@@ -81,7 +81,6 @@ def _cells(point: Point, timing: Timing) -> tuple[str, ...]:
         f"{gflop / timing.latency_cpu_ms * 1000:.0f}",
         f"{timing.texts_per_s:.1f}",
         f"{timing.cpu_ms:.2f}",
-        "" if timing.joules is None else f"{timing.joules:.3g}",
         "" if timing.memory_mib is None else f"{timing.memory_mib:.0f}",
     )
 

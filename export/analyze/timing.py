@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from export.analyze import energy
 from export.analyze.built_graph import BuiltGraph
 from export.errors import GraphError
 from service.backend.onnx_engine import OnnxEngine
@@ -44,7 +43,6 @@ class Timing:
         batch: Texts of a batch.
         texts_per_s: In batches, by the median of a batch.
         cpu_ms: CPU time of a text in batches, the measure of energy that any machine has.
-        joules: Of a text in batches, of the whole processor; None where it does not count them.
         memory_mib: What the graph and its runs up to this length added to the process, where the system says so.
     """
 
@@ -56,7 +54,6 @@ class Timing:
     batch: int
     texts_per_s: float
     cpu_ms: float
-    joules: float | None
     memory_mib: float | None
 
 
@@ -106,9 +103,8 @@ def measure(job: Mapping[str, Any]) -> list[Timing]:
 def _measure_length(engine: OnnxEngine, length: int, job: Mapping[str, Any], before: float | None) -> Timing:
     text = Encoding(np.full(length, job["pad_id"], dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(min(1, length - 1),))
     alone, alone_cpu = _run(engine, [text], job["seconds"] / 2)
-    start = energy.read()
     batches, batches_cpu = _run(engine, [text] * job["batch"], job["seconds"] / 2)
-    joules, peak = start.joules_until(energy.read()), _resident_mib("VmHWM")
+    peak = _resident_mib("VmHWM")
     return Timing(
         length=length,
         latency_ms=1000 * statistics.median(alone),
@@ -118,7 +114,6 @@ def _measure_length(engine: OnnxEngine, length: int, job: Mapping[str, Any], bef
         batch=job["batch"],
         texts_per_s=job["batch"] / statistics.median(batches),
         cpu_ms=1000 * statistics.median(batches_cpu) / job["batch"],
-        joules=None if joules is None else joules / job["batch"] / (1 + len(batches)),  # the run that is not timed takes energy too
         memory_mib=None if peak is None or before is None else peak - before,
     )
 

@@ -1,4 +1,4 @@
-"""bert-export analyze: shapes, energy, layers, and bundles. Without torch."""
+"""bert-export analyze: shapes, layers, and bundles. Without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from export import analyze_cli, cli
-from export.analyze import energy
 from export.analyze.layers import Node, find_parts
 from export.analyze.shapes import NAMED, Shape, choose_lengths, variants
 from export.errors import CheckpointError
@@ -49,34 +48,6 @@ def test_lengths_beyond_the_model_are_an_error_where_asked_for() -> None:
     assert [16, 100] == choose_lengths((16, 100), (64,), 100)
     with pytest.raises(CheckpointError, match="takes 100 tokens at most, and --lengths has 101"):
         choose_lengths((16, 101), (64,), 100)
-
-
-# ---- energy
-
-
-def counters(folder: Path, *microjoules: int) -> Path:
-    """Writes the counters of processors as Linux shows them, with a part of the first one."""
-    for name, value in [*((f"intel-rapl:{i}", value) for i, value in enumerate(microjoules)), ("intel-rapl:0:0", 5)]:
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        (folder / name / "energy_uj").write_text(f"{value}\n")
-        (folder / name / "max_energy_range_uj").write_text("999999\n")
-    return folder
-
-
-def test_joules_are_those_of_all_processors(tmp_path: Path) -> None:
-    """Their parts are not counted twice, and a counter that begins anew went on."""
-    start = energy.read(counters(tmp_path, 100, 900_000))
-    end = energy.read(counters(tmp_path, 500_100, 400_000))
-
-    assert pytest.approx(0.5 + 0.5) == start.joules_until(end)
-
-
-def test_without_counters_there_are_no_joules(tmp_path: Path) -> None:
-    """Neither where there are none, nor where they cannot be read."""
-    (counters(tmp_path, 1) / "intel-rapl:0" / "energy_uj").write_text("")
-    for folder in (tmp_path, tmp_path / "none"):
-        reading = energy.read(folder)
-        assert None is reading.joules_until(reading)
 
 
 # ---- layers

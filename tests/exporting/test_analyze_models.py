@@ -19,7 +19,7 @@ from export.errors import CheckpointError
 pytestmark = pytest.mark.torch
 
 TINY = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 100}
-TIMES = {"latency_p90_ms": 2.0, "runs": 3, "batch": 8, "latency_cpu_ms": 1.0, "cpu_ms": 1.5, "joules": None, "memory_mib": 7.0}
+TIMES = {"latency_p90_ms": 2.0, "runs": 3, "batch": 8, "latency_cpu_ms": 1.0, "cpu_ms": 1.5, "memory_mib": 7.0}
 Report = Callable[..., tuple[dict[str, Any], str]]
 
 

@@ -116,7 +116,7 @@ def test_only_equal_keys_share_a_batch(key: str | None) -> None:
     add(queue, 8, key=KEY)
     add(queue, 8, key=key)
 
-    assert [1, 1, 1] if key is None else [2, 1] == [len(batch) for batch in drain(queue)]
+    assert ([1, 1, 1] if key is None else [2, 1]) == [len(batch) for batch in drain(queue)]
 
 
 def test_without_a_fixed_cost_nothing_is_batched() -> None:

@@ -1,0 +1,20 @@
+"""Asserts that cannot fail: what ruff does not find."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+
+def test_no_assert_is_a_choice() -> None:
+    """`assert a if b else c == d` reads `a if b else (c == d)`, and holds whenever `b` does and `a` is not empty."""
+    found = [
+        f"{path.relative_to(TESTS)}:{node.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        if "node_modules" not in path.parts
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.Assert) and isinstance(node.test, ast.IfExp)
+    ]
+    assert [] == found
