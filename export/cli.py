@@ -114,7 +114,7 @@ def _run(args: argparse.Namespace) -> int:
         return 1
     _print_evidence(target, manifest)
     for graph in manifest.graphs:
-        if is_low(graph.evidence):
+        if is_low(graph):
             print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
     for omitted in manifest.omitted:
         print(f"bert-export: the bundle has no {omitted.precision}, but fp32 as its default graph: {omitted.reason}", file=sys.stderr)
@@ -152,7 +152,7 @@ def low_agreement(graph: GraphSpec) -> str:
     """Returns what a user should know of a graph that answers too seldom as the checkpoint does."""
     chosen = "it is the default graph, as asked for" if graph.default else "it is not the default graph"
     return (
-        f"of the graph {graph.provider}/{graph.precision} {describe_agreement(graph.evidence)}, below {ENOUGH_AGREEMENT:.0%}; {chosen}. "
+        f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, and at least {ENOUGH_AGREEMENT:.0%} is expected; {chosen}. "
         "Measure it on texts of your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own."
     )
 

@@ -256,7 +256,7 @@ def _with_default(
 def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:
     """Returns a provider's float32 graph where its default one answers too seldom as the checkpoint does; for those who did not ask for it."""
     default = next(graph for graph in graphs if graph.default)
-    return next((graph for graph in graphs if graph.precision == "fp32"), None) if is_low(default.evidence) else None
+    return next((graph for graph in graphs if graph.precision == "fp32"), None) if is_low(default) else None
 
 
 def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:

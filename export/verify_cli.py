@@ -98,7 +98,11 @@ def _parser() -> argparse.ArgumentParser:
         "exact match, whichever the task and the model's labels have",
     )
     parser.add_argument(
-        "--min-agreement", type=flags.parse_share, metavar="SHARE", help="least share of the data on which each graph must answer the same"
+        "--min-agreement",
+        type=flags.parse_share,
+        metavar="SHARE",
+        help="least agreement of each graph on the data, by the measure of the task: the share of equal answers, F1 of entities or label sets, "
+        "cosine similarity of vectors, rank correlation of single scores",
     )
     parser.add_argument(
         "--min-figure",

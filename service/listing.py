@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from service.bundle.evidence_policy import summarize_agreement
 from service.bundle.files import CARD_FILE, read_manifest
-from service.bundle.graph_spec import GraphSpec
+from service.bundle.graph_spec import Agreement, GraphSpec
 from service.errors import BundleError
 
 _HEADER = ("name", "task", "labels", "MiB", "graphs (* default), answers as the checkpoint", "card")
@@ -53,6 +54,7 @@ def as_table(listed: Sequence[dict[str, Any]]) -> str:
 
 
 def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
+    agreement = graph.evidence.agreement
     return {
         "file": graph.file,
         "provider": graph.provider,
@@ -61,7 +63,10 @@ def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
         "batch_invariant": graph.batch_invariant,
         "size_bytes": sum((path / file.file).stat().st_size for file in graph.files),
         "samples": graph.evidence.samples,
-        "agreement": graph.evidence.label_agreement if graph.evidence.samples else None,
+        "measure": None if agreement is None else agreement.measure,
+        "agreement": None if agreement is None else agreement.value,
+        "decisions": 0 if agreement is None else agreement.decisions,
+        "measured_on": graph.evidence.provider,
     }
 
 
@@ -82,5 +87,7 @@ def _labels(labels: Sequence[str]) -> str:
 
 
 def _graph(graph: dict[str, Any]) -> str:
-    measured = "not measured" if graph["agreement"] is None else f"{graph['agreement']:.1%} of {graph['samples']}"
-    return f"{graph['provider']}/{graph['precision']}{'*' if graph['default'] else ''} {measured}"
+    known = None
+    if graph["measure"] is not None:
+        known = Agreement(measure=graph["measure"], value=graph["agreement"], decisions=graph["decisions"])
+    return f"{graph['provider']}/{graph['precision']}{'*' if graph['default'] else ''} {summarize_agreement(known)}"

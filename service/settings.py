@@ -181,7 +181,7 @@ class ModelSettings(SourceSettings):
         None,
         ge=0,
         le=1,
-        description="Refuse graphs whose answers agreed with the checkpoint's on a smaller share of the parity inputs.",
+        description="Refuse graphs whose agreement with the checkpoint, by the measure of the task, is lower or was not measured.",
     )
     lanes: int | None = Field(
         None,

@@ -66,7 +66,7 @@ def _random_feeds(graph: GraphSpec, checkpoint: Checkpoint) -> Sequence[Feed]:
 
 
 def _describe(path: Path, checkpoint: Checkpoint, precision: Precision, form: str) -> BuiltGraph:
-    unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
+    unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     spec = GraphSpec(
         file=path.name,
         sha256="",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from service.bundle.evidence_policy import describe_agreement, is_low
+from service.bundle.evidence_policy import describe_agreement, is_low, summarize_agreement
 from service.bundle.graph_spec import Evidence, GraphSpec
 from service.bundle.manifest import Manifest, Source
 
@@ -96,13 +96,15 @@ def _graph_table(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
             f"{sizes[graph.file] / 2**20:.1f}",
             "yes" if graph.batch_invariant else "no",
             f"{graph.evidence.worst_abs_error:.1e}",
-            f"{graph.evidence.label_agreement:.1%} of {graph.evidence.samples}",
+            summarize_agreement(graph.evidence.agreement),
             f"{graph.evidence.worst_row_error:.1e}",
         ]
         for graph in manifest.graphs
     ]
     return [
-        *_table([*header, "answers agree", "row in batch against row alone"], rows),
+        *_table([*header, "agreement with PyTorch", "row in batch against row alone"], rows),
+        "",
+        "Agreement: the share of samples with the same answer, or the measure that is named, and the samples that it rests on.",
         "",
         "Batch-invariant: a text's scores are the same whatever shares its batch; the service runs other graphs one text at a time.",
         "",
@@ -113,9 +115,9 @@ def _graph_table(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
 def _low_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
     """Returns a warning of the graphs that answer too seldom as the checkpoint does."""
     return [
-        f"**Warning:** of {_name(graph)} {describe_agreement(graph.evidence)}. Measure it on your own texts before you rely on it."
+        f"**Warning:** graph {_name(graph)}: {describe_agreement(graph.evidence)}. Measure it on your own texts before you rely on it."
         for graph in graphs
-        if is_low(graph.evidence)
+        if is_low(graph)
     ]
 
 

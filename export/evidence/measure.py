@@ -64,7 +64,7 @@ def measure_graph(
 
 def _without_evidence(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
     """Returns the manifest entry of a graph before it is measured."""
-    unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=0.0, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
+    unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     own, *data = (
         GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
     )

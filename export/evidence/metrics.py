@@ -12,14 +12,14 @@ Span = tuple[int, int, str]  # start, end (exclusive, code points), label
 
 
 def f1(right: int, found: int, expected: int) -> float:
-    """Returns the harmonic mean of precision and recall; 1 if there was nothing to find and nothing was found.
+    """Returns the harmonic mean of precision and recall; 0 if there was nothing to find and nothing was found, which shows nothing.
 
     Args:
         right: Number of found items that were expected.
         found: Number of found items.
         expected: Number of expected items.
     """
-    return 2 * right / (found + expected) if found + expected else 1.0
+    return 2 * right / (found + expected) if found + expected else 0.0
 
 
 def span_f1(expected: Sequence[Collection[Span]], found: Sequence[Collection[Span]]) -> float:

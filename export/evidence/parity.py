@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,17 @@ import numpy as np
 from export import parallel
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
+from export.evidence.agreement import AgreementMeter
 from export.evidence.batch_invariance import RowErrors, measure_row_errors
-from export.evidence.decisions import decision, equal_but_for_scores, equal_but_for_ties, result_spans
+from export.evidence.decisions import equal_but_for_ties, result_spans
 from export.evidence.metrics import Span, span_f1
 from export.evidence.reference import Reference
 from export.evidence.spread_error import SpreadError
 from export.progress import track
 from service.backend.onnx_engine import Engine, Row
-from service.bundle.graph_spec import LengthParity, Precision
+from service.bundle.graph_spec import Agreement, LengthParity, Precision
 from service.errors import EngineError
+from service.tasks import embed
 from service.tasks.catalog import TASKS
 from service.tasks.encoded import Encoded
 from service.text.tokenizer import Encoding, Tokenizer
@@ -48,7 +50,8 @@ class Parity:
     samples: int
     worst_abs_error: float
     worst_rel_error: float
-    label_agreement: float
+    label_agreement: float | None
+    agreement: Agreement
     spans: int
     span_agreement: float | None
     row_errors: RowErrors
@@ -77,7 +80,7 @@ def measure_parity(
         ParityError: A logit is too far off, a decoded float32 answer differs, or the graph fails; the message holds the worst case.
     """
     task = TASKS[checkpoint.task]
-    same_decisions, same_answers, differences = 0, 0, []
+    same_answers, differences, meter = 0, [], AgreementMeter(checkpoint.task, checkpoint)
     encodings: list[Encoding] = []
     alone: list[Row] = []
     errors = _ErrorsByLength(tokenizer.max_length)
@@ -96,26 +99,37 @@ def measure_parity(
         errors.add(encoded.encodings, expected, rows)
         for row, found_row in zip(expected, rows, strict=True):
             (fixed if i < reference.fixed else texts).add(row, found_row)
-        right, found = (to_plain(task.decode(request, encoded, outputs, checkpoint)) for outputs in (expected, rows))
+        served = _as_served(request, checkpoint)
+        right, found = (to_plain(task.decode(served, encoded, outputs, checkpoint)) for outputs in (expected, rows))
         if precision == "fp32":
             same_answers += equal_but_for_ties(checkpoint.task, right, found, max(each.allowed(precision) for each in own))
-        same_decisions += equal_but_for_scores(*(decision(checkpoint.task, result, checkpoint) for result in (right, found)))
+        meter.add(right, found)
         spans.append((result_spans(right), result_spans(found)))
     worst = max(differences, key=lambda difference: difference.error)
     if precision == "int8":
         _check_int8(worst, fixed, texts, quantization_error)
     else:
         _check(max(differences, key=lambda difference: difference.excess(precision)), same_answers, len(reference.requests), precision)
+    agreement = meter.agreement
     return Parity(
         samples=len(reference.requests),
         worst_abs_error=worst.error,
         worst_rel_error=max((entry.worst_rel_error for entry in errors.entries), default=0.0),
-        label_agreement=same_decisions / len(reference.requests),
+        label_agreement=agreement.value if agreement.measure == "label" else None,
+        agreement=agreement,
         spans=sum(len(right) for right, _ in spans),
         span_agreement=span_f1(*zip(*spans, strict=True)) if any(right or found for right, found in spans) else None,
         row_errors=measure_row_errors(engine, encodings, alone),
         lengths=errors.entries,
     )
+
+
+def _as_served(request: Any, checkpoint: Checkpoint) -> Any:
+    """Returns a request with what it leaves open as the bundle says: the pooling and the layers of a vector."""
+    if not isinstance(request, embed.Request) or checkpoint.embedding is None:
+        return request
+    chosen = embed.resolve(embed.EmbedParameters(), checkpoint.embedding)
+    return replace(request, parameters=chosen.parameters, width=chosen.width, layers=chosen.layers)
 
 
 @dataclass(frozen=True)

@@ -7,46 +7,36 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from export.errors import DataError
-from export.evidence.decisions import (
-    best_answer,
-    cosine_distance,
-    decision,
-    equal_but_for_scores,
-    is_regression,
-    mask_candidates,
-    regression_value,
-    result_spans,
-)
+from export.evidence.agreement import AgreementMeter
+from export.evidence.decisions import best_answer, is_regression, mask_candidates, regression_value, result_spans
 from export.evidence.metrics import answer_f1, exact_match, span_f1, widen_to_words
 from export.verify.dataset import Line
 from export.verify.figures import ENTITY_F1, EXACT_MATCH, F1, TOP_1
 from export.verify.label_scores import score_labels, score_notes
+from service.bundle.graph_spec import Agreement
 from service.errors import CallerError, EngineError
-from service.tasks import classify, embed
+from service.tasks import classify, ner
 from service.tasks.encoded import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
 
 
 @dataclass(frozen=True)
-class Agreement:
+class Comparison:
     """What was measured.
 
     Attributes:
         inputs: Number of inputs.
         labeled: Number of inputs with a right answer.
-        agreement: Share of inputs on which graph and reference decide the same, whatever their scores; None without a reference and
-            for regression and embeddings, which decide nothing.
-        span_agreement: F1 of the graph's spans against the reference's, if there are spans.
-        worst_difference: Largest difference of a regression's values, or of an embedding's vectors 1 - cosine.
+        agreement: How closely the graph decides as the reference, whatever the scores; None without a reference.
+        worst_difference: Largest difference of a regression's values.
         scores: Figure -> its value for the `graph`, and for the `reference` if there is one.
         notes: Figure -> what a reader must know of the graph's value, such as that there is none.
     """
 
     inputs: int
     labeled: int
-    agreement: float | None = None
-    span_agreement: float | None = None
+    agreement: Agreement | None = None
     worst_difference: float | None = None
     scores: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -69,7 +59,7 @@ class Unanswered:
 
 def measure_agreement(
     lines: Sequence[Line], task: str, config: ModelConfig, graph: Answer, reference: Answer | None
-) -> Agreement | Unanswered:
+) -> Comparison | Unanswered:
     """Asks graph and reference every line, and compares their answers. If a line has none, nothing is compared.
 
     Args:
@@ -95,19 +85,16 @@ def measure_agreement(
         if answers is not None and golds and task in SCORES:
             for figure, value in SCORES[task](golds, [answers[i] for i in labeled], config).items():
                 scores.setdefault(figure, {})[name] = value
-    notes = score_notes(golds, [results[i] for i in labeled], config) if golds and task == classify.TASK else {}
-    found = Agreement(len(lines), len(labeled), scores=scores, notes=notes)
+    notes = _notes(task, golds, [results[i] for i in labeled], config) if golds else {}
+    found = Comparison(len(lines), len(labeled), scores=scores, notes=notes)
     if expected is None:
         return found
+    meter, worst = AgreementMeter(task, config), None
+    for pair in zip(expected, results, strict=True):
+        meter.add(*pair)
     if is_regression(task, config):
-        return replace(
-            found, worst_difference=max(abs(regression_value(a) - regression_value(b)) for a, b in zip(expected, results, strict=True))
-        )
-    if task == embed.TASK:
-        return replace(found, worst_difference=max(cosine_distance(a, b) for a, b in zip(expected, results, strict=True)))
-    agree = sum(equal_but_for_scores(decision(task, a, config), decision(task, b, config)) for a, b in zip(expected, results, strict=True))
-    spans = [result_spans(a) for a in expected], [result_spans(b) for b in results]
-    return replace(found, agreement=agree / len(lines), span_agreement=span_f1(*spans) if any(spans[0] + spans[1]) else None)
+        worst = max(abs(regression_value(a) - regression_value(b)) for a, b in zip(expected, results, strict=True))
+    return replace(found, agreement=meter.agreement, worst_difference=worst)
 
 
 def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[Any] | Unanswered:
@@ -123,6 +110,15 @@ def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[A
     if failures:
         return Unanswered(by_reference, tuple(number for number, _ in failures), failures[0][1])
     return results
+
+
+def _notes(task: str, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
+    """Returns what a reader must know of a graph's figures, by figure; the arguments are those of `SCORES`."""
+    if task == classify.TASK:
+        return score_notes(golds, results, config)
+    if task == ner.TASK and not any(gold.spans for gold in golds) and not any(map(result_spans, results)):
+        return {ENTITY_F1: "no input has an entity, and none was found; 0 stands for it"}
+    return {}
 
 
 def _score_entities(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:

@@ -16,6 +16,7 @@ from export.evidence.reference import Reference, sample_reference
 from export.verify.check import Check
 from export.verify.data_checks import Baseline
 from export.verify.loaded_graph import LoadedGraph
+from service.bundle.evidence_policy import summarize_agreement
 from service.bundle.files import Bundle
 from service.errors import BertServeError, EngineError
 from service.tasks.catalog import TASKS
@@ -64,10 +65,11 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
         yield Check(
             name,
             True,
-            f"worst logit error {parity.worst_abs_error:.1e} (at export {evidence.worst_abs_error:.1e}), answers agree on "
-            f"{parity.label_agreement:.1%} of {parity.samples} samples ({evidence.label_agreement:.1%} of {evidence.samples})"
+            f"worst logit error {parity.worst_abs_error:.1e} (at export {evidence.worst_abs_error:.1e}), agreement "
+            f"{summarize_agreement(parity.agreement)} (at export {summarize_agreement(evidence.agreement)})"
             + ("" if attention_error is None else f", worst error of an attention weight {attention_error:.1e}"),
-            {"worst_abs_error": parity.worst_abs_error, "label_agreement": parity.label_agreement, "samples": parity.samples}
+            {"worst_abs_error": parity.worst_abs_error, "samples": parity.samples, "label_agreement": parity.label_agreement}
+            | {"agreement": parity.agreement.model_dump()}
             | {"lengths": [entry.model_dump() for entry in parity.lengths], "span_agreement": parity.span_agreement}
             | ({} if attention_error is None else {"attention_error": attention_error}),
         )

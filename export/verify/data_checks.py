@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from export.verify.agreement import Agreement, Answer, Unanswered, measure_agreement
+from export.verify.agreement import Answer, Comparison, Unanswered, measure_agreement
 from export.verify.check import Check
 from export.verify.dataset import Line
 from export.verify.loaded_graph import LoadedGraph, find_fp32
+from service.bundle.agreement import MEASURES, NOT_MEASURED
 from service.bundle.files import Bundle
+from service.bundle.graph_spec import Agreement
 
 
 class Baseline:
@@ -54,7 +55,7 @@ def check_data(
         graphs: The graphs.
         baseline: What they are compared with.
         lines: The data.
-        min_agreement: Least share of the data on which a graph must answer as the baseline, or None.
+        min_agreement: Least agreement of a graph with the baseline, by the measure of the task, or None.
         min_figures: Figure -> the least that each graph must reach.
 
     Raises:
@@ -66,6 +67,8 @@ def check_data(
         is_baseline = baseline is not None and loaded is baseline.graph
         answer = baseline.answer if baseline is not None and is_baseline else loaded.answer
         other = None if baseline is None or is_baseline else baseline.answer
+        if baseline is not None and baseline.graph is not None and _computes_the_same(loaded, baseline.graph):
+            other = None
         found = measure_agreement(lines, manifest.task, manifest, answer, other)
         if isinstance(found, Unanswered):
             yield _unanswered(loaded.name, found, len(lines), None if baseline is None else baseline.name)
@@ -75,7 +78,12 @@ def check_data(
         yield from _check_figures(loaded.name, found, None if baseline is None else baseline.name, min_figures)
 
 
-def _check_figures(graph: str, found: Agreement, baseline: str | None, floors: Mapping[str, float]) -> Iterator[Check]:
+def _computes_the_same(one: LoadedGraph, other: LoadedGraph) -> bool:
+    """Returns whether two graphs agree by construction: TensorRT's fp16 and fp32 graphs are one file, which a CPU runs in one precision."""
+    return one.graph.file == other.graph.file and one.runs_on == other.runs_on == "cpu"
+
+
+def _check_figures(graph: str, found: Comparison, baseline: str | None, floors: Mapping[str, float]) -> Iterator[Check]:
     """Reports a graph's figures, and judges those that have a floor; a figure with a floor that was not measured fails."""
     for figure, values in found.scores.items():
         floor = floors.get(figure)
@@ -105,20 +113,31 @@ def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None
     )
 
 
-def _check_agreement(graph: str, found: Agreement, baseline: str | None, min_agreement: float | None) -> Check:
-    """Judges a graph's agreement by the least that is allowed, if there is such a bound."""
+def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_agreement: float | None) -> Check:
+    """Judges a graph's agreement by the least that is allowed, if there is such a bound; one that was not measured fails it."""
     name = f"agreement {graph}"
-    if baseline is None:
-        hint = "nothing to compare with: the bundle has no other fp32 graph; give --checkpoint"
+    if baseline is None or found.agreement is None:
+        hint = "nothing to compare with: the bundle has no fp32 graph that computes otherwise; give --checkpoint"
         return Check(name, None if min_agreement is None else False, hint, {"inputs": found.inputs})
-    figures = replace(found, scores={}, notes={}).__dict__ | {"reference": baseline}
-    if found.agreement is None:
-        detail = f"values of {graph} and {baseline} differ by {found.worst_difference:.1e} at most (of vectors, 1 - cosine) on {found.inputs} inputs"
-        bounded = "" if min_agreement is None else "; a value has no agreement"
-        return Check(name, None if min_agreement is None else False, detail + bounded, figures)
-    detail = f"answers as {baseline} on {found.agreement:.4f} of {found.inputs} inputs"
-    if found.span_agreement is not None:
-        detail += f", F1 of its spans {found.span_agreement:.4f}"
+    value = found.agreement.value
+    figures: dict[str, Any] = {"inputs": found.inputs, "labeled": found.labeled, "reference": baseline}
+    figures |= {"measure": found.agreement.measure, "agreement": value, "decisions": found.agreement.decisions}
+    figures |= {"worst": found.agreement.worst, "worst_difference": found.worst_difference}
+    detail = _describe(found.agreement, found, baseline)
     if min_agreement is None:
         return Check(name, None, detail, figures)
-    return Check(name, found.agreement >= min_agreement, f"{detail}; at least {min_agreement} is asked for", figures)
+    return Check(name, value is not None and value >= min_agreement, f"{detail}; at least {min_agreement} is asked for", figures)
+
+
+def _describe(agreement: Agreement, found: Comparison, baseline: str) -> str:
+    """Returns a graph's agreement with the baseline in words."""
+    if agreement.value is None:
+        return f"not measured against {baseline} ({MEASURES[agreement.measure]}): {NOT_MEASURED[agreement.measure]}"
+    if agreement.measure == "label":
+        return f"answers as {baseline} on {agreement.value:.4f} of {found.inputs} inputs"
+    detail = f"{MEASURES[agreement.measure]} with {baseline} is {agreement.value:.4f} on {agreement.decisions} of {found.inputs} inputs"
+    if agreement.worst is not None:
+        detail += f", the worst {agreement.worst:.4f}"
+    if found.worst_difference is not None:
+        detail += f"; values differ by {found.worst_difference:.1e} at most"
+    return detail

@@ -8,6 +8,7 @@ from export.evidence.batch_invariance import measure_row_errors
 from export.evidence.samples import sample_requests
 from export.verify.check import Check
 from export.verify.loaded_graph import LoadedGraph
+from service.bundle.evidence_policy import describe_agreement
 from service.check import CHECK_TOLERANCE, difference
 from service.errors import BertServeError
 from service.tasks import choose
@@ -38,13 +39,11 @@ def check_evidence(loaded: LoadedGraph) -> Check:
     evidence = graph.evidence
     if not evidence.samples:
         return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
-    spans = "" if evidence.span_agreement is None else f", F1 of {evidence.spans} spans {evidence.span_agreement:.4f}"
     error = f", its precision moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
     return Check(
         name,
         True,
-        f"at export on {evidence.provider}: worst logit error {evidence.worst_abs_error:.1e}, answers agree on "
-        f"{evidence.label_agreement:.1%} of {evidence.samples} samples{spans}{error}",
+        f"at export on {evidence.provider}: worst logit error {evidence.worst_abs_error:.1e}, {describe_agreement(evidence)}{error}",
         evidence.model_dump(mode="json"),
     )
 

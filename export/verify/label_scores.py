@@ -63,7 +63,7 @@ def score_notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfi
         return notes | (dict.fromkeys((PEARSON, SPEARMAN), constant) if constant else {})
     chosen = [chosen_labels(result, config) for result in results]
     if config.activation == "sigmoid":
-        return {} if any(golds) or any(chosen) else {MICRO_F1: "no input has a label, and none was found; 1 stands for it"}
+        return {} if any(golds) or any(chosen) else {MICRO_F1: "no input has a label, and none was found; 0 stands for it"}
     constant = _constant(golds, chosen, "label")
     notes = {MATTHEWS: constant} if constant else {}
     if len(config.labels) == _TWO and not any(config.labels[1] in labels for labels in (*golds, *chosen)):

@@ -24,7 +24,7 @@ class VerifySpec:
         bundle: The bundle's folder.
         checkpoint: The checkpoint that it was made from, a folder or a hub id.
         data: JSONL of inputs, see `export/verify/dataset.py`.
-        min_agreement: Least agreement of each graph on the data.
+        min_agreement: Least agreement of each graph on the data, by the measure of the task.
         providers: Graphs of these providers are checked, each on its provider; None for all graphs, on the providers that this machine has.
         precisions: Graphs of these precisions are checked; None for all.
         min_figures: Figure -> the least that each graph must reach on the data.
@@ -66,13 +66,9 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         loaded = yield from _check_graph(bundle, graph, requested=spec.providers is not None)
         if loaded is not None:
             usable.append(loaded)
+        else:
+            yield from _not_measured(graph, spec)
     if not usable:
-        if spec.min_agreement is not None:
-            yield Check(
-                "agreement", False, f"no graph runs here, so that at least {spec.min_agreement}, which is asked for, was not measured"
-            )
-        for figure, floor in spec.min_figures.items():
-            yield Check(figure, False, f"no graph runs here, so that at least {floor}, which is asked for, was not measured")
         return
     baseline: Baseline | None = None
     if spec.checkpoint is not None:
@@ -84,6 +80,18 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         baseline = checkpoint_checks.checkpoint_baseline(checkpoint, usable[0].tokenizer)
     if lines:
         yield from check_data(usable, baseline or fp32_baseline(bundle, usable), lines, spec.min_agreement, spec.min_figures)
+
+
+def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
+    """Fails what was asked for about a graph that does not run here: without a measurement nothing is known about it."""
+    name = f"{graph.provider}/{graph.precision}"
+    if spec.checkpoint is not None:
+        yield Check(f"parity {name}", False, "the graph does not run here, so that it was not compared with the checkpoint")
+    floors = {} if spec.min_agreement is None else {"agreement": spec.min_agreement}
+    for figure, floor in (floors | dict(spec.min_figures)).items():
+        yield Check(
+            f"{figure} {name}", False, f"the graph does not run here, so that at least {floor}, which is asked for, was not measured"
+        )
 
 
 def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Generator[Check, None, LoadedGraph | None]:

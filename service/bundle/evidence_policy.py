@@ -6,24 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.bundle.graph_spec import Evidence, GraphSpec
+from service.bundle.agreement import MEASURES, NOT_MEASURED
+from service.bundle.graph_spec import Agreement, Evidence, GraphSpec
 from service.bundle.manifest import Figure
 from service.errors import BundleError
 
-# Below this agreement with the checkpoint a graph is warned of, and int8 is not the default one unless it was asked for.
+# Below this agreement with the checkpoint, by the measure of its task, a graph is warned of, and int8 is the default one only on request.
 ENOUGH_AGREEMENT = 0.98
 # What a figure of labeled data may differ from the checkpoint's.
 NEAR = 0.01
+_MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the evidence of a finished bundle
 _Z = 1.96  # of a normal distribution, for 95 %
 
 
-def is_low(evidence: Evidence) -> bool:
+def is_low(graph: GraphSpec) -> bool:
     """Returns whether a graph agrees with its checkpoint less than `ENOUGH_AGREEMENT`; without samples nothing is known.
 
-    Of entities and answers their F1 counts: a text of ten entities may differ in one. Of all else the share of texts does.
+    An int8 graph is also low where the samples left nothing to decide: only its agreement shows that its coarser numbers do no harm.
     """
-    agreement = evidence.label_agreement if evidence.span_agreement is None else evidence.span_agreement
-    return evidence.samples > 0 and agreement < ENOUGH_AGREEMENT
+    agreement = graph.evidence.agreement
+    if agreement is None:
+        return False
+    if agreement.value is None:
+        return graph.precision == "int8"
+    return not agreement.value >= ENOUGH_AGREEMENT  # not `<`, which is false for NaN
 
 
 def is_measured_near(figures: Sequence[Figure], graph: str) -> bool:
@@ -37,28 +43,47 @@ def is_measured_near(figures: Sequence[Figure], graph: str) -> bool:
     return bool(own) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in own)
 
 
-def agreement_range(evidence: Evidence) -> tuple[float, float]:
+def agreement_range(share: float, inputs: int) -> tuple[float, float]:
     """Returns where the share of answers that agree lies with 95 % confidence, on texts like the samples (Wilson's interval).
 
     Args:
-        evidence: Evidence with samples.
+        share: The share that was measured.
+        inputs: On how many inputs, at least one.
     """
-    n, share = evidence.samples, evidence.label_agreement
+    n = inputs
     center, spread = share + _Z**2 / (2 * n), _Z * math.sqrt(share * (1 - share) / n + (_Z / (2 * n)) ** 2)
     return max(0.0, (center - spread) / (1 + _Z**2 / n)), min(1.0, (center + spread) / (1 + _Z**2 / n))
 
 
 def describe_agreement(evidence: Evidence) -> str:
-    """Returns the share of answers that agree with the checkpoint's, in words; of a quantized graph with what so few samples can say.
+    """Returns how closely a graph decides as its checkpoint, in words; for a quantized graph with what so few samples can say.
 
-    Of a float graph the logits themselves are within a bound, and no sample is needed for more than to find a fault.
+    For a float graph the logits themselves are within a bound, and samples are only needed to find a fault.
     """
-    if not evidence.samples:
-        return "answers were not compared"
-    low, high = agreement_range(evidence)
+    agreement = evidence.agreement
+    if agreement is None:
+        return "the agreement was not recorded" if evidence.samples else "answers were not compared"
+    if agreement.value is None:
+        return f"the agreement was not measured ({MEASURES[agreement.measure]}: {NOT_MEASURED[agreement.measure]})"
+    if agreement.measure != "label":
+        worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
+        spans = f" with {evidence.spans} spans" if agreement.measure == "span_f1" else ""
+        return (
+            f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {evidence.samples} samples{spans}{worst}"
+        )
+    low, high = agreement_range(agreement.value, agreement.decisions)
     sure = f" (95% confidence: {low:.1%} to {high:.1%})" if evidence.quantized else ""
     spans = "" if evidence.span_agreement is None else f", {evidence.spans} spans with an F1 of {evidence.span_agreement:.4f}"
-    return f"answers agree on {evidence.label_agreement:.1%} of {evidence.samples} samples{sure}{spans}"
+    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{sure}{spans}"
+
+
+def summarize_agreement(agreement: Agreement | None) -> str:
+    """Returns the value of an agreement and what it rests on, in a few words for a table."""
+    if agreement is None or agreement.value is None:
+        return "not measured"
+    if agreement.measure == "label":
+        return f"{agreement.value:.1%} of {agreement.decisions}"
+    return f"{MEASURES[agreement.measure]} {agreement.value:.4f} of {agreement.decisions}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +92,7 @@ class EvidencePolicy:
 
     Attributes:
         required: Whether there must be evidence at all.
-        min_agreement: Least share of parity inputs whose answer is the checkpoint's; asks for evidence too.
+        min_agreement: Least agreement with the checkpoint, by the measure of the task; asks for evidence too.
     """
 
     required: bool = False
@@ -81,21 +106,47 @@ class EvidencePolicy:
             graph: The graph that is to be served.
 
         Raises:
-            BundleError: It is; the message has the bundle, its figure, the floor, and what to do.
+            BundleError: It is; the message has the bundle, what was measured, what is asked for, and what to do.
         """
+        if not self.required and self.min_agreement is None:
+            return
         which, evidence = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.evidence
-        if not evidence.samples and (self.required or self.min_agreement is not None):
-            flag = "--require-evidence is set" if self.required else f"--min-agreement is {self.min_agreement}"
+        flag = "--require-evidence is set" if self.required else f"--min-agreement is {self.min_agreement}"
+        if not evidence.samples:
             raise BundleError(
                 f"{which}: its manifest has no evidence (0 parity inputs), and {flag}; export it again with bert-export, which measures "
                 "it, or serve without the setting."
             )
-        if self.min_agreement is not None and evidence.label_agreement < self.min_agreement:
-            raise BundleError(
-                f"{which}: its answers agree with the checkpoint's on {evidence.label_agreement:.4f} of {evidence.samples} parity inputs, "
-                f"below --min-agreement, which is {self.min_agreement}; choose a graph that is closer (--precision fp32), export again "
-                "with a lower `bert-export --max-int8-error` or with --calibration texts of your own, or lower the floor."
-            )
+        if self.min_agreement is not None:
+            _check_agreement(which, graph, self.min_agreement)
+
+
+def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
+    """Refuses a graph whose agreement is below a floor, or was not measured.
+
+    Raises:
+        BundleError: It is.
+    """
+    agreement = graph.evidence.agreement
+    if agreement is None:
+        raise BundleError(
+            f"{which}: its manifest records no agreement that can be held against --min-agreement {floor}; {_MEASURE_AGAIN}, or serve "
+            "without the setting."
+        )
+    measure = MEASURES[agreement.measure]
+    if agreement.value is None:
+        # other graphs than int8 are not compared on these texts
+        texts = "export it again with --validation texts of the model's own domain and language, or " if graph.precision == "int8" else ""
+        raise BundleError(
+            f"{which}: its agreement ({measure}) was not measured on any input, because {NOT_MEASURED[agreement.measure]}, and "
+            f"--min-agreement is {floor}; {texts}serve without the setting."
+        )
+    if not agreement.value >= floor:  # not `<`, which is false for NaN
+        raise BundleError(
+            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} parity inputs, below "
+            f"--min-agreement, which is {floor}; choose a graph that is closer (--precision fp32), export again with a lower "
+            "`bert-export --max-int8-error` or with --calibration texts of your own, or lower the floor."
+        )
 
 
 ACCEPT_ANY = EvidencePolicy()

@@ -17,6 +17,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from service.bundle.agreement import upgrade_evidence
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.bundle.manifest import NAME_PATTERN, Manifest
 from service.errors import BundleError
@@ -102,7 +103,7 @@ def read_manifest(path: Path) -> tuple[Manifest, str]:
     """
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
-        manifest = Manifest.model_validate_json(raw)
+        manifest = upgrade_evidence(Manifest.model_validate_json(raw))
     except OSError as error:
         if is_checkpoint(path):
             raise BundleError(_what_to_do_with(path)) from error

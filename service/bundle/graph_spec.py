@@ -12,6 +12,7 @@ from service.bundle.shape_plan import ShapePlan
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8"]
+Measure = Literal["label", "set_f1", "span_f1", "cosine", "spearman"]
 
 
 class InputSpec(Record):
@@ -77,13 +78,38 @@ class Speed(Record):
     timings: Annotated[tuple[Timing, ...], Field(strict=False)]
 
 
+class Agreement(Record):
+    """How closely a graph decides as its checkpoint does, by the measure of its kind of head.
+
+    Attributes:
+        measure: `label`: share of inputs with the same best label, answer, choice or tokens. `set_f1`: F1 of the chosen labels of a head
+            with independent labels. `span_f1`: F1 of the entities. `cosine`: mean cosine similarity of the vectors. `spearman`: rank
+            correlation of the scores of a head with one score.
+        value: The value, 1 for full agreement; null where the inputs left nothing to decide.
+        decisions: Inputs that the value is measured on: for sets and spans those with at least one on either side; 0 where it is null.
+        worst: Lowest cosine similarity of an input; null for other measures.
+    """
+
+    measure: Measure
+    value: float | None
+    decisions: Annotated[int, Field(ge=0)]
+    worst: float | None = None
+
+    @model_validator(mode="after")
+    def _rests_on_decisions(self) -> Agreement:
+        if (self.value is None) != (self.decisions == 0):
+            raise ValueError(f"`value` must be null exactly where `decisions` is 0, not {self.value} on {self.decisions}")
+        return self
+
+
 class Evidence(Record):
     """What was measured when this graph was exported.
 
     Attributes:
         samples: Number of parity inputs.
         worst_abs_error: Largest absolute difference of a logit to the checkpoint in PyTorch, float32.
-        label_agreement: Share of parity inputs whose best label, entities, best answer or best token are the checkpoint's.
+        label_agreement: Share of parity inputs whose best label, answer, choice or tokens are the checkpoint's; null where the agreement
+            has another measure. Manifests without `agreement` have a number here for every model.
         worst_row_error: Largest absolute difference of a logit between a text in a batch and the same text alone.
         nodes: Nodes of the graph.
         fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.
@@ -98,11 +124,12 @@ class Evidence(Record):
         lengths: The worst errors by length; empty where they were not recorded.
         speed: How long a run takes, or null where that was not timed.
         attention_error: Largest absolute difference of an attention weight to the checkpoint's, or null where the graph gives none out.
+        agreement: How closely the graph decides as its checkpoint, or null where that was not measured.
     """
 
     samples: int
     worst_abs_error: float
-    label_agreement: float
+    label_agreement: float | None
     worst_row_error: float
     nodes: int
     fusions: dict[str, int]
@@ -116,6 +143,7 @@ class Evidence(Record):
     lengths: Annotated[tuple[LengthParity, ...], Field(strict=False)] = ()
     speed: Speed | None = None
     attention_error: float | None = None
+    agreement: Agreement | None = None
 
 
 # within the bundle: no path leads out of its folder

@@ -119,9 +119,9 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     graph = _graph(bundle, options)
     options.evidence_policy.check(manifest.name, graph)
     which = f"{graph.provider}/{graph.precision}"
-    if is_low(graph.evidence) and not is_measured_near(manifest.figures, which):
+    if is_low(graph) and not is_measured_near(manifest.figures, which):
         logger.warning(
-            "THE MODEL %s ANSWERS NOT QUITE AS ITS CHECKPOINT: of its graph %s %s. %s",
+            "the model %s may answer differently from its checkpoint: graph %s: %s. %s",
             manifest.name,
             which,
             describe_agreement(graph.evidence),

@@ -21,6 +21,7 @@ import tiny
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
 from export import cli
 from export.errors import ExportError
+from export.evidence.samples import sample_requests
 from export.pipeline import ExportSpec, export
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.files import load_bundle
@@ -198,6 +199,24 @@ def test_int8_passes_the_gate_and_points_the_same_way(source: Path, bundle: Path
     assert (found * PyTorch(source, 64).vectors(TEXTS, "mean")).sum(axis=1).min() > 0.99
 
 
+def test_the_agreement_is_that_of_the_vectors_that_are_served(bundle: Path) -> None:
+    """The cosine similarity of the bundle's own vectors, pooled and with the prompts of the samples; no label agrees."""
+    manifest = load_bundle(bundle).manifest
+    fp32, int8 = (graph.evidence for graph in sorted(manifest.graphs, key=lambda graph: graph.precision))
+    requests = sample_requests(embed.TASK, manifest.tokenizer, PROMPTS.values())
+    texts = [request.prompt + request.text for request in requests]
+    one, other = (np.array(Served(bundle, precision).answer(embed.TASK, inputs=texts)) for precision in ("fp32", "int8"))
+    cosines = (one * other).sum(axis=1)
+
+    assert (None, None) == (fp32.label_agreement, int8.label_agreement)
+    assert fp32.agreement is not None
+    assert int8.agreement is not None
+    assert ("cosine", len(texts), len(texts)) == (int8.agreement.measure, int8.agreement.decisions, int8.samples)
+    assert (cosines.mean(), cosines.min()) == pytest.approx((int8.agreement.value, int8.agreement.worst), abs=1e-5)
+    assert pytest.approx(1.0, abs=1e-6) == fp32.agreement.worst
+    assert f"mean cosine similarity {int8.agreement.value:.4f} of {len(texts)}" in (bundle / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_bundle_is_served_and_checked(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve check` runs its example, and the card says what vectors are."""
     assert 0 == service.cli.main(["check", "--models", str(bundle.parent)])
@@ -223,8 +242,8 @@ def test_an_embedding_bundle_is_verified_on_data(source: Path, bundle: Path, tmp
     assert checks["example cpu/int8"]["passed"]
     for precision, worst in (("int8", 1e-2), ("fp32", 1e-6)):
         figures = checks[f"agreement cpu/{precision}"]["figures"]
-        assert -1e-9 <= figures["worst_difference"] < worst
-        assert figures["agreement"] is None
+        assert ("cosine", 2) == (figures["measure"], figures["decisions"])
+        assert 1 - worst < figures["worst"] <= figures["agreement"] <= 1
 
 
 @pytest.mark.full_grid

@@ -207,8 +207,8 @@ def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
 
     assert {"fp32": True, "int8": False} == {graph.precision: graph.default for graph in manifest.graphs}
     warnings = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
-    assert any("cpu/int8 answers agree on" in line and "it is not the default graph" in line for line in warnings)
-    assert "**Warning:** of cpu/int8 answers agree on" in (models / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
+    assert any("graph cpu/int8: answers agree on" in line and "it is not the default graph" in line for line in warnings)
+    assert "**Warning:** graph cpu/int8: answers agree on" in (models / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
     assert 0 == asyncio.run(check(Settings(models=(models,))))
 
 

@@ -99,6 +99,25 @@ class Exported:
         np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("labels", "problem_type", "measure"),
+    [
+        (VALUE, "regression", "spearman"),
+        (("joy", "anger", "fear"), "multi_label_classification", "set_f1"),
+        (("joy", "anger", "fear"), "single_label_classification", "label"),
+    ],
+)
+def test_the_evidence_has_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:
+    """Full agreement by a measure that could fail, with what it rests on; the share of equal labels only where there is a best label."""
+    [graph] = load_bundle(Exported(tmp_path, labels, problem_type, pair=False).bundle).manifest.graphs
+    evidence = graph.evidence
+
+    assert evidence.agreement is not None
+    assert (measure, 1.0) == (evidence.agreement.measure, pytest.approx(evidence.agreement.value))
+    assert 0 < evidence.agreement.decisions <= evidence.samples
+    assert (1.0 if measure == "label" else None) == evidence.label_agreement
+
+
 @pytest.fixture(name="verify")
 def verify_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Verify:
     """Returns `verify(exported, lines, *flags)`, which gives the exit code and the checks by name."""

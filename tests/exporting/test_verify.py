@@ -44,7 +44,7 @@ def answer(bundle: Bundle, body: dict[str, Any], precision: Any = "auto") -> Any
     """Returns what a graph of a bundle answers to a request body."""
     spec, engine = bundle.manifest.tokenizer, on_cpu(bundle, bundle.graph("cpu", precision))
     read = read_body(bundle.manifest.task, json.dumps(body).encode(), Limits(max_inputs=3, max_chars=1000))
-    [request] = read.requests()
+    [request] = read.requests(bundle.manifest)
     return read.answer([predict(bundle.manifest.task, request, Tokenizer(bundle.tokenizer_path, spec), engine, bundle.manifest)])
 
 
@@ -56,15 +56,16 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-def sound(folder: Path, task: str = "text-classification", *, other_seed: int | None = None) -> Path:
+def sound(folder: Path, task: str = "text-classification", *, other_seed: int | None = None, **fields: Any) -> Path:
     """Writes a tiny bundle that passes: with evidence, and the result of its example.
 
     Args:
         folder: The models folder.
         task: Its task.
         other_seed: If given there is an fp32 graph of this seed too, and the default one, of seed 0, goes as int8.
+        fields: Other fields of the manifest.
     """
-    path = tiny.bundle(folder, task, task=task, max_length=160)
+    path = tiny.bundle(folder, task, task=task, max_length=160, **fields)
 
     def complete(manifest: dict[str, Any]) -> None:
         [graph] = manifest["graphs"]
@@ -316,7 +317,7 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
 
 
 def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle whose graphs all need a provider that is not here passes without the floor, which says nothing against it."""
+    """A graph that does not run here passes without the floor, which says nothing against it."""
     monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
 
     def drop_cpu(manifest: dict[str, Any]) -> None:
@@ -326,8 +327,94 @@ def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Ver
 
     assert 0 == verify(path, "--data", lines)[0]
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.9")
-    assert (1, False) == (code, checks["agreement"]["passed"])
-    assert "at least 0.9, which is asked for, was not measured" in checks["agreement"]["detail"]
+    assert (1, False) == (code, checks["agreement cuda/fp16"]["passed"])
+    assert "at least 0.9, which is asked for, was not measured" in checks["agreement cuda/fp16"]["detail"]
+
+
+def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside another that does, and for a comparison with the checkpoint: what was not compared has not passed."""
+    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    path, lines = with_gpu_graph(sound(tmp_path)), data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1})
+    assert 0 == verify(path, "--data", lines, "--min-figure", "accuracy=0.01")[0]
+
+    path = with_gpu_graph(sound(tmp_path / "other"), runnable=False)
+    code, checks = verify(path, "--data", lines, "--min-figure", "accuracy=0.01")
+    assert (1, False, True) == (code, checks["accuracy cuda/fp16"]["passed"], checks["accuracy cpu/fp32"]["passed"])
+    edit(path, lambda manifest: manifest.update(graphs=[graph for graph in manifest["graphs"] if graph["provider"] == "cuda"]))
+    code, checks = verify(path, "--checkpoint", tmp_path)
+    assert (1, False) == (code, checks["parity cuda/fp16"]["passed"])
+
+
+@pytest.mark.parametrize(("seed", "code"), [(0, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("task", "fields", "measure"),
+    [
+        ("feature-extraction", {}, "cosine"),
+        ("text-classification", {"labels": ["score"], "activation": "none"}, "spearman"),
+        ("text-classification", {"activation": "sigmoid"}, "set_f1"),
+        ("token-classification", {}, "span_f1"),
+    ],
+)
+def test_a_floor_is_for_the_measure_of_the_task(
+    tmp_path: Path, verify: Verify, task: str, fields: dict[str, Any], measure: str, seed: int, code: int
+) -> None:
+    """Vectors and values had no agreement, so that every floor failed them."""
+    path = sound(tmp_path, task, other_seed=seed, **fields)
+    lines = data(tmp_path, *({"text": text} for text in TEXTS))
+    found, checks = verify(path, "--data", lines, "--min-agreement", "0.99")
+
+    figures = checks["agreement cpu/int8"]["figures"]
+    assert (code, measure) == (found, figures["measure"])
+    assert 0 < figures["decisions"] <= len(TEXTS)
+    assert (figures["agreement"] >= 0.99) is (code == 0)
+
+
+def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) -> None:
+    """A tagger that finds nothing agrees with itself and with texts without entities, which shows nothing."""
+    path = sound(tmp_path, "token-classification", other_seed=1, labels=("O", "O", "O", "O"))
+    lines = data(tmp_path, *({"text": text, "entities": []} for text in TEXTS))
+    code, checks = verify(path, "--data", lines, "--min-agreement", "0.01", "--min-figure", "entity-f1=0.5")
+
+    agreement, f1 = checks["agreement cpu/int8"], checks["entity F1 cpu/int8"]
+    assert (1, False, False) == (code, agreement["passed"], f1["passed"])
+    assert (None, 0, 0.0) == (agreement["figures"]["agreement"], agreement["figures"]["decisions"], f1["figures"]["graph"])
+    assert "no input has an entity, and none was found; 0 stands for it" in f1["detail"]
+
+
+def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> None:
+    """Micro F1 of no labels at all was 1."""
+    path = biased(sound(tmp_path, activation="sigmoid"), -100)
+    lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
+    code, checks = verify(path, "--data", lines, "--min-figure", "micro-f1=0.5")
+
+    assert (1, {"graph": 0.0}) == (code, checks["micro F1 cpu/fp32"]["figures"])
+
+
+def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT's fp16 and fp32 graphs are one file, which the CPU runs in float32 for both: they agree by construction."""
+    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+
+    def share(manifest: dict[str, Any]) -> None:
+        [graph] = manifest["graphs"]
+        graph["provider"] = "tensorrt"
+        manifest["graphs"] = [graph, graph | {"precision": "fp16", "default": False}]
+
+    path, lines = edit(sound(tmp_path), share), data(tmp_path, {"text": "good"}, {"text": "bad"})
+    code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
+
+    assert (1, False) == (code, checks["agreement tensorrt/fp16"]["passed"])
+    assert "nothing to compare with" in checks["agreement tensorrt/fp16"]["detail"]
+
+
+def biased(path: Path, bias: float) -> Path:
+    """Adds a number to all logits of the graph of a bundle, and stores its example again."""
+    file = path / "model.cpu.fp32.onnx"
+    model = onnx.load(str(file))
+    [tensor] = [tensor for tensor in model.graph.initializer if tensor.name == "bias"]
+    tensor.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(tensor) + np.float32(bias), "bias"))
+    onnx.save(model, str(file))
+    edit(path, lambda manifest: manifest["graphs"][0].update(sha256=digest(file)))
+    return edit(path, lambda manifest: manifest["example"].update(result=answer(load_bundle(path), manifest["example"]["request"])))
 
 
 def without_answer_to(word: str, path: Path, file: str) -> Path:
@@ -466,7 +553,7 @@ def test_a_floor_of_a_figure_that_is_not_there_fails(tmp_path: Path, verify: Ver
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
 
     monkeypatch.setattr("export.verify.loaded_graph.LoadedGraph.load_error", lambda loaded: "it is broken")
-    assert False is verify(path, "--data", labeled, "--min-figure", "accuracy=0.5")[1]["accuracy"]["passed"]
+    assert False is verify(path, "--data", labeled, "--min-figure", "accuracy=0.5")[1]["accuracy cpu/fp32"]["passed"]
 
 
 def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
@@ -484,7 +571,7 @@ def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
     expected = 2 * (len(found) - 1) / (2 * len(found) + len(entities))
     assert {"graph": pytest.approx(expected), "reference": pytest.approx(expected)} == checks["entity F1 cpu/int8"]["figures"]
     assert {"graph": pytest.approx(expected)} == checks["entity F1 cpu/fp32"]["figures"]
-    assert (1.0, 1.0) == tuple(checks["agreement cpu/int8"]["figures"][name] for name in ("agreement", "span_agreement"))
+    assert (1.0, 2) == tuple(checks["agreement cpu/int8"]["figures"][name] for name in ("agreement", "decisions"))
 
 
 def test_exact_match_and_f1(tmp_path: Path, verify: Verify) -> None:

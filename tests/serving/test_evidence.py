@@ -9,20 +9,26 @@ from typing import Any
 import pytest
 
 import tiny
-from service.bundle.evidence_policy import EvidencePolicy, agreement_range
+from service.bundle.evidence_policy import EvidencePolicy, agreement_range, is_low, summarize_agreement
 from service.bundle.files import MANIFEST_FILE, load_bundle
-from service.bundle.graph_spec import Evidence
+from service.bundle.graph_spec import Agreement, GraphSpec
 from service.cli import main
 from service.errors import BundleError
 from service.serving.build import build
 from service.settings import Settings
 
 
-def measured(folder: Path, name: str = "measured", **evidence: Any) -> Path:
-    """Writes a tiny bundle whose one graph has this evidence."""
-    path = tiny.bundle(folder, name)
+def agreement(measure: Any, value: float | None, decisions: int, worst: float | None = None) -> Agreement:
+    """Returns the record of an agreement."""
+    return Agreement(measure=measure, value=value, decisions=decisions, worst=worst)
+
+
+def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | None = None, **evidence: Any) -> Path:
+    """Writes a tiny bundle whose one graph has this evidence; `bundle` are other fields of its manifest."""
+    path = tiny.bundle(folder, name, **bundle or {})
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-    manifest["graphs"][0]["evidence"] |= {"samples": 18} | evidence
+    as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in evidence.items()}
+    manifest["graphs"][0]["evidence"] |= {"samples": 18} | as_json
     (path / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
     return path
 
@@ -41,8 +47,9 @@ def test_a_bundle_with_enough_evidence_is_served(tmp_path: Path, flags: dict[str
         ({"label_agreement": 0.97}, [], True),
         ({"label_agreement": 0.98}, [], False),
         ({"label_agreement": 0.9, "samples": 0}, [], False),
-        ({"label_agreement": 0.9, "spans": 100, "span_agreement": 0.99}, [], False),
-        ({"label_agreement": 1.0, "spans": 100, "span_agreement": 0.9}, [], True),
+        ({"agreement": agreement("span_f1", 0.99, 18)}, [], False),
+        ({"agreement": agreement("span_f1", 0.9, 18), "label_agreement": None}, [], True),
+        ({"agreement": agreement("label", float("nan"), 18)}, [], True),
         ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.892}}], False),
         ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cpu/fp32": 0.88}}], True),
         ({"label_agreement": 0.9}, [{"name": "accuracy", "checkpoint": 0.9, "graphs": {"cuda/fp16": 0.9}}], True),
@@ -51,13 +58,13 @@ def test_a_bundle_with_enough_evidence_is_served(tmp_path: Path, flags: dict[str
 def test_a_graph_that_answers_otherwise_is_warned_of(
     tmp_path: Path, evidence: dict[str, Any], figures: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the start, below 98 %; of entities and answers their F1 counts, and figures of labeled data that are near the checkpoint's stand above samples."""
+    """At the start, below 98 % by the measure of the task, unless figures of labeled data are near the checkpoint's."""
     path = measured(tmp_path, **evidence)
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"figures": figures}), encoding="utf-8")
     build(Settings(models=(tmp_path,)))
 
-    assert warned == ("THE MODEL measured ANSWERS NOT QUITE AS ITS CHECKPOINT: of its graph cpu/fp32 answers agree on" in caplog.text)
+    assert warned == ("the model measured may answer differently from its checkpoint: graph cpu/fp32: " in caplog.text)
 
 
 def test_a_graph_that_was_tried_and_is_not_there_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -78,10 +85,7 @@ def test_a_graph_that_was_tried_and_is_not_there_is_warned_of(tmp_path: Path, ca
 @pytest.mark.parametrize(("samples", "share", "low", "high"), [(18, 1.0, 0.824, 1.0), (368, 0.98, 0.960, 0.990), (100, 0.5, 0.404, 0.596)])
 def test_few_samples_say_little(samples: int, share: float, low: float, high: float) -> None:
     """Wilson's interval of 95 % confidence, as tables have it."""
-    counts = {"nodes": 1, "fusions": {}, "quantized": {}, "worst_abs_error": 0.0, "worst_row_error": 0.0}
-    found = agreement_range(Evidence(samples=samples, label_agreement=share, **counts))
-
-    assert (low, high) == pytest.approx(found, abs=5e-4)
+    assert (low, high) == pytest.approx(agreement_range(share, samples), abs=5e-4)
 
 
 def test_without_a_floor_no_evidence_is_asked_for(models: Path) -> None:
@@ -108,14 +112,14 @@ def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError) as error:
         build(Settings(models=tmp_path, min_agreement=0.99))
 
-    facts = ("bundle `measured`", "0.9444 of 18 parity inputs", "--min-agreement, which is 0.99", "--precision fp32", "--max-int8-error")
+    facts = ("bundle `measured`", "0.9444 on 18 parity inputs", "--min-agreement, which is 0.99", "--precision fp32", "--max-int8-error")
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
 def test_the_floor_is_for_the_graph_that_is_served(tmp_path: Path) -> None:
     """Another graph of the bundle may be below it."""
     [graph] = load_bundle(measured(tmp_path, label_agreement=0.5)).manifest.graphs
-    other = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"label_agreement": 1.0})})
+    other = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": agreement("label", 1.0, 18)})})
     floor = EvidencePolicy(min_agreement=0.99)
 
     floor.check("measured", other)
@@ -136,8 +140,118 @@ def test_a_refused_bundle_ends_the_command_with_1(models: Path, capsys: pytest.C
     assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: its manifest has no evidence")
 
 
-def test_the_embedded_bundles_have_evidence() -> None:
-    """What is in the repository passes its own floor."""
-    embedded = Settings(models=Path(__file__).parents[2] / "models", require_evidence=True, min_agreement=0.5)
+EMBEDDED = Path(__file__).parents[2] / "models"
 
-    assert 6 == len(build(embedded).registry.models)
+
+def test_the_embedded_bundles_have_evidence() -> None:
+    """What is in the repository passes --require-evidence."""
+    assert 6 == len(build(Settings(models=EMBEDDED, require_evidence=True)).registry.models)
+
+
+def test_agreement_by_construction_of_an_older_export_is_none() -> None:
+    """The embedded `embed` was exported before cosine similarity was measured: its label agreement of 1.0 is of no label."""
+    found = {path.name: load_bundle(path).manifest.graphs[0].evidence.agreement for path in EMBEDDED.iterdir() if path.is_dir()}
+
+    assert found["embed"] is None
+    assert ("span_f1", 268) == (found["ner"].measure, found["ner"].decisions)
+    assert {"label"} == {found[name].measure for name in ("fill-mask", "nli", "qa", "sentiment")}
+    with pytest.raises(BundleError, match=r"graph cpu/int8: its manifest records no agreement .* verify BUNDLE --checkpoint DIR --update"):
+        build(Settings(models=EMBEDDED / "embed", min_agreement=0.5))
+
+
+@pytest.mark.parametrize(
+    ("bundle", "expected"),
+    [
+        ({}, "label"),
+        ({"task": "token-classification"}, None),
+        ({"labels": ("score",)}, None),
+        ({"activation": "sigmoid"}, None),
+        ({"task": "feature-extraction"}, None),
+    ],
+)
+def test_what_an_older_export_recorded_counts_where_it_could_fail(tmp_path: Path, bundle: dict[str, Any], expected: str | None) -> None:
+    """Vectors, single scores and independent labels were given full agreement whatever they were."""
+    [graph] = load_bundle(measured(tmp_path, bundle=bundle, label_agreement=1.0)).manifest.graphs
+    found = graph.evidence.agreement
+
+    assert expected == (None if found is None else found.measure)
+
+
+@pytest.mark.parametrize("found", [agreement("span_f1", None, 0), agreement("set_f1", None, 0), agreement("spearman", None, 0)])
+def test_a_floor_refuses_what_was_not_measured(tmp_path: Path, found: Agreement) -> None:
+    """No input had anything to decide, which is no agreement."""
+    measured(tmp_path, label_agreement=None, agreement=found)
+
+    with pytest.raises(BundleError, match="was not measured on any input"):
+        build(Settings(models=tmp_path, min_agreement=0.0))
+    assert ["measured"] == list(build(Settings(models=tmp_path, require_evidence=True)).registry.models)
+
+
+def test_an_agreement_on_no_input_is_no_manifest(tmp_path: Path) -> None:
+    """Full agreement where nothing was decided is what this must never say."""
+    path = measured(tmp_path, agreement={"measure": "set_f1", "value": 1.0, "decisions": 0})
+
+    with pytest.raises(BundleError, match="`value` must be null exactly where `decisions` is 0"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("found", "floor", "served"),
+    [
+        (agreement("cosine", 0.995, 13, 0.97), 0.99, True),
+        (agreement("cosine", 0.985, 13, 0.97), 0.99, False),
+        (agreement("spearman", 0.7, 269), 0.9, False),
+        (agreement("set_f1", 0.95, 100), 0.9, True),
+        (agreement("span_f1", float("nan"), 100), 0.0, False),
+    ],
+)
+def test_a_floor_is_for_the_measure_of_the_task(tmp_path: Path, found: Agreement, floor: float, served: bool) -> None:
+    """The same flag for every task; the message names the measure, its value and what it rests on."""
+    [graph] = load_bundle(measured(tmp_path, label_agreement=None)).manifest.graphs
+    graph = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": found})})
+    try:
+        EvidencePolicy(min_agreement=floor).check("measured", graph)
+    except BundleError as error:
+        assert not served
+        assert f"is {found.value:.4f} on {found.decisions} parity inputs" in error.message
+    else:
+        assert served
+
+
+@pytest.mark.parametrize(("precision", "low"), [("fp32", False), ("fp16", False), ("int8", True)])
+def test_int8_without_a_decision_is_low(precision: str, low: bool) -> None:
+    """Logits of a float graph are within a bound; only the agreement says that coarser numbers do no harm."""
+    assert low is is_low(spec("cpu", precision, "cpu", agreement=agreement("span_f1", None, 0)))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (None, "not measured"),
+        (agreement("span_f1", None, 0), "not measured"),
+        (agreement("label", 0.98, 100), "98.0% of 100"),
+        (agreement("spearman", 0.98, 100), "Spearman correlation 0.9800 of 100"),
+    ],
+)
+def test_a_table_names_the_measure(found: Agreement | None, expected: str) -> None:
+    """The share of equal answers needs no name."""
+    assert expected == summarize_agreement(found)
+
+
+def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> GraphSpec:
+    """Returns a graph with evidence of full agreement that was measured on a provider."""
+    known = {"label_agreement": 1.0, "agreement": agreement("label", 1.0, 18), "provider": measured_on} | evidence
+    return GraphSpec.model_validate(
+        {
+            "file": "model.onnx",
+            "sha256": "0" * 64,
+            "provider": provider,
+            "precision": precision,
+            "form": "tiny",
+            "default": True,
+            "batch_invariant": True,
+            "inputs": [{"name": "input_ids", "fill": "token_ids"}],
+            "outputs": [{"name": "logits", "kind": "per_text"}],
+            "evidence": {"samples": 18, "worst_abs_error": 0.0, "worst_row_error": 0.0, "nodes": 1, "fusions": {}, "quantized": {}} | known,
+        }
+    )

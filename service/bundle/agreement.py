@@ -1,0 +1,76 @@
+"""How the agreement of a graph with its checkpoint is measured: one measure per kind of head. Pure.
+
+A measure must be able to fail: the share of equal labels is 1 by construction where there is no label to choose, and an empty list of
+entities always equals an empty list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.bundle.graph_spec import Agreement, Evidence, Measure
+from service.bundle.manifest import Activation, Manifest, Task
+
+# each as it is named to users
+MEASURES: dict[Measure, str] = {
+    "label": "share of equal answers",
+    "set_f1": "F1 of the label sets",
+    "span_f1": "F1 of the spans",
+    "cosine": "mean cosine similarity",
+    "spearman": "Spearman correlation",
+}
+# why inputs can leave a measure without a value
+NOT_MEASURED: dict[Measure, str] = {
+    "label": "there are no inputs",
+    "set_f1": "no input has a label",
+    "span_f1": "no input has a span",
+    "cosine": "there are no inputs",
+    "spearman": "all inputs have the same score",
+}
+
+
+def measure_of(task: Task | str, labels: Sequence[str], activation: Activation) -> Measure:
+    """Returns the measure for a model.
+
+    Args:
+        task: Hugging Face name of the task.
+        labels: The model's labels.
+        activation: What turns its logits into scores.
+    """
+    if task == "feature-extraction":
+        return "cosine"
+    if task == "token-classification":
+        return "span_f1"
+    if task == "text-classification" and len(labels) == 1:
+        return "spearman"
+    if task == "text-classification" and activation == "sigmoid":
+        return "set_f1"
+    return "label"
+
+
+def upgrade_evidence(manifest: Manifest) -> Manifest:
+    """Returns a manifest whose evidence has the field `agreement`, also where it was exported before that field existed.
+
+    What older exports recorded says nothing about embeddings, single scores and independent labels; these have no agreement.
+
+    Args:
+        manifest: A manifest as it was read.
+    """
+    measure = measure_of(manifest.task, manifest.labels, manifest.activation)
+    graphs = tuple(
+        graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": _recorded(measure, graph.evidence)})})
+        for graph in manifest.graphs
+    )
+    return manifest.model_copy(update={"graphs": graphs})
+
+
+def _recorded(measure: Measure, evidence: Evidence) -> Agreement | None:
+    """Returns the agreement of a graph, of an older manifest from the fields that it has."""
+    if evidence.agreement is not None or not evidence.samples:
+        return evidence.agreement
+    if measure == "label" and evidence.label_agreement is not None:
+        return Agreement(measure=measure, value=evidence.label_agreement, decisions=evidence.samples)
+    if measure == "span_f1" and evidence.span_agreement is not None:
+        # how many inputs had spans was not recorded; it is at most this, and at least one where there is an F1
+        return Agreement(measure=measure, value=evidence.span_agreement, decisions=min(max(evidence.spans, 1), evidence.samples))
+    return None

@@ -1,0 +1,119 @@
+"""The agreement of results with a reference's: each measure can fail, and has no value where nothing was decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from export.evidence.agreement import AgreementMeter
+from service.bundle.graph_spec import Agreement
+from service.bundle.manifest import Activation
+
+ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
+ROME = {"entity_group": "LOC", "score": 0.9, "word": "Rome", "start": 9, "end": 13}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A model's labels and activation."""
+
+    labels: tuple[str, ...] = ("a", "b")
+    activation: Activation = "softmax"
+
+
+SCORE, SETS = Config(("score",), "sigmoid"), Config(activation="sigmoid")
+
+
+def measure(task: str, config: Config, *pairs: tuple[Any, Any]) -> Agreement:
+    """Returns the agreement over pairs of an expected and an actual result."""
+    meter = AgreementMeter(task, config)
+    for expected, actual in pairs:
+        meter.add(expected, actual)
+    return meter.agreement
+
+
+def scored(**scores: float) -> list[dict[str, Any]]:
+    """Returns a result of text classification, best first."""
+    return [{"label": label, "score": score} for label, score in sorted(scores.items(), key=lambda item: -item[1])]
+
+
+def test_labels_agree_by_their_share() -> None:
+    """Scores are left aside."""
+    found = measure(
+        "text-classification", Config(), (scored(a=0.9, b=0.1), scored(a=0.6, b=0.4)), (scored(a=0.9, b=0.1), scored(a=0.4, b=0.6))
+    )
+
+    assert Agreement(measure="label", value=0.5, decisions=2) == found
+
+
+def test_vectors_agree_by_their_cosine() -> None:
+    """Another vector of the same length once agreed fully, because vectors have no label; the token that is farthest off counts for a text."""
+    found = measure(
+        "feature-extraction", Config(()), ([1.0, 0.0], [2.0, 0.0]), ([1.0, 0.0], [0.0, 1.0]), ([[1.0, 0.0]] * 2, [[1.0, 0.0], [0.6, 0.8]])
+    )
+
+    assert ("cosine", 3) == (found.measure, found.decisions)
+    assert (pytest.approx((1 + 0 + 0.6) / 3), pytest.approx(0.0)) == (found.value, found.worst)
+
+
+def test_single_scores_agree_by_their_ranks() -> None:
+    """A graph that orders texts the other way once agreed fully, because the only label is always the best one."""
+    scores = (0.1, 0.5, 0.9)
+    same = measure("text-classification", SCORE, *((scored(score=value), scored(score=value / 2)) for value in scores))
+    reversed_ = measure("text-classification", SCORE, *((scored(score=value), scored(score=1 - value)) for value in scores))
+    constant = measure("text-classification", SCORE, *((scored(score=value), scored(score=0.5)) for value in scores))
+
+    assert ("spearman", 3) == (same.measure, same.decisions)
+    assert (1.0, -1.0, 0.0) == pytest.approx((same.value, reversed_.value, constant.value))
+
+
+def test_ranks_within_rounding_are_equal() -> None:
+    """Scores near 1 differ from PyTorch's in the seventh digit, and so would their order."""
+    expected, actual = (0.9999999, 0.9999998, 1.0, 0.2), (0.9999998, 1.0, 0.9999999, 0.2)
+    found = measure("text-classification", SCORE, *((scored(score=a), scored(score=b)) for a, b in zip(expected, actual, strict=True)))
+
+    assert pytest.approx(1.0) == found.value
+
+
+def test_label_sets_agree_by_their_f1() -> None:
+    """Over the inputs with a label on either side; two empty sets say nothing."""
+    none, one, both = scored(a=0.1, b=0.1), scored(a=0.9, b=0.1), scored(a=0.9, b=0.9)
+    found = measure("text-classification", SETS, (none, none), (one, both), (none, one), (both, both))
+
+    assert Agreement(measure="set_f1", value=0.75, decisions=3) == found
+
+
+def test_taggers_agree_by_the_f1_of_their_spans() -> None:
+    """Over the texts with an entity on either side."""
+    found = measure("token-classification", Config(), ([], []), ([ADA, ROME], [ADA]), ([], [ROME]))
+
+    assert Agreement(measure="span_f1", value=0.5, decisions=2) == found
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "result", "expected"),
+    [
+        ("token-classification", Config(), [], "span_f1"),
+        ("text-classification", SETS, scored(a=0.1, b=0.2), "set_f1"),
+        ("text-classification", SCORE, scored(score=0.5), "spearman"),
+    ],
+)
+def test_without_a_decision_nothing_is_measured(task: str, config: Config, result: Any, expected: str) -> None:
+    """No entity, no label, one score for all: equal results, of which each once counted as agreement."""
+    assert Agreement(measure=expected, value=None, decisions=0) == measure(task, config, *[(result, result)] * 18)
+
+
+@pytest.mark.parametrize(
+    ("task", "config"),
+    [
+        ("text-classification", Config()),
+        ("feature-extraction", Config(())),
+        ("token-classification", Config()),
+        ("text-classification", SCORE),
+    ],
+)
+def test_no_inputs_are_no_agreement(task: str, config: Config) -> None:
+    """Whatever the measure is."""
+    assert (None, 0) == (measure(task, config).value, measure(task, config).decisions)
