@@ -176,7 +176,9 @@ class ModelSettings(SourceSettings):
     engine_cache: Path | None = Field(
         None, description="Folder for the engines that TensorRT builds, which takes minutes; without it they are built at every start."
     )
-    require_evidence: bool = Field(False, description="Refuse bundles whose graph was not compared with its checkpoint at export.")
+    require_evidence: bool = Field(
+        False, description="Refuse graphs that were not compared with their checkpoint on the provider and in the precision that run."
+    )
     min_agreement: float | None = Field(
         None,
         ge=0,

@@ -90,6 +90,9 @@ def summarize_agreement(agreement: Agreement | None) -> str:
 class EvidencePolicy:
     """What a graph's evidence must reach to be served.
 
+    Evidence counts only for the provider and the precision that run: a graph for a GPU that was measured on a CPU has none. The instruction
+    sets of a CPU make no difference here: `bert-export` chooses the scales of int8 so that its products hardly depend on them.
+
     Attributes:
         required: Whether there must be evidence at all.
         min_agreement: Least agreement with the checkpoint, by the measure of the task; asks for evidence too.
@@ -99,11 +102,11 @@ class EvidencePolicy:
     min_agreement: float | None = None
 
     def check(self, name: str, graph: GraphSpec) -> None:
-        """Refuses a graph whose evidence is missing or too weak.
+        """Refuses a graph whose evidence is missing, is of another provider or precision, or is too weak.
 
         Args:
             name: The bundle's name, for the message.
-            graph: The graph that is to be served.
+            graph: The graph that is to be served, by the provider that it was made for.
 
         Raises:
             BundleError: It is; the message has the bundle, what was measured, what is asked for, and what to do.
@@ -116,6 +119,12 @@ class EvidencePolicy:
             raise BundleError(
                 f"{which}: its manifest has no evidence (0 parity inputs), and {flag}; export it again with bert-export, which measures "
                 "it, or serve without the setting."
+            )
+        provider, precision = graph.measured_as
+        if (provider, precision) != (graph.provider, graph.precision):
+            raise BundleError(
+                f"{which}: its evidence was measured on {provider} in {precision}, it would run on {graph.provider} in {graph.precision}, and "
+                f"{flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve without the setting."
             )
         if self.min_agreement is not None:
             _check_agreement(which, graph, self.min_agreement)

@@ -189,6 +189,12 @@ class GraphSpec(Record):
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
 
     @property
+    def measured_as(self) -> tuple[Provider, Precision]:
+        """The provider that the evidence was measured on, and the precision that it computed in: a CPU computes fp16 graphs in fp32."""
+        on = self.evidence.provider
+        return on, "fp32" if on == "cpu" and self.precision == "fp16" else self.precision
+
+    @property
     def gives_attentions(self) -> bool:
         """Whether it gives out attention maps."""
         return any(output.kind == "per_map" for output in self.outputs)

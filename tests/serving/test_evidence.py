@@ -255,3 +255,35 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
             "evidence": {"samples": 18, "worst_abs_error": 0.0, "worst_row_error": 0.0, "nodes": 1, "fusions": {}, "quantized": {}} | known,
         }
     )
+
+
+@pytest.mark.parametrize("floor", [EvidencePolicy(required=True), EvidencePolicy(min_agreement=0.5)])
+@pytest.mark.parametrize(
+    ("provider", "precision", "measured_on", "named"),
+    [
+        ("cuda", "fp16", "cpu", "measured on cpu in fp32, it would run on cuda in fp16"),
+        ("cuda", "fp32", "cpu", "measured on cpu in fp32, it would run on cuda in fp32"),
+        ("tensorrt", "fp16", "cpu", "measured on cpu in fp32, it would run on tensorrt in fp16"),
+        ("tensorrt", "fp16", "cuda", "measured on cuda in fp16, it would run on tensorrt in fp16"),
+        ("cuda", "fp16", "cuda", None),
+        ("tensorrt", "fp16", "tensorrt", None),
+        ("cpu", "int8", "cpu", None),
+    ],
+)
+def test_evidence_counts_for_what_was_measured(
+    floor: EvidencePolicy, provider: str, precision: str, measured_on: str, named: str | None
+) -> None:
+    """A graph for a GPU that was exported on a machine without one was measured on the CPU, which says nothing of half precision."""
+    graph = spec(provider, precision, measured_on)
+    if named is None:
+        floor.check("tiny", graph)
+        return
+    with pytest.raises(BundleError) as error:
+        floor.check("tiny", graph)
+    facts = (named, f"`bert-export verify BUNDLE --checkpoint DIR --update` on a machine with {provider}")
+    assert [] == [fact for fact in facts if fact not in error.value.message]
+
+
+def test_without_a_policy_evidence_of_another_provider_is_served() -> None:
+    """By default evidence is only shown."""
+    EvidencePolicy().check("tiny", spec("cuda", "fp16", "cpu"))
