@@ -21,6 +21,7 @@ MAX_ROW_ERROR_FP16 = 2e-2
 # largest output of 5.
 TRAINED_LARGEST = 5
 BATCH_ROWS = 4
+_NEIGHBORS = 2  # rows that a batch needs to show anything
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,24 @@ def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Seq
         engine: The graph.
         encodings: The rows; neighbors in this order share batches, so lengths should vary.
         alone: The outputs of each row alone.
+
+    Raises:
+        ValueError: There are fewer than two rows, so that no row has a neighbor.
     """
+    if len(encodings) < _NEIGHBORS:
+        raise ValueError(f"{len(encodings)} rows show nothing about rows in batches; give at least {_NEIGHBORS}.")
 
     def errors_of(start: int) -> list[tuple[float, float]]:
         part = slice(start, start + BATCH_ROWS)
         return [_errors(row, single) for row, single in zip(engine.run(encodings[part]), alone[part], strict=True)]
 
     errors = [error for batch in parallel.each(errors_of, range(0, len(encodings), BATCH_ROWS)) for error in batch]
-    return RowErrors(max((worst for worst, _ in errors), default=0.0), max((scaled for _, scaled in errors), default=0.0))
+    worst, scaled = np.max(errors, axis=0).tolist()  # not `max`, which may leave a NaN out
+    return RowErrors(worst, scaled)
 
 
 def _errors(row: Row, single: Row) -> tuple[float, float]:
     """Returns the largest difference of a row's outputs, as it is and over the row's largest output."""
-    worst = max(float(np.abs(row[name] - single[name]).max(initial=0.0)) for name in row)
-    largest = max(float(np.abs(values).max(initial=0.0)) for values in single.values())
+    worst = float(np.max([np.abs(row[name] - single[name]).max(initial=0.0) for name in row]))
+    largest = float(np.max([np.abs(values).max(initial=0.0) for values in single.values()]))
     return worst, worst / max(largest, TRAINED_LARGEST)

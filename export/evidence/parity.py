@@ -173,7 +173,7 @@ def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, quan
     judged, factor = (texts, 1) if texts.rows else (fixed, ODDITY)
     rms = factor * max(MAX_INT8_RMS, INT8_SLACK * quantization_error)
     largest, found = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
-    if judged.rms > rms or found > largest:
+    if not (judged.rms <= rms and found <= largest):  # not `>`, which is false for NaN
         raise ParityError(
             f"int8 logits are off from the checkpoint's by {judged.rms:.2g} of their spread, and at worst by {found:.2g}, allowed are "
             f"{rms:.2g} and {largest:.2g}: {_describe(worst.request)}; expected {worst.expected:.3g}, got {worst.actual:.3g}. Give texts of "

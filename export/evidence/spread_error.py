@@ -36,12 +36,17 @@ class SpreadError:
     @property
     def rms(self) -> float:
         """Root mean square difference over the standard deviation; 0 where there is nothing to compare."""
-        return max((sums.rms for sums in self._sums.values()), default=0.0)
+        return _largest([sums.rms for sums in self._sums.values()])
 
     @property
     def worst(self) -> float:
         """Largest difference over the standard deviation; 0 where there is nothing to compare."""
-        return max((sums.worst for sums in self._sums.values()), default=0.0)
+        return _largest([sums.worst for sums in self._sums.values()])
+
+
+def _largest(values: list[float]) -> float:
+    """Returns the largest value, 0 where there is none; NaN where one is NaN, which `max` may leave out."""
+    return float(np.max(values, initial=0.0))
 
 
 class _Sums:

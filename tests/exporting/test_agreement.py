@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from export.evidence.agreement import AgreementMeter
+from export.evidence.batch_invariance import measure_row_errors
+from export.evidence.spread_error import SpreadError
 from service.bundle.graph_spec import Agreement
 from service.bundle.manifest import Activation
 
@@ -117,3 +120,20 @@ def test_without_a_decision_nothing_is_measured(task: str, config: Config, resul
 def test_no_inputs_are_no_agreement(task: str, config: Config) -> None:
     """Whatever the measure is."""
     assert (None, 0) == (measure(task, config).value, measure(task, config).decisions)
+
+
+def test_errors_that_are_no_number_stay_visible() -> None:
+    """The largest of some errors is NaN where one is, in any order; `max` would leave it out."""
+    error = SpreadError()
+    for name in ("start", "end"):
+        values = np.float32([1, 2, np.nan if name == "end" else 3])
+        error.add({name: np.float32([1, 2, 3])}, {name: values})
+
+    assert np.isnan(error.rms)
+    assert np.isnan(error.worst)
+
+
+def test_a_row_without_neighbors_shows_nothing() -> None:
+    """No rows would be batch-invariant by construction."""
+    with pytest.raises(ValueError, match="at least 2"):
+        measure_row_errors(None, [], [])  # type: ignore[arg-type]

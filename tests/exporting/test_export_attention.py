@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,15 @@ from checkpoints import few_texts
 from compression import prune_heads
 from export import cli
 from export.checkpoint.load import load_checkpoint
-from export.errors import CheckpointError, ExportError
+from export.errors import CheckpointError, ExportError, ParityError
+from export.evidence.attention_parity import AttentionSample, measure_attention
 from export.pipeline import ExportSpec, export
 from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
 from service.backend import sessions
-from service.backend.onnx_engine import OnnxEngine
+from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle.files import Bundle, load_bundle
 from service.tasks import attention
-from service.text.tokenizer import Tokenizer
+from service.text.tokenizer import Encoding, Tokenizer
 from test_export_other_families import OTHERS
 
 pytestmark = pytest.mark.torch
@@ -122,6 +124,26 @@ def test_weights_of_bert_are_pytorchs(bert: tuple[Path, Bundle]) -> None:
     source, bundle = bert
 
     assert worst_error(in_pytorch(source), bundle) <= 1e-4
+
+
+class Uniform:
+    """An engine that gives out equal weights."""
+
+    def run(self, encodings: Sequence[Encoding]) -> list[Row]:
+        """Returns one map per encoding."""
+        return [{attention.OUTPUT: np.full((1, len(each), len(each)), 1 / len(each), np.float32)} for each in encodings]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_weight_of_pytorch_that_is_no_number_is_caught(tmp_path: Path, place: int) -> None:
+    """A comparison with NaN is false, and the largest of several errors must not leave it out."""
+    loaded = load_bundle(tiny.bundle(tmp_path))
+    maps = [np.full((1, 3, 3), 1 / 3, np.float32) for _ in range(2)]
+    maps[place][0, 0, 0] = np.nan
+    samples = [AttentionSample(attention.Request("good", None, ((0, (0,)),)), [weights]) for weights in maps]
+
+    with pytest.raises(ParityError, match="attention weights are off by nan"):
+        measure_attention(Uniform(), Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer), samples, "fp32")
 
 
 @pytest.mark.full_grid

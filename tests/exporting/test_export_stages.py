@@ -388,13 +388,14 @@ def test_a_row_of_large_logits_hides_no_other(stages: Stages) -> None:
         measure_parity(Faulty(stages.engine(stages.fused), fault), stages.tokenizer(), reference, stages.loaded, "fp32")
 
 
-def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages) -> None:
-    """Nothing compares with NaN, so that no bound would."""
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_an_output_of_the_checkpoint_that_is_no_number_is_caught(stages: Stages, precision: Precision) -> None:
+    """A comparison with NaN is false, whichever bound it is: of the logits, or of int8 over their spread."""
     reference = copy.copy(stages.reference)
     reference.rows = [*stages.reference.rows[:-1], [{"logits": row["logits"] * np.float32("nan")} for row in stages.reference.rows[-1]]]
 
-    with pytest.raises(ParityError, match="fp32 logits are off by nan"):
-        measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, "fp32")
+    with pytest.raises(ParityError, match=rf"{precision} logits are off .*nan"):
+        measure_parity(stages.engine(stages.fused), stages.tokenizer(), reference, stages.loaded, precision)
 
 
 @pytest.mark.full_grid
