@@ -65,7 +65,7 @@ def _graph_facts(path: Path, graph: GraphSpec) -> dict[str, Any]:
         "samples": graph.evidence.samples,
         "measure": None if agreement is None else agreement.measure,
         "agreement": None if agreement is None else agreement.value,
-        "decisions": 0 if agreement is None else agreement.decisions,
+        "decisions": None if agreement is None else agreement.decisions,
         "measured_on": graph.evidence.provider,
     }
 

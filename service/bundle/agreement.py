@@ -71,6 +71,5 @@ def _recorded(measure: Measure, evidence: Evidence) -> Agreement | None:
     if measure == "label" and evidence.label_agreement is not None:
         return Agreement(measure=measure, value=evidence.label_agreement, decisions=evidence.samples)
     if measure == "span_f1" and evidence.span_agreement is not None:
-        # how many inputs had spans was not recorded; it is at most this, and at least one where there is an F1
-        return Agreement(measure=measure, value=evidence.span_agreement, decisions=min(max(evidence.spans, 1), evidence.samples))
+        return Agreement(measure=measure, value=evidence.span_agreement, decisions=None)
     return None

@@ -68,13 +68,12 @@ def describe_agreement(evidence: Evidence) -> str:
     if agreement.measure != "label":
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
         spans = f" with {evidence.spans} spans" if agreement.measure == "span_f1" else ""
-        return (
-            f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {agreement.decisions} of {evidence.samples} samples{spans}{worst}"
-        )
-    low, high = agreement_range(agreement.value, agreement.decisions)
+        return f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {_inputs(agreement)} of {evidence.samples} samples{spans}{worst}"
+    inputs = agreement.decisions or evidence.samples
+    low, high = agreement_range(agreement.value, inputs)
     sure = f" (95% confidence: {low:.1%} to {high:.1%})" if evidence.quantized else ""
     spans = "" if evidence.span_agreement is None else f", {evidence.spans} spans with an F1 of {evidence.span_agreement:.4f}"
-    return f"answers agree on {agreement.value:.1%} of {agreement.decisions} samples{sure}{spans}"
+    return f"answers agree on {agreement.value:.1%} of {inputs} samples{sure}{spans}"
 
 
 def summarize_agreement(agreement: Agreement | None) -> str:
@@ -83,7 +82,12 @@ def summarize_agreement(agreement: Agreement | None) -> str:
         return "not measured"
     if agreement.measure == "label":
         return f"{agreement.value:.1%} of {agreement.decisions}"
-    return f"{MEASURES[agreement.measure]} {agreement.value:.4f} of {agreement.decisions}"
+    return f"{MEASURES[agreement.measure]} {agreement.value:.4f}" + (f" on {agreement.decisions}" if agreement.decisions else "")
+
+
+def _inputs(agreement: Agreement) -> str:
+    """Returns how many inputs an agreement rests on, in words where an older export did not record it."""
+    return "an unrecorded number" if agreement.decisions is None else str(agreement.decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,8 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
         )
     if not agreement.value >= floor:  # not `<`, which is false for NaN
         raise BundleError(
-            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {agreement.decisions} parity inputs, below "
+            f"{which}: its agreement with the checkpoint ({measure}) is {agreement.value:.4f} on {_inputs(agreement)} of "
+            f"{graph.evidence.samples} parity inputs, below "
             f"--min-agreement, which is {floor}; choose a graph that is closer (--precision fp32), export again with a lower "
             "`bert-export --max-int8-error` or with --calibration texts of your own, or lower the floor."
         )

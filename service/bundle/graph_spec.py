@@ -86,13 +86,14 @@ class Agreement(Record):
             with independent labels. `span_f1`: F1 of the entities. `cosine`: mean cosine similarity of the vectors. `spearman`: rank
             correlation of the scores of a head with one score.
         value: The value, 1 for full agreement; null where the inputs left nothing to decide.
-        decisions: Inputs that the value is measured on: for sets and spans those with at least one on either side; 0 where it is null.
+        decisions: Inputs that the value is measured on: for sets and spans those with at least one on either side; 0 where the value is
+            null. Null where an older export did not record it.
         worst: Lowest cosine similarity of an input; null for other measures.
     """
 
     measure: Measure
     value: float | None
-    decisions: Annotated[int, Field(ge=0)]
+    decisions: Annotated[int, Field(ge=0)] | None
     worst: float | None = None
 
     @model_validator(mode="after")

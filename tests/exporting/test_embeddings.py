@@ -214,7 +214,7 @@ def test_the_agreement_is_that_of_the_vectors_that_are_served(bundle: Path) -> N
     assert ("cosine", len(texts), len(texts)) == (int8.agreement.measure, int8.agreement.decisions, int8.samples)
     assert (cosines.mean(), cosines.min()) == pytest.approx((int8.agreement.value, int8.agreement.worst), abs=1e-5)
     assert pytest.approx(1.0, abs=1e-6) == fp32.agreement.worst
-    assert f"mean cosine similarity {int8.agreement.value:.4f} of {len(texts)}" in (bundle / "README.md").read_text(encoding="utf-8")
+    assert f"mean cosine similarity {int8.agreement.value:.4f} on {len(texts)}" in (bundle / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_bundle_is_served_and_checked(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,5 +29,6 @@ def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, caps
     with capsys.disabled():
         print(f"\n{name}: {evidence.model_dump_json()}")
 
-    assert 1 == evidence.label_agreement
+    assert evidence.agreement is not None
+    assert pytest.approx(1, abs=1e-3) == evidence.agreement.value
     assert evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]

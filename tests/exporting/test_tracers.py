@@ -219,6 +219,8 @@ def test_every_family_is_exported_with_the_default(family: str, task: str, tmp_p
 
     assert ("torchscript" if family in SCALAR_FIRST else "dynamo") == found.manifest.graphs[0].form.partition(" ")[0]
     assert found.error <= 1e-4
-    assert 1 == found.manifest.graphs[0].evidence.label_agreement
+    agreement = found.manifest.graphs[0].evidence.agreement
+    assert agreement is not None
+    assert pytest.approx(1, abs=1e-3) == agreement.value
     assert all(graph.batch_invariant for graph in found.manifest.graphs)
     assert 0 < found.int8 < most_of_int8(task)
