@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from service.backend.hardware import cpu_name
+from service.backend.hardware import cpu_instructions, cpu_name
 from service.backend.onnx_engine import Engine
 from service.bundle.graph_spec import Speed, Timing
 from service.text.tokenizer import Encoding
@@ -16,24 +16,6 @@ from service.text.tokenizer import Encoding
 LENGTHS = (16, 64, 128)  # tokens; the model's own length is timed too
 MAX_SECONDS = 0.5  # for each length
 RUNS = (3, 15)  # at least, at most
-
-# Instruction sets of matrix products, as /proc/cpuinfo names them, on x86 and Arm; AVX-512 and VNNI decide the speed of int8.
-INSTRUCTIONS = (
-    "avx2",
-    "fma",
-    "avx_vnni",
-    "avx512f",
-    "avx512bw",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "asimddp",
-    "i8mm",
-    "bf16",
-    "sve",
-)
 
 
 def measure_latency(engine: Engine, *, max_length: int, pad_id: int, threads: int = 1) -> Speed:
@@ -52,14 +34,8 @@ def measure_latency(engine: Engine, *, max_length: int, pad_id: int, threads: in
 
 
 def read_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, tuple[str, ...]]:
-    """Returns the processor's name and the instruction sets of `INSTRUCTIONS` that it has; on other systems than Linux, its kind alone."""
-    flags: set[str] = set()
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip().lower() in ("flags", "features"):
-                flags.update(value.split())
-    return cpu_name(cpuinfo), tuple(flag for flag in INSTRUCTIONS if flag in flags)
+    """Returns the processor's name and its instruction sets that decide the speed of matrix products; on other systems than Linux, its kind alone."""
+    return cpu_name(cpuinfo), cpu_instructions(cpuinfo)
 
 
 def _median_ms(engine: Engine, length: int, pad_id: int) -> float:

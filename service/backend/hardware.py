@@ -17,6 +17,24 @@ _DRIVER = "libcuda.so.1"
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NAME_BYTES = 256
 
+# Instruction sets of matrix products, as /proc/cpuinfo names them, on x86 and Arm; AVX-512 and VNNI decide the speed of int8.
+INSTRUCTIONS = (
+    "avx2",
+    "fma",
+    "avx_vnni",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -34,6 +52,20 @@ def cpu_name(info: Path = Path("/proc/cpuinfo")) -> str:
         lines = []
     named = (value.strip() for key, _, value in (line.partition(":") for line in lines) if key.strip() == "model name")
     return next(named, "") or platform.processor() or platform.machine()
+
+
+def cpu_instructions(info: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """Returns which of `INSTRUCTIONS` the CPU has; none where the system does not say."""
+    flags: set[str] = set()
+    try:
+        lines = info.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip().lower() in ("flags", "features"):
+            flags.update(value.split())
+    return tuple(flag for flag in INSTRUCTIONS if flag in flags)
 
 
 def first_gpu(load: Load = ctypes.CDLL) -> Gpu:

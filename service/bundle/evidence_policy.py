@@ -15,6 +15,8 @@ from service.errors import BundleError
 ENOUGH_AGREEMENT = 0.98
 # What a figure of labeled data may differ from the checkpoint's.
 NEAR = 0.01
+# Instruction sets with which products of int8 are added up in 32 bits; other x86 CPUs add pairs of them in 16 bits, which saturate.
+_EXACT_INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "asimd"}
 _MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the evidence of a finished bundle
 _Z = 1.96  # of a normal distribution, for 95 %
 
@@ -41,6 +43,19 @@ def is_measured_near(figures: Sequence[Figure], graph: str) -> bool:
     """
     own = [(figure.checkpoint, figure.graphs[graph]) for figure in figures if graph in figure.graphs]
     return bool(own) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in own)
+
+
+def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
+    """Returns whether the evidence of an int8 graph is of a CPU that adds products otherwise than this one; where unknown, it is not.
+
+    Args:
+        graph: The graph.
+        instructions: The instruction sets of this CPU, as `Speed.instructions`.
+    """
+    speed = graph.evidence.speed
+    if graph.precision != "int8" or speed is None or not speed.instructions or not instructions:
+        return False
+    return _EXACT_INT8.isdisjoint(speed.instructions) != _EXACT_INT8.isdisjoint(instructions)
 
 
 def agreement_range(share: float, inputs: int) -> tuple[float, float]:
@@ -94,8 +109,8 @@ def _inputs(agreement: Agreement) -> str:
 class EvidencePolicy:
     """What a graph's evidence must reach to be served.
 
-    Evidence counts only for the provider and the precision that run: a graph for a GPU that was measured on a CPU has none. The instruction
-    sets of a CPU make no difference here: `bert-export` chooses the scales of int8 so that its products hardly depend on them.
+    Evidence counts only for the provider and the precision that run: a graph for a GPU that was measured on a CPU has none. Another CPU
+    is not refused, because `bert-export` chooses the scales of int8 so that its products hardly depend on it; `is_of_other_kernels` tells.
 
     Attributes:
         required: Whether there must be evidence at all.
@@ -104,6 +119,11 @@ class EvidencePolicy:
 
     required: bool = False
     min_agreement: float | None = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether evidence is asked for."""
+        return self.required or self.min_agreement is not None
 
     def check(self, name: str, graph: GraphSpec) -> None:
         """Refuses a graph whose evidence is missing, is of another provider or precision, or is too weak.
@@ -115,7 +135,7 @@ class EvidencePolicy:
         Raises:
             BundleError: It is; the message has the bundle, what was measured, what is asked for, and what to do.
         """
-        if not self.required and self.min_agreement is None:
+        if not self.asks:
             return
         which, evidence = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.evidence
         flag = "--require-evidence is set" if self.required else f"--min-agreement is {self.min_agreement}"

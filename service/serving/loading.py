@@ -12,10 +12,11 @@ import numpy as np
 
 from service.backend.cost import CostModel
 from service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from service.backend.hardware import cpu_instructions
 from service.backend.onnx_engine import OnnxEngine
 from service.backend.sessions import available_provider, why_not
 from service.bundle import files
-from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy, describe_agreement, is_low, is_measured_near
+from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy, describe_agreement, is_low, is_measured_near, is_of_other_kernels
 from service.bundle.files import Bundle
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.bundle.manifest import Manifest
@@ -118,20 +119,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         )
     graph = _graph(bundle, options)
     options.evidence_policy.check(manifest.name, graph)
-    which = f"{graph.provider}/{graph.precision}"
-    if is_low(graph) and not is_measured_near(manifest.figures, which):
-        logger.warning(
-            "the model %s may answer differently from its checkpoint: graph %s: %s. %s",
-            manifest.name,
-            which,
-            describe_agreement(graph.evidence),
-            "Measure it on your own texts with `bert-export verify --data`, or serve --precision fp32.",
-        )
-    for omitted in manifest.omitted:
-        if omitted.provider == graph.provider:
-            logger.warning(
-                "the model %s is served as %s: %s was tried at its export, and %s", manifest.name, which, omitted.precision, omitted.reason
-            )
+    _warn(manifest, graph, options.evidence_policy)
     engine = _engine(bundle, graph, options)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     _check_fit(bundle, engine, tokenizer)
@@ -148,6 +136,33 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         metrics=metrics.model(manifest.task, manifest.name),
         batch_variant=options.batch_variant,
     )
+
+
+def _warn(manifest: Manifest, graph: GraphSpec, policy: EvidencePolicy) -> None:
+    """Logs what an operator should know of the graph that is served."""
+    which = f"{graph.provider}/{graph.precision}"
+    if is_low(graph) and not is_measured_near(manifest.figures, which):
+        logger.warning(
+            "the model %s may answer differently from its checkpoint: graph %s: %s. %s",
+            manifest.name,
+            which,
+            describe_agreement(graph.evidence),
+            "Measure it on your own texts with `bert-export verify --data`, or serve --precision fp32.",
+        )
+    if policy.asks and is_of_other_kernels(graph, own := cpu_instructions()):
+        logger.warning(
+            "model %s: the evidence of graph %s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. "
+            "Measure it here with `bert-export verify --data`.",
+            manifest.name,
+            which,
+            ", ".join(graph.evidence.speed.instructions) if graph.evidence.speed else "unknown instruction sets",
+            ", ".join(own),
+        )
+    for omitted in manifest.omitted:
+        if omitted.provider == graph.provider:
+            logger.warning(
+                "the model %s is served as %s: %s was tried at its export, and %s", manifest.name, which, omitted.precision, omitted.reason
+            )
 
 
 def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from service.bundle.evidence_policy import EvidencePolicy, agreement_range, is_low, summarize_agreement
+from service.bundle.evidence_policy import EvidencePolicy, agreement_range, is_low, is_of_other_kernels, summarize_agreement
 from service.bundle.files import MANIFEST_FILE, load_bundle
 from service.bundle.graph_spec import Agreement, GraphSpec
 from service.cli import main
@@ -289,6 +289,36 @@ def test_evidence_counts_for_what_was_measured(
         floor.check("tiny", graph)
     facts = (named, f"`bert-export verify BUNDLE --checkpoint DIR --update` on a machine with {provider}")
     assert [] == [fact for fact in facts if fact not in error.value.message]
+
+
+@pytest.mark.parametrize(
+    ("precision", "measured_with", "own", "other"),
+    [
+        ("int8", ["avx2", "avx512_vnni"], ["avx2", "fma"], True),
+        ("int8", ["avx2"], ["avx2", "avx_vnni"], True),
+        ("int8", ["avx2", "avx512_vnni"], ["avx2", "avx_vnni"], False),
+        ("int8", ["avx2", "avx512_vnni"], ["asimd", "asimddp"], False),
+        ("int8", ["avx2"], [], False),
+        ("int8", None, ["avx2"], False),
+        ("fp32", ["avx2", "avx512_vnni"], ["avx2"], False),
+    ],
+)
+def test_a_cpu_that_adds_otherwise_is_known(precision: str, measured_with: list[str] | None, own: list[str], other: bool) -> None:
+    """Without VNNI x86 adds pairs of products of int8 in 16 bits; where a CPU is unknown nothing is said."""
+    speed = None if measured_with is None else {"cpu": "Some", "instructions": measured_with, "threads": 1, "timings": []}
+
+    assert other is is_of_other_kernels(spec("cpu", precision, "cpu", speed=speed), own)
+
+
+@pytest.mark.parametrize(("flags", "warned"), [({}, False), ({"require_evidence": True}, True), ({"min_agreement": 0.5}, True)])
+def test_int8_of_other_kernels_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], warned: bool
+) -> None:
+    """Where evidence is asked for; the model is served, because the scales of int8 allow for it."""
+    monkeypatch.setattr("service.serving.loading.cpu_instructions", lambda: ("avx2", "fma"))
+    build(Settings(models=EMBEDDED / "sentiment", **flags))
+
+    assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)
 
 
 def test_without_a_policy_evidence_of_another_provider_is_served() -> None:
