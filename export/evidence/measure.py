@@ -48,6 +48,7 @@ def measure_graph(
     model = ir.load(artifact.path)
     evidence = Evidence(
         **{name: value for name, value in vars(parity).items() if name != "row_errors"},
+        label_agreement=parity.label_agreement,
         worst_row_error=parity.row_errors.worst,
         nodes=len(model.graph),
         opset=model.graph.opset_imports.get(""),

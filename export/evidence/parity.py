@@ -50,12 +50,16 @@ class Parity:
     samples: int
     worst_abs_error: float
     worst_rel_error: float
-    label_agreement: float | None
     agreement: Agreement
     spans: int
     span_agreement: float | None
     row_errors: RowErrors
     lengths: tuple[LengthParity, ...]
+
+    @property
+    def label_agreement(self) -> float | None:
+        """The share of equal answers, or None where the agreement has another measure."""
+        return self.agreement.value if self.agreement.measure == "label" else None
 
 
 def measure_parity(
@@ -110,13 +114,11 @@ def measure_parity(
         _check_int8(worst, fixed, texts, quantization_error)
     else:
         _check(max(differences, key=lambda difference: difference.excess(precision)), same_answers, len(reference.requests), precision)
-    agreement = meter.agreement
     return Parity(
         samples=len(reference.requests),
         worst_abs_error=worst.error,
         worst_rel_error=max((entry.worst_rel_error for entry in errors.entries), default=0.0),
-        label_agreement=agreement.value if agreement.measure == "label" else None,
-        agreement=agreement,
+        agreement=meter.agreement,
         spans=sum(len(right) for right, _ in spans),
         span_agreement=span_f1(*zip(*spans, strict=True)) if any(right or found for right, found in spans) else None,
         row_errors=measure_row_errors(engine, encodings, alone),
