@@ -85,10 +85,8 @@ def measure_parity(
     """
     task = TASKS[checkpoint.task]
     same_answers, differences, meter = 0, [], AgreementMeter(checkpoint.task, checkpoint)
-    encodings: list[Encoding] = []
-    alone: list[Row] = []
-    errors = _ErrorsByLength(tokenizer.max_length)
-    fixed, texts = SpreadError(), SpreadError()
+    encodings, alone = list[Encoding](), list[Row]()
+    errors, fixed, texts = _ErrorsByLength(tokenizer.max_length), SpreadError(), SpreadError()
     spans: list[tuple[set[Span], set[Span]]] = []
 
     def run(request: Any) -> tuple[Encoded, list[Row]]:
