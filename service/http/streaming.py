@@ -18,7 +18,7 @@ from service.errors import ClientGoneError
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines", "application/x-jsonlines"})
 UNANSWERED = "bertserve.unanswered"  # scope key: lines of a stream that were read and are not answered; while there are some, the client need not send
-GONE = "bertserve.gone"  # scope key: set by the protocol once the connection is lost
+GONE = "bertserve.gone"  # scope key: an event of a stream, which the protocol sets once the connection is lost
 
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
@@ -92,11 +92,12 @@ class LineStream:
             ClientGoneError: The client hung up; the jobs of its lines were given up.
         """
         self._scope[UNANSWERED] = 0
+        self._scope[GONE] = gone = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                reading = [group.create_task(self._read()), group.create_task(self._start())]
+                beside = [group.create_task(work) for work in (self._read(), self._start(), self._watch(gone))]
                 await self._write(send)
-                for task in reading:
+                for task in beside:
                     task.cancel()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
@@ -111,13 +112,18 @@ class LineStream:
         while True:
             message: Message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise ClientGoneError("the client closed the connection before its stream was answered.")
+                raise _client_gone()
             if not more:
                 continue
             if message.get("body"):
                 await self._chunks.put(message["body"])
             if not (more := message.get("more_body", False)):
                 await self._chunks.put(None)
+
+    async def _watch(self, gone: asyncio.Event) -> None:
+        """Waits for the connection to be lost: while a chunk waits to be cut, nothing asks the channel for it."""
+        await gone.wait()
+        raise _client_gone()
 
     async def _start(self) -> None:
         """Starts a job for each line as long as there is room."""
@@ -133,8 +139,6 @@ class LineStream:
         while self._count >= self._max_jobs or (self._count and self._bytes + len(line) + self._answer_bytes > self._max_bytes):
             self._freed.clear()
             await self._freed.wait()
-        if self._scope.get(GONE):
-            raise ClientGoneError("the client closed the connection before its stream was answered.")
         expected = self._answer_bytes
         job = asyncio.create_task(self._answer_held(line, expected))
         self._running.add(job)
@@ -170,3 +174,7 @@ class LineStream:
         self._bytes += size
         self._scope[UNANSWERED] = self._count
         self._freed.set()
+
+
+def _client_gone() -> ClientGoneError:
+    return ClientGoneError("the client closed the connection before its stream was answered.")

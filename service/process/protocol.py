@@ -21,9 +21,6 @@ from service.process.pieces import ReadControl
 from service.process.refusal import FULL, STOPPING, rendered
 from service.process.transport import CoalescingTransport
 
-_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"  # to a client that is gone it brings a reset back, and any other one ignores it
-_PROBED_AFTER_S = 0.05
-
 
 class HttpProtocol(RequestParser):
     """One connection.
@@ -41,7 +38,6 @@ class HttpProtocol(RequestParser):
         """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
         super().__init__(config, server_state, app_state, _loop)
         self._served = False
-        self._half_closed = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection."""
@@ -54,8 +50,8 @@ class HttpProtocol(RequestParser):
         """The connection is no more."""
         super().connection_lost(exc)
         self._unparsed = b""
-        if self.cycle is not None:
-            self.cycle.scope[GONE] = True  # type: ignore[literal-required]
+        if self.cycle is not None and (gone := self.cycle.scope.get(GONE)) is not None:
+            gone.set()  # type: ignore[attr-defined]
 
     def on_response_complete(self) -> None:
         """A request is answered: as uvicorn's, without its timer."""
@@ -69,28 +65,7 @@ class HttpProtocol(RequestParser):
             self._stage = WAITING
             if self._unparsed:
                 self._parse(self._unparsed, self._start, behind_an_answer=True)
-        if self._half_closed and self._stage != COMPLETE:  # no more requests can come
-            self.transport.close()
         self.flow.resume_reading()
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. Whether it still listens is not said; if not, a probe comes back as a reset.
-
-        Returns:
-            Whether the connection stays open, for the answer. It does not with TLS, which asyncio cannot half close, with HTTP/1.0,
-            which has no answers that could be a probe, and on systems that do not tell of a reset.
-        """
-        if self._stage != COMPLETE or not self.transport.tells_resets:
-            return False
-        cycle = self.cycle
-        if not cycle.response_started:  # otherwise the answer is the probe
-            if cycle.scope["http_version"] == "1.0":
-                return False
-            self.transport.write(_PROBE)
-            self.loop.call_later(_PROBED_AFTER_S, self._end_if_reset)
-        cycle.keep_alive = bool(self._unparsed)
-        self._half_closed = True
-        return True
 
     def check(self, now: float) -> None:
         """Ends the connection if it has taken more time than it may. Called about once a second."""
@@ -100,9 +75,10 @@ class HttpProtocol(RequestParser):
         if self.transport.is_taken_slowly(now, limits.body_timeout_s, limits.min_body_rate):
             self._open.note("send_timeout")
             self.transport.abort()
+        elif self.flow.read_paused and self.transport.peer_closed():
+            self.transport.abort()
         elif self._stage == COMPLETE or self.transport.is_closing():
-            if self._half_closed:
-                self._end_if_reset()
+            return
         elif self._stage == WAITING:
             if waited > (self.timeout_keep_alive if self._served else limits.head_timeout_s):
                 if not self._served:
@@ -191,11 +167,6 @@ class HttpProtocol(RequestParser):
         elif self.cycle.response_complete or self._received < waited * limits.min_body_rate:
             message = f"the body was not complete within {limits.body_timeout_s:g} s, and came at less than {limits.min_body_rate} bytes a second."
             self._refuse(SlowRequestError(message), "body_timeout")
-
-    def _end_if_reset(self) -> None:
-        """Ends a half closed connection whose client is gone: nobody reads from it any more, who would see the reset."""
-        if not self.transport.is_closing() and self.transport.is_reset():
-            self.transport.abort()
 
     def _refuse(self, error: BertServeError, reason: str, *, answers: bool = True) -> None:
         """Answers what will not become a request, and closes once the client has: a close with bytes unread would reset the answer."""

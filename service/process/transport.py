@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
+import select
 from typing import Any
 
-_TCP_CLOSE = 7  # in Linux' tcp_states.h
 _HEADS = tuple(b"HTTP/1.1 %d" % digit for digit in (2, 3, 4, 5))  # not 100: the client sends its body only after it
+_PEER_CLOSED = getattr(select, "POLLRDHUP", 0)  # Linux only; elsewhere poll still reports errors and resets
 _END_OF_HEAD = b"\r\n\r\n"
 
 
@@ -102,15 +101,13 @@ class CoalescingTransport(asyncio.Transport):
         self._slow_since, self._taken = now, taken
         return False
 
-    @property
-    def tells_resets(self) -> bool:
-        """Whether the connection can be half closed, which TLS cannot, and then tells of a reset, as only Linux does."""
-        return sys.platform == "linux" and self._transport.can_write_eof()
-
-    def is_reset(self) -> bool:
-        """Returns whether the other end has answered bytes of ours with a reset. Who no longer reads is not told."""
-        connection = self._transport.get_extra_info("socket")
-        return bool(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE)
+    def peer_closed(self) -> bool:
+        """Returns whether the peer has closed or reset the connection, also while reading is paused and the event loop does not notice."""
+        if self._transport.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), _PEER_CLOSED)
+        return bool(poll.poll(0))
 
     def _flush(self) -> None:
         if self._held:

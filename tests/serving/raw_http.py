@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import select
 import socket
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 BODY = b'{"inputs":"good"}'
 CLEAN = b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n"
 END = b"\r\n\r\n"
+QUIET_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -44,20 +47,25 @@ def get(*headers: bytes, start: bytes = b"GET /health HTTP/1.1") -> bytes:
     return b"\r\n".join([start, b"host: t", *headers]) + END
 
 
-def exchange(address: tuple[str, int], sent: bytes) -> list[Answer]:
-    """Returns all answers to what is sent, after which the sending half is closed; raises TimeoutError if the service hangs."""
-    with socket.create_connection(address, timeout=10) as connection:
-        try:
+def exchange(address: tuple[str, int], sent: bytes, count: int = 0) -> list[Answer]:
+    """Returns all answers to what is sent.
+
+    Args:
+        address: Host and port of the service.
+        sent: What to send.
+        count: Answers to wait for; others count if they come within `QUIET_S`, before which a connection that stays open is not closed.
+
+    Raises:
+        TimeoutError: The service hangs.
+    """
+    received = bytearray()
+    with socket.create_connection(address, timeout=10) as connection, suppress(ConnectionError):
+        with suppress(ConnectionError):  # it was refused before all was sent
             connection.sendall(sent)
-            connection.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass  # it was refused before all was sent
-        received = bytearray()
-        try:
-            while data := connection.recv(65536):
-                received += data
-        except ConnectionError:
-            pass
+        while received.count(b"\r\nx-request-id: ") < count or select.select([connection], [], [], QUIET_S)[0]:
+            if not (data := connection.recv(65536)):
+                break
+            received += data
     return answers(bytes(received))
 
 

@@ -275,10 +275,8 @@ def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest
         await answer(send)
 
     async def check() -> None:
-        async with listening(app) as served, client(served, CHUNKED + sent + b"0\r\n\r\n") as (reader, writer):
-            writer.write_eof()
-            received = await everything(reader)
-            assert received.count(b"HTTP/1.1 200 ") == 1
+        async with listening(app) as served, client(served, CHUNKED + sent + b"0\r\n\r\n") as (reader, _):
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             assert [length] == [len(part) for part in body]
             assert turns > 1
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
-import slow
+from served_socket import GET, body_of, client, everything, listening, play, until
+from service.errors import ClientGoneError
+from service.http.streaming import LineStream
+from service.process import connections
 from service.process.transport import CoalescingTransport
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
@@ -116,18 +120,55 @@ def test_a_client_that_resets_its_connection_is_no_error(models: Path, serve: Ca
     assert "ERROR" not in served.log.read_text()
 
 
-@pytest.mark.full_grid
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_client_that_sends_no_more_gets_its_answers(tmp_path: Path, serve: Callable[..., Any], count: int) -> None:
-    """One that closes its sending half and waits: what it asked for takes longer than the look at whether it is gone."""
-    slow.bundle(tmp_path / "slow")
-    body = json.dumps({"inputs": ["good"] * 20}).encode()
-    with serve(tmp_path / "slow", "--lanes", "1") as served, connect(served.url) as connection:
-        connection.sendall(b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body) * count)
-        connection.shutdown(socket.SHUT_WR)
-        received = connection.makefile("rb").read()
-    assert count == received.count(b"HTTP/1.1 200 OK\r\n")
-    assert [20] * count == [len(json.loads(part)) for part in re.findall(rb"\[\[.*?\]\]", received)]
+def test_a_client_that_closes_its_sending_half_has_disconnected() -> None:
+    """Its request is cancelled, whether or not it still reads."""
+    ended: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(receive)
+        ended.append((await receive())["type"])
+
+    async def check() -> None:
+        async with listening(app) as served, client(served, GET) as (reader, writer):
+            writer.write_eof()
+            assert b"" == await everything(reader)
+            await until(lambda: not served.connections)
+
+    play(check)
+    assert ["http.disconnect"] == ended
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.MonkeyPatch, reset: bool) -> None:
+    """While nothing more is read of a stream and nothing is written: its lines are cancelled, and no other starts."""
+    monkeypatch.setattr(connections, "SWEEP_S", 0.02)
+    started, cancelled = [], []
+
+    async def answered(line: bytes) -> bytes:
+        started.append(line)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.append(line)
+        return b""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientGoneError):
+            await LineStream(scope, receive, answered, max_jobs=2, max_bytes=2**20)(send)
+
+    async def check() -> None:
+        async with listening(app) as served, client(served, b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 9999999\r\n\r\n") as (_, writer):
+            served.connections.start()
+            while not (started and served.protocols[0].flow.read_paused):
+                writer.write(b"x" * 9_999 + b"\n")
+                await asyncio.sleep(0.001)
+            if reset:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.close()
+            await until(lambda: not served.connections and len(cancelled) == 2)
+        assert 2 == len(started)
+
+    play(check)
 
 
 def connect(url: str) -> socket.socket:

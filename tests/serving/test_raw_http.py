@@ -68,7 +68,7 @@ def assert_serves_on(bystander: httpx.Client) -> None:
 def test_odd_bytes_get_the_answers_that_they_should(address: tuple[str, int], bystander: httpx.Client, name: str) -> None:
     """And not one more: what stands in a body, or behind what cannot be read, is no request."""
     sent, expected = raw_http.CORPUS[name]
-    received = exchange(address, sent)
+    received = exchange(address, sent, len(expected))
     assert expected == [answer.status for answer in received]
     assert "smuggled" not in {answer.headers["x-request-id"] for answer in received}
     for answer in received:
@@ -87,8 +87,8 @@ def test_requests_in_one_packet_get_their_own_answers_in_order(address: tuple[st
         raw_http.chunked(coding=b"x-request-id: %d\r\ntransfer-encoding: chunked"),
         raw_http.get(b"x-request-id: %d", start=b"GET /nowhere HTTP/1.1"),
     ]
-    alone = [exchange(address, kind.replace(b"%d", b"0"))[0] for kind in kinds]
-    together = exchange(address, b"".join(kinds[index % len(kinds)].replace(b"%d", b"%d" % index) for index in range(count)))
+    alone = [exchange(address, kind.replace(b"%d", b"0"), 1)[0] for kind in kinds]
+    together = exchange(address, b"".join(kinds[index % len(kinds)].replace(b"%d", b"%d" % index) for index in range(count)), count)
     assert [str(index) for index in range(count)] == [answer.headers["x-request-id"] for answer in together]
     expected = [alone[index % len(kinds)] for index in range(count)]
     assert [answer.status for answer in expected] == [answer.status for answer in together]

@@ -118,15 +118,22 @@ def posts(*headers: bytes, body: bytes = SHORT, path: str = "/classify") -> Run:
     return lambda target: target.ask_all(forever(*(target.post(path, body, header) for header in headers)))
 
 
-def raw(*data: bytes) -> Run:
-    """Returns an attack by bytes of which each is sent over a connection of its own; what is answered is read."""
+def raw(*data: bytes, half_close: bool = False) -> Run:
+    """Returns an attack by bytes of which each is sent over a connection of its own; what is answered within 0.2 s is read.
+
+    Args:
+        *data: What is sent.
+        half_close: Close the sending half of the connection behind it.
+    """
 
     def run(target: Target) -> None:
         for sent in data:
-            with target.opened() as connections:
+            with target.opened() as connections, suppress(TimeoutError):
                 connections.append(target.connect())
                 connections[0].sendall(sent)
-                connections[0].shutdown(socket.SHUT_WR)
+                if half_close:
+                    connections[0].shutdown(socket.SHUT_WR)
+                connections[0].settimeout(0.2)
                 while connections[0].recv(65536):
                     pass
 
@@ -201,7 +208,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "silent connections without TLS": (lambda target: hold(target, target.max_connections + 16, b"", tls=False), MANY),
     "half of a TLS hello": (lambda target: hold(target, MANY, bytes.fromhex("16030100c8010000c40303"), byte=b"\0", tls=False), MANY),
     "handshakes": (handshakes, 1),
-    "half-closed connections": (raw(raw_http.post(), raw_http.CLEAN, b"POST /classify HTTP/1.1\r\ncontent-length: 9\r\n\r\n"), 1),
+    "half-closed connections": (raw(raw_http.post(), raw_http.CLEAN, b"POST /classify HTTP/1.1\r\ncontent-length: 9\r\n\r\n", half_close=True), 1),
     "resets": (hang_up(lambda _: b"", reset=True, tls=False), 1),
     "requests that are reset": (hang_up(lambda target: target.post("/classify", SHORT), reset=True), 1),
     "long requests that are reset": (hang_up(lambda target: target.post("/classify", json.dumps({"inputs": prose(150_000), "parameters": {"window": "max"}}).encode()), reset=True, wait_s=0.1), 1),
