@@ -142,7 +142,8 @@ class RefusedError(ServerError):
     """No room now. `retry_after_s` is the predicted wait until there is room.
 
     Attributes:
-        reason: `queue_full` or `deadline`, the label of the refusal metric; `key` where a key has too many requests under way.
+        reason: `queue_full` or `deadline`, the label of the refusal metric; `key` where a key has too many requests under way;
+            `share_full` where the lines of a stream hold as much of the queue as they may.
         retry_after_s: Predicted seconds until the same request would be admitted.
         key: Name of the API key that has too many.
     """

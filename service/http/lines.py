@@ -1,4 +1,7 @@
-"""LineAnswerer: a line of a stream is a request of its own, in metrics and errors; only its wait for room is the service's, not the client's."""
+"""LineAnswerer: a line of a stream is a request of its own, in metrics and errors; only its wait for room is the service's, not the client's.
+
+The lines of a stream together hold a limited share of the queue, so that other callers are served beside a stream of any rate.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from service.http.error_log import ErrorLog
 from service.http.large_bodies import LargeBodies
 from service.http.middleware import REQUEST_ID, of_request, recorded_trace
 from service.metrics import UNKNOWN
+from service.scheduling.share import SHARE_FULL, Share
 from service.serving.build import AppState
 from service.serving.model import Model
 from service.serving.prediction import Prediction
@@ -51,7 +55,7 @@ class LineAnswerer:
             error_log: Where what the service fails at is logged. What callers do wrong has its place in the answers: a stream may have
                 millions of lines.
             bodies: Reads lines, in turn with the bodies of other requests.
-            timeout_s: Seconds until a line must have started, from when it was read.
+            timeout_s: Seconds until a line must have started, from when it was read, or from when the lines before it left room for it.
         """
         self._state = state
         self._route = route
@@ -61,6 +65,7 @@ class LineAnswerer:
         self._bodies = bodies
         self._timeout_s = timeout_s
         self._lines = 0
+        self._share = Share()
 
     async def answer(self, line: bytes) -> bytes:
         """Returns the answer to a line as JSON, or its error in the one shape; either is counted."""
@@ -101,15 +106,20 @@ class LineAnswerer:
     async def _predict(self, call: Call[Model], trace: Trace | None) -> Prediction:
         """Returns the prediction; while there is no room for it, it waits and asks again, up to the line's deadline."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        deadline = loop.time() + timeout_s
         requests = call.body.requests(call.model.bundle.manifest)
         while True:
             try:
                 left_s = max(deadline - loop.time(), 0.0)
                 return await call.model.predict(
-                    requests, timeout_s=left_s, task=call.task, spec=call.spec, counts_refusals=False, trace=trace
+                    requests, timeout_s=left_s, task=call.task, spec=call.spec, counts_refusals=False, trace=trace, share=self._share
                 )
             except RefusedError as error:
+                if error.reason == SHARE_FULL:
+                    await self._wait_for_own_lines()
+                    deadline = loop.time() + timeout_s
+                    continue
                 wait_s = min(max(error.retry_after_s, RETRY_LEAST_S), RETRY_MOST_S)
                 if loop.time() + wait_s >= deadline:
                     raise
@@ -117,3 +127,9 @@ class LineAnswerer:
             except BertServeError as error:
                 error.name_input(many=call.body.is_list, subject=call.body.subject)
                 raise
+
+    async def _wait_for_own_lines(self) -> None:
+        """Waits until the lines of the stream hold less of the queue. This ends: what they hold runs, or expires."""
+        held = self._share.tokens
+        while 0 < self._share.tokens >= held:
+            await asyncio.sleep(RETRY_LEAST_S)

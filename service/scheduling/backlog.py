@@ -22,6 +22,7 @@ from service.errors import InvalidValueError, RefusedError, TooLargeError
 from service.scheduling.group import Group
 from service.scheduling.job import PACE, Cost, Entry, Job, Shape, exact
 from service.scheduling.later import MAX_PARTS, Later
+from service.scheduling.share import UNDERESTIMATED, Share
 
 # Jobs and entries that have ended and may be kept beside as many as are alive, so that one in so many lets go of them.
 KEPT_ENDED = 64
@@ -31,9 +32,6 @@ PREDICTION_ERROR = 1.15
 
 # Seconds by which a companion may always rank after the head: while waits are this short, the best batch counts for more.
 OVERTAKEN_S = 0.1
-
-# A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
-UNDERESTIMATED = 4
 
 # Least part of a run that a companion must save. Nobody can interrupt a run, so that one is no longer than what it gains from it.
 LEAST_GAIN = 1 / 32
@@ -65,7 +63,17 @@ class Backlog:
         self._open_jobs = 0
         self._ended = 0  # entries in groups that will never start
 
-    def admit(self, *, tokens: int, seconds: float, deadline: float, now: float, busy_s: float = 0.0, entries: int = 1) -> Job:
+    def admit(
+        self,
+        *,
+        tokens: int,
+        seconds: float,
+        deadline: float,
+        now: float,
+        busy_s: float = 0.0,
+        entries: int = 1,
+        share: Share | None = None,
+    ) -> Job:
         """Admits a whole request by its estimated cost.
 
         Args:
@@ -75,15 +83,18 @@ class Backlog:
             now: The time.
             busy_s: Seconds that the lanes still need for what they run, together; 0 where one is free.
             entries: About how many entries it will have.
+            share: The share of the queue that it counts in.
 
         Raises:
             TooLargeError: It is larger than the queue and would never fit.
-            RefusedError: It does not fit now, or would probably not start before its deadline.
+            RefusedError: It does not fit now, into the queue or its share, or would probably not start before its deadline.
         """
         if tokens > self.max_queue_tokens:
             raise TooLargeError(
                 f"the request has about {tokens} tokens and the queue holds {self.max_queue_tokens}; split it, or raise --max-queue-tokens."
             )
+        if share is not None:
+            tokens = share.reservation(tokens, self.max_queue_tokens)
         wait = self.wait_s(now, busy_s)
         if self.queue_tokens + tokens > self.max_queue_tokens:
             excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
@@ -99,9 +110,9 @@ class Backlog:
                 reason="deadline",
                 retry_after_s=wait - (deadline - now) / PREDICTION_ERROR,
             )
-        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, predicted_wait_s=wait)
+        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, predicted_wait_s=wait, share=share)
         self._open_jobs += 1
-        self._hold(tokens, seconds)
+        self._hold(job, tokens, seconds)
         self._later.expect(job, entries)
         return job
 
@@ -146,7 +157,7 @@ class Backlog:
         if not job.open:
             return
         self._check_underestimated(job, reserve + sum(tokens for tokens, _ in work))
-        self._hold(-job.tokens, -job.seconds)
+        self._hold(job, -job.tokens, -job.seconds)
         if not keep_estimate:
             job.tokens, job.seconds, job.estimated = reserve, 0.0, False
             self._later.drop_all(job)
@@ -163,7 +174,7 @@ class Backlog:
             rank += PACE * seconds
             job.tokens += tokens
             job.seconds += seconds
-        self._hold(job.tokens, job.seconds)
+        self._hold(job, job.tokens, job.seconds)
         self.queue_entries += len(work)
         heapq.heappush(self._ranked, (first, next(self._tie), job))
         self._watch(job)
@@ -229,7 +240,7 @@ class Backlog:
         self._ended += sum(entry.key is not None for entry in job.entries if entry.waiting)
         job.entries.clear()
         self._open_jobs -= 1
-        self._hold(-job.tokens, -job.seconds)
+        self._hold(job, -job.tokens, -job.seconds)
         self.queue_entries -= job.waiting
         self._let_go()
         return True
@@ -265,8 +276,10 @@ class Backlog:
         if len(self._later) > 2 * (self.queue_entries + MAX_PARTS * self._open_jobs) + slack:
             self._later.let_go()
 
-    def _hold(self, tokens: int, seconds: float) -> None:
+    def _hold(self, job: Job, tokens: int, seconds: float) -> None:
         self.queue_tokens += tokens
+        if job.share is not None:
+            job.share.tokens += tokens
         # float sums drift; an empty queue takes no time
         self.queue_seconds = self.queue_seconds + seconds if self.queue_tokens else 0.0
 
@@ -292,7 +305,7 @@ class Backlog:
         job.seconds -= entry.seconds
         self.queue_entries -= 1
         self._later.drop(entry)
-        self._hold(-entry.tokens, -entry.seconds)
+        self._hold(job, -entry.tokens, -entry.seconds)
         if not job.waiting:
             job.queued_s += now - job.queued_at
         self._clean(entry)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.scheduling.share import Share
+
 Cost = Callable[[int, int], float]
 # rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once
 Shape = Callable[[int, int], tuple[int, int] | None]
@@ -44,6 +46,7 @@ class Job:
         run_s: Longest run of its entries in the last stage.
         started_s: Predicted seconds of its entries that have started.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.
+        share: The share of the queue that it counts in; None for none.
         owner: What the scheduler attaches to it; opaque here.
     """
 
@@ -65,6 +68,7 @@ class Job:
     run_s: float = 0.0
     started_s: float = 0.0
     later_s: float = 0.0
+    share: Share | None = None
     owner: Any = None
 
 

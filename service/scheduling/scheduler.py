@@ -21,6 +21,7 @@ from service.scheduling.concurrency import PeakConcurrency
 from service.scheduling.job import Entry, Job
 from service.scheduling.lane import Lane, Run
 from service.scheduling.mailbox import Mailbox
+from service.scheduling.share import Share
 from service.scheduling.stage import JobResult, Stage, skip_empty
 from service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 
@@ -126,8 +127,8 @@ class Scheduler:
         for lane in self._lanes:
             lane.thread.start()
 
-    def admit(self, *, tokens: int, seconds: float, timeout_s: float, entries: int = 1) -> Job:
-        """Admits a request by its estimated cost and entries; the caller must pass the job to `run`, or `close` it.
+    def admit(self, *, tokens: int, seconds: float, timeout_s: float, entries: int = 1, share: Share | None = None) -> Job:
+        """Admits a request by its estimated cost and entries, within a share; the caller must pass the job to `run`, or `close` it.
 
         Raises:
             TooLargeError: It is larger than the queue.
@@ -141,7 +142,9 @@ class Scheduler:
             self._callers.record(1 + len(self._submitted), now)
             self._backlog.lanes = max(1, self._lane_count - self._watchdog.hung)
             busy_s = self._busy_s(now)
-            job = self._backlog.admit(tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, entries=entries)
+            job = self._backlog.admit(
+                tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, entries=entries, share=share
+            )
             self._changed()
             return job
 

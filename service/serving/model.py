@@ -18,6 +18,7 @@ from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeE
 from service.metrics import ModelMetrics
 from service.scheduling.fixed_batches import in_fixed_batches
 from service.scheduling.scheduler import Scheduler
+from service.scheduling.share import Share
 from service.scheduling.stage import Stage
 from service.serving.prediction import Prediction
 from service.serving.work import Work, trace_run
@@ -121,6 +122,7 @@ class Model:
         counts_refusals: bool = True,
         trace: Trace | None = None,
         fixed_batch_tokens: int | None = None,
+        share: Share | None = None,
     ) -> Prediction:
         """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
 
@@ -136,6 +138,7 @@ class Model:
             trace: Where its stages are noted, if it is traced.
             fixed_batch_tokens: Run the requests in batches of their own, of at most that many padded tokens, which follow from the requests
                 alone; None lets them share batches with whatever waits.
+            share: What the request may hold of the queue, together with others.
 
         Raises:
             TooLargeError: Larger than the queue, or it would hold or answer too many numbers.
@@ -157,7 +160,7 @@ class Model:
             )
         tokens, seconds, entries = self._estimate(requests, spec, chars)
         try:
-            job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries)
+            job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries, share=share)
             try:
                 stage = self._first_stage(requests, spec, chars, trace)
                 if fixed_batch_tokens is not None:

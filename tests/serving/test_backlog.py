@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from service.errors import InvalidValueError, RefusedError, TooLargeError
 from service.scheduling.backlog import KEPT_ENDED, Backlog
 from service.scheduling.job import Entry, Job, Shape, exact
+from service.scheduling.share import SHARE_FULL, Share
 
 KEY = "model"
 
@@ -656,3 +657,41 @@ def test_a_job_that_runs_leaves_the_last_lane_to_others() -> None:
     assert [listed, listed] == [entry.job for entry in queue.take(0.001, last_lane=True)]
     assert [listed, listed] == [entry.job for entry in queue.take(0.001)]
     assert [] == queue.take(0.001)
+
+
+def test_the_jobs_of_a_share_hold_a_quarter_of_the_queue() -> None:
+    """Before their tokens are known they count as many as there may be; then as many as there are, and those that start count no more."""
+    queue, share = backlog(), Share()
+
+    def admit(tokens: int) -> Job:
+        return queue.admit(tokens=tokens, seconds=0.0, deadline=100.0, now=0.0, share=share)
+
+    def refused(tokens: int) -> str:
+        with pytest.raises(RefusedError) as error:
+            admit(tokens)
+        return error.value.reason
+
+    jobs = [admit(20), admit(40)]
+    assert (240, 240) == (share.tokens, queue.queue_tokens)
+    assert SHARE_FULL == refused(3)
+    queue.put(jobs[0], KEY, [(30, None)], no_fixed_cost, 0.0)
+    assert 190 == share.tokens
+    jobs.append(admit(15))
+    queue.put(jobs[1], KEY, [(60, None)], no_fixed_cost, 0.0)
+    queue.take(0.0)
+    assert 30 + 60 + 60 - 30 == share.tokens
+    for job in jobs:
+        queue.close(job)
+    assert (0, 0) == (share.tokens, queue.queue_tokens)
+
+
+def test_a_job_larger_than_its_share_is_the_only_one_in_it() -> None:
+    """So that no line of a stream is too large for it; others and other shares have the rest of the queue."""
+    queue, share = backlog(), Share()
+    large = queue.admit(tokens=600, seconds=0.0, deadline=100.0, now=0.0, share=share)
+    with pytest.raises(RefusedError):
+        queue.admit(tokens=1, seconds=0.0, deadline=100.0, now=0.0, share=share)
+    queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0, share=Share())
+    queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0)
+    queue.close(large)
+    queue.admit(tokens=1, seconds=0.0, deadline=100.0, now=0.0, share=share)

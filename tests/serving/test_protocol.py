@@ -157,7 +157,10 @@ def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.Monke
             await LineStream(scope, receive, answered, max_jobs=2, max_bytes=2**20)(send)
 
     async def check() -> None:
-        async with listening(app) as served, client(served, b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 9999999\r\n\r\n") as (_, writer):
+        async with (
+            listening(app) as served,
+            client(served, b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 9999999\r\n\r\n") as (_, writer),
+        ):
             served.connections.start()
             while not (started and served.protocols[0].flow.read_paused):
                 writer.write(b"x" * 9_999 + b"\n")

@@ -297,6 +297,30 @@ def test_a_full_queue_is_waited_for(models: Path) -> None:
     assert [] == [line for line in page.splitlines() if line.startswith("bertserve_refused_total") and not line.endswith(" 0.0")]
 
 
+def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
+    """Its lines hold a quarter of it, although they have more tokens than their characters let expect; its own lines wait without a deadline."""
+    engine = FakeEngine()
+    service = faked(models, engine, max_queue_tokens=1024)
+    lines = written(*({"inputs": "! " * 25} for _ in range(100)))
+
+    async def check(client: httpx.AsyncClient) -> tuple[list[Any], int, list[int]]:
+        engine.gate.clear()
+        headers = LINES | {"x-request-timeout-ms": "2000"}
+        stream = asyncio.ensure_future(client.post("/classify", content=lines, headers=headers))
+        await asyncio.to_thread(engine.entered.acquire)
+        await asyncio.sleep(0.1)
+        held = service.scheduler._backlog.queue_tokens
+        others = [asyncio.ensure_future(client.post("/classify", json={"inputs": "good"})) for _ in range(20)]
+        await asyncio.sleep(0)
+        engine.gate.set()
+        return read(await stream), held, [(await other).status_code for other in others]
+
+    answers, held, statuses = play(service, check)
+    assert [200] * 20 == statuses
+    assert 0 < held <= 256
+    assert [list] * 100 == [type(answer) for answer in answers]
+
+
 def test_waiting_for_room_ends_at_the_deadline(models: Path) -> None:
     """A line that finds no room in time is refused, and the stream goes on."""
     engine = FakeEngine()

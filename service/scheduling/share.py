@@ -1,0 +1,49 @@
+"""Share: what the lines of one stream hold of the queue together, and how much of it they may hold. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.errors import RefusedError
+
+# A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
+UNDERESTIMATED = 4
+
+# A share is at most this part of the queue, so that a stream leaves room to other callers.
+PARTS_OF_QUEUE = 4
+
+# Reason of a refusal: other jobs of the share hold all that it may have.
+SHARE_FULL = "share_full"
+
+
+@dataclass(slots=True, eq=False)
+class Share:
+    """A part of the queue.
+
+    Attributes:
+        tokens: Tokens that its open jobs hold.
+    """
+
+    tokens: int = 0
+
+    def reservation(self, estimate: int, max_queue_tokens: int) -> int:
+        """Returns the tokens that a job holds until its real number is known: the largest possible one, up to a whole share.
+
+        A job that is larger than a share is the only one in it.
+
+        Args:
+            estimate: About how many tokens it has.
+            max_queue_tokens: Most tokens of the queue.
+
+        Raises:
+            RefusedError: Other jobs leave no room for them; the reason is `SHARE_FULL`.
+        """
+        most = max_queue_tokens // PARTS_OF_QUEUE
+        tokens = max(estimate, min(UNDERESTIMATED * estimate, most))
+        if self.tokens and self.tokens + tokens > most:
+            raise RefusedError(
+                f"the lines of this stream hold {self.tokens} tokens of the queue and may hold {most}; wait for their answers.",
+                reason=SHARE_FULL,
+                retry_after_s=0.0,
+            )
+        return tokens
