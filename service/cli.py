@@ -381,7 +381,7 @@ def _work(
 
     arguments: dict[str, Any] = {
         "scheduler": state.scheduler,
-        "connections": Connections(limits, count=lambda reason: state.metrics.ends[reason].inc()),
+        "connections": Connections(limits, state.held_bytes, count=lambda reason: state.metrics.ends[reason].inc()),
         "grace_s": settings.grace_s,
         "drain_s": settings.drain_s,
         "on_listen": on_listen,

@@ -53,6 +53,7 @@ HOMES = {
     "matplotlib": {"bench.report.plots", "export.analyze.plots"},
     "asyncio": {
         "service.http",
+        "service.serving.held_bytes",
         "service.serving.model",
         "service.serving.reloader",
         "service.serving.saturation",

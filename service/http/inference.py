@@ -21,10 +21,11 @@ from service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, rec
 from service.http.streaming import LineStream, is_stream
 from service.metrics import UNKNOWN
 from service.serving.build import AppState
+from service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
 from service.serving.model import Model
 from service.serving.prediction import Prediction
 from service.tasks.encoded import MAX_SPANS, ReadSpan
-from service.wire.call import Content, Incoming
+from service.wire.call import Call, Content, Incoming
 from service.wire.routes import Route
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -105,9 +106,10 @@ class Inference:
         if route.streams and is_stream(headers.get(b"content-type", b"")):
             stream = self._stream(scope, receive, route)
             return lambda scope, receive, send: stream(send)
-        return await self._respond(scope, receive, route)
+        with Reservation(self._state.held_bytes) as held:
+            return await self._respond(scope, receive, route, held)
 
-    async def _respond(self, scope: Scope, receive: Receive, route: Route) -> Answer:
+    async def _respond(self, scope: Scope, receive: Receive, route: Route, held: Reservation) -> Answer:
         """Answers a request, in whose path a model may be named."""
         headers, registry = scope[HEADERS], self._state.registry
         scope[LABELS] = (route.task or UNKNOWN, UNKNOWN)
@@ -117,10 +119,7 @@ class Inference:
             scope[LABELS] = (named.task, named.name)
         if scope["query_string"]:
             raise _no_query(scope)
-        raw = await read_raw(receive, headers, self._state.max_body_bytes)
-        limits, version = self._state.limits, path_params.get("version")
-        incoming = Incoming(raw, headers, named, registry, limits, version, scope[REQUEST_ID])
-        call = route.read(incoming) if len(raw) <= SMALL_BYTES else await self._bodies.read(route, incoming)
+        call = await self._read(scope, receive, route, named, held)
         model, body = call.model, call.body
         scope[LABELS] = (call.task, model.name)
         timeout_s = self._timeout_s(headers)
@@ -135,7 +134,17 @@ class Inference:
             error.name_input(many=body.is_list, subject=body.subject)
             raise
         scope[PREDICTION] = prediction
+        if prediction.answer_bytes > UNCOUNTED_BYTES:
+            held.grow(prediction.answer_bytes)
         return _answer(model, await content_of(call, prediction), prediction)
+
+    async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> Call[Model]:
+        """Returns what a request asks for. A frame of its own, so that nothing keeps the body's bytes while the request is answered."""
+        headers = scope[HEADERS]
+        raw = await read_raw(receive, headers, self._state.max_body_bytes, held)
+        limits, version = self._state.limits, scope["path_params"].get("version")
+        incoming = Incoming(raw, headers, named, self._state.registry, limits, version, scope[REQUEST_ID])
+        return route.read(incoming) if len(raw) <= SMALL_BYTES else await self._bodies.read(route, incoming)
 
     def _stream(self, scope: Scope, receive: Receive, route: Route) -> LineStream:
         """Returns what answers a request of many lines; it counts as many requests, and not as one."""
@@ -154,7 +163,14 @@ class Inference:
 
         line = LineAnswerer(self._state, route, incoming, scope, self._errors, self._bodies, timeout_s=timeout_s)
         limits = self._state
-        return LineStream(scope, receive, line.answer, max_jobs=limits.max_stream_jobs, max_bytes=limits.max_body_bytes)
+        return LineStream(
+            scope,
+            receive,
+            line.answer,
+            max_jobs=limits.max_stream_jobs,
+            max_bytes=limits.max_body_bytes,
+            held=limits.held_bytes,
+        )
 
     def _timeout_s(self, headers: Mapping[bytes, bytes]) -> float:
         value = headers.get(_TIMEOUT)
@@ -237,22 +253,25 @@ def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
             )
 
 
-async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int) -> bytes:
+async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int, held: Reservation | None = None) -> bytes:
     """Reads the body, giving up as soon as it is over the limit.
 
     Args:
         receive: The request's ASGI channel.
         headers: The request's, by name in lower case.
-        limit: Bytes.
+        limit: Bytes of the largest body.
+        held: Where a large body reserves its bytes: once `UNCOUNTED_BYTES` have come, as many as its length says.
 
     Raises:
+        UnavailableError: The bytes of the body cannot be reserved.
         ContentEncodingError: The body is compressed.
         TooLargeError: It is over the limit.
         ClientGoneError: The client hung up while sending.
     """
     _check_encoding(headers)
     declared = headers.get(b"content-length", b"0")
-    size, more = int(declared) if declared.isdigit() else 0, True
+    length = size = int(declared) if declared.isdigit() else 0
+    more = True
     chunks: list[bytes] = []
     if size <= limit:
         size = 0
@@ -264,6 +283,8 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int)
             chunks.append(chunk)
             size += len(chunk)
             more = message.get("more_body", False)
+            if limit >= size > UNCOUNTED_BYTES and held is not None and size > held.size:
+                held.grow(max(size, length) - held.size)
     if size > limit:
         raise TooLargeError(f"the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)

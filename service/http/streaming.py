@@ -3,6 +3,9 @@
 A stream may be longer than any memory. What is read of it and not yet answered, and the answers that are not yet sent, are bounded by a
 number of lines and by bytes; while there is that much nothing more is taken from the connection, so that TCP holds the sender back. A
 client that does not read its answers holds its own stream back in the same way. Knows no models: a function answers a line.
+
+All streams of a process hold their bytes together with other requests (`HeldBytes`). A line over 64 KiB is read on once there is room for the
+longest one; while there is none left, each stream has one line under way.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from service.errors import ClientGoneError
+from service.serving.held_bytes import UNCOUNTED_BYTES, HeldBytes
 
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines", "application/x-jsonlines"})
@@ -29,13 +33,17 @@ def is_stream(content_type: bytes) -> bool:
 
 
 class LineCutter:
-    """Cuts what comes in chunks into lines."""
+    """Cuts what comes in chunks into lines.
+
+    Attributes:
+        size: Bytes that are kept of the line that has begun.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         """Creates it; of a line over `max_bytes` it keeps one byte more, and drops the rest."""
         self._max_bytes = max_bytes
         self._parts: list[bytes] = []
-        self._size = 0
+        self.size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the lines that a chunk ends, without those that are empty or blank."""
@@ -50,19 +58,19 @@ class LineCutter:
 
     def end(self) -> bytes:
         """Returns the line that has begun, and begins another one."""
-        line, self._parts, self._size = b"".join(self._parts), [], 0
+        line, self._parts, self.size = b"".join(self._parts), [], 0
         return line
 
     def _keep(self, piece: bytes) -> None:
-        if room := self._max_bytes + 1 - self._size:
+        if room := self._max_bytes + 1 - self.size:
             self._parts.append(piece[:room])
-            self._size += len(self._parts[-1])
+            self.size += len(self._parts[-1])
 
 
 class LineStream:
     """Answers the lines of one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, answer: Answer, *, max_jobs: int, max_bytes: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, answer: Answer, *, max_jobs: int, max_bytes: int, held: HeldBytes) -> None:
         """Creates it.
 
         Args:
@@ -72,12 +80,15 @@ class LineStream:
             max_jobs: Lines that are read and whose answer is not yet sent.
             max_bytes: Bytes of one line, and of all these lines together with their answers, where they are several. An answer that is not
                 yet there counts as many as the last one had.
+            held: Where these bytes count too.
         """
         self._scope = scope
         self._receive = receive
         self._answer = answer
         self._max_jobs = max_jobs
         self._max_bytes = max_bytes
+        self._held = held
+        self._reserved = 0  # bytes of the line that is being read, if it is long
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._jobs: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
         self._count = self._bytes = 0
@@ -105,6 +116,7 @@ class LineStream:
             for job in self._running:
                 job.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
+            self._held.add(-self._bytes - self._reserved)
 
     async def _read(self) -> None:
         """Takes a chunk ahead of the one that is being cut, and watches for the client to hang up."""
@@ -131,12 +143,21 @@ class LineStream:
         while (chunk := await self._chunks.get()) is not None:
             for line in cutter.feed(chunk):
                 await self._start_line(line)
+            await self._reserve(self._max_bytes if cutter.size > UNCOUNTED_BYTES else 0)
         if (last := cutter.end()) and not last.isspace():
             await self._start_line(last)
         self._jobs.put_nowait(None)
 
+    async def _reserve(self, size: int) -> None:
+        """Reserves bytes for the line that is being read, in place of those that were reserved before; waits until there is room."""
+        if size > self._reserved:
+            await self._held.reserve_when_free(size)
+        elif size < self._reserved:
+            self._held.add(-self._reserved)
+        self._reserved = size
+
     async def _start_line(self, line: bytes) -> None:
-        while self._count >= self._max_jobs or (self._count and self._bytes + len(line) + self._answer_bytes > self._max_bytes):
+        while self._count >= self._max_jobs or (self._count and (self._exceeded_by(line) or self._held.full)):
             self._freed.clear()
             await self._freed.wait()
         expected = self._answer_bytes
@@ -144,6 +165,10 @@ class LineStream:
         self._running.add(job)
         self._hold(1, len(line) + expected)
         self._jobs.put_nowait((job, len(line)))
+
+    def _exceeded_by(self, line: bytes) -> bool:
+        """Returns whether the bytes under way would be too many with another line and its answer."""
+        return self._bytes + len(line) + self._answer_bytes > self._max_bytes
 
     async def _answer_held(self, line: bytes, expected: int) -> bytes:
         """Answers a line, and corrects the number of bytes that its answer counts."""
@@ -172,6 +197,7 @@ class LineStream:
     def _hold(self, jobs: int, size: int) -> None:
         self._count += jobs
         self._bytes += size
+        self._held.add(size)
         self._scope[UNANSWERED] = self._count
         self._freed.set()
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from service.process.protocol import HttpProtocol
+    from service.serving.held_bytes import HeldBytes
 
 logger = logging.getLogger("bertserve.connections")
 
@@ -60,21 +61,24 @@ class Connections(set[Any]):
 
     Attributes:
         limits: What each may take.
+        held_bytes: Where answers count that are not yet sent.
         stopping: Whether the service stops, and refusals are counted.
         closing: Whether the next answer of each is its last.
         refusals: Answers of 503 while the service stopped, but for those to probes, which look for just that.
         changed: Called whenever there are more or fewer.
     """
 
-    def __init__(self, limits: ConnectionLimits, *, count: Callable[[str], None] = lambda reason: None) -> None:
+    def __init__(self, limits: ConnectionLimits, held_bytes: HeldBytes, *, count: Callable[[str], None] = lambda reason: None) -> None:
         """Creates an empty set.
 
         Args:
             limits: What each may take.
+            held_bytes: Where answers count that are not yet sent.
             count: Called with the reason whenever a connection is closed, or its request refused, before it was complete.
         """
         super().__init__()
         self.limits = limits
+        self.held_bytes = held_bytes
         self.stopping = False
         self.closing = False
         self.refusals = 0

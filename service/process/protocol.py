@@ -38,6 +38,7 @@ class HttpProtocol(RequestParser):
         """Creates the protocol as uvicorn does; `server_state.connections` are `Connections`."""
         super().__init__(config, server_state, app_state, _loop)
         self._served = False
+        self._unsent = 0  # bytes of an answer that the client has yet to take, as they count for all connections
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes a connection."""
@@ -50,8 +51,19 @@ class HttpProtocol(RequestParser):
         """The connection is no more."""
         super().connection_lost(exc)
         self._unparsed = b""
+        self._count_unsent(0)
         if self.cycle is not None and (gone := self.cycle.scope.get(GONE)) is not None:
             gone.set()  # type: ignore[attr-defined]
+
+    def pause_writing(self) -> None:
+        """The client has yet to take more than the transport should buffer."""
+        super().pause_writing()
+        self._count_unsent(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """The client has taken most of it."""
+        super().resume_writing()
+        self._count_unsent(0)
 
     def on_response_complete(self) -> None:
         """A request is answered: as uvicorn's, without its timer."""
@@ -150,6 +162,10 @@ class HttpProtocol(RequestParser):
         else:
             self.abort()
             self._stage = ENDING
+
+    def _count_unsent(self, size: int) -> None:
+        self._open.held_bytes.add(size - self._unsent)
+        self._unsent = size
 
     def _waits_for_service(self) -> bool:
         """Returns whether the body comes slowly because the application has yet to take or to answer what there is of it."""

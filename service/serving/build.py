@@ -24,6 +24,7 @@ from service.scheduling.scheduler import Scheduler
 from service.serving import loading
 from service.serving.change_log import ChangeLog
 from service.serving.defaults import check_defaults, wanted_defaults
+from service.serving.held_bytes import HeldBytes
 from service.serving.loading import LoadOptions
 from service.serving.registry import Registry
 from service.serving.reloader import Reloader, without_folders
@@ -55,6 +56,7 @@ class AppState:
         metrics: Where everything is counted.
         saturation: How busy it is.
         limits: What a request may measure.
+        held_bytes: What all requests hold of bodies and answers.
         max_body_bytes: Bytes of a body.
         timeout_ms: Deadline of a request that names none.
         max_timeout_ms: Longest deadline that a request may name.
@@ -72,6 +74,7 @@ class AppState:
     metrics: Metrics
     saturation: Saturation
     limits: Limits
+    held_bytes: HeldBytes
     max_body_bytes: int
     timeout_ms: int
     max_timeout_ms: int
@@ -151,6 +154,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         saturation=Saturation(scheduler, metrics),
         tracer=tracer,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
+        held_bytes=HeldBytes(settings.max_body_bytes),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,

@@ -25,6 +25,7 @@ from service.metrics import Metrics
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.serving.build import AppState, build
+from service.serving.held_bytes import HeldBytes
 from service.serving.model import Model
 from service.serving.registry import Registry
 from service.serving.reloader import Reloader
@@ -210,6 +211,7 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
         metrics=metrics,
         saturation=Saturation(scheduler, metrics),
         limits=Limits(max_inputs=64, max_chars=4096),
+        held_bytes=HeldBytes(65536),
         max_body_bytes=65536,
         timeout_ms=10_000,
         max_timeout_ms=20_000,

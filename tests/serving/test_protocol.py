@@ -20,6 +20,7 @@ from service.errors import ClientGoneError
 from service.http.streaming import LineStream
 from service.process import connections
 from service.process.transport import CoalescingTransport
+from service.serving.held_bytes import HeldBytes
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 
@@ -154,7 +155,7 @@ def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.Monke
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGoneError):
-            await LineStream(scope, receive, answered, max_jobs=2, max_bytes=2**20)(send)
+            await LineStream(scope, receive, answered, max_jobs=2, max_bytes=2**20, held=HeldBytes(2**20))(send)
 
     async def check() -> None:
         async with (

@@ -20,6 +20,7 @@ from fakes import FakeEngine
 from service.http.app import create_app
 from service.http.streaming import LineCutter, LineStream
 from service.serving.build import AppState, build
+from service.serving.held_bytes import HeldBytes
 from service.settings import Settings
 
 LINES = {"content-type": "application/x-ndjson"}
@@ -154,9 +155,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def stream_of(client: Client, answer: Any, *, max_jobs: int = 4, max_bytes: int = 100) -> LineStream:
+def stream_of(client: Client, answer: Any, *, max_jobs: int = 4, max_bytes: int = 100, held: HeldBytes | None = None) -> LineStream:
     """Returns the stream of a client."""
-    return LineStream({}, client.receive, answer, max_jobs=max_jobs, max_bytes=max_bytes)
+    return LineStream({}, client.receive, answer, max_jobs=max_jobs, max_bytes=max_bytes, held=held or HeldBytes(max_bytes))
 
 
 def test_no_more_is_read_than_is_under_way() -> None:

@@ -35,6 +35,7 @@ from service.process.worker import Worker
 from service.scheduling.backlog import Backlog
 from service.scheduling.scheduler import Scheduler
 from service.serving.build import build
+from service.serving.held_bytes import HeldBytes
 from service.serving.worker_context import WorkerContext
 from service.settings import Settings, parse
 
@@ -213,7 +214,7 @@ def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
         worker = Worker(
             configure(FastAPI(), keep_alive_s=1),
             scheduler=scheduler,
-            connections=Connections(LIMITS),
+            connections=Connections(LIMITS, HeldBytes(1024)),
             grace_s=0,
             on_listen=print,
             shutdown_pipe=0,

@@ -173,6 +173,12 @@ def large_body(target: Target) -> bytes:
     return target.post("/classify", b" " * (MAX_BODY - 1)).replace(b"length: %d" % (MAX_BODY - 1), b"length: %d" % MAX_BODY)
 
 
+def long_line(target: Target) -> bytes:
+    """Returns a stream of one answered line and the longest one, without the last byte of that."""
+    head = target.head("POST", "/classify", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
+    return head + chunk(SHORT + b"\n") + b"%x\r\n" % MAX_BODY + b" " * (MAX_BODY - 1)
+
+
 def _tokens_request(target: Target) -> bytes:
     return target.post("/tokenize", json.dumps({"model": "sentiment", "inputs": repeated("a ")}).encode())
 
@@ -202,6 +208,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "slow heads": (lambda target: hold(target, MANY, b"POST /classify HTTP/1.1\r\nhost: t\r\nx: ", byte=b"y"), MANY),
     "slow bodies": (lambda target: hold(target, MANY, target.head("POST", "/classify", b"content-length: 1000000"), byte=b" "), MANY),
     "bodies without their last byte": (lambda target: hold(target, MANY, large_body(target)), MANY),
+    "lines without their last byte": (lambda target: hold(target, MANY, long_line(target)), MANY),
     "slow readers of a large answer": (lambda target: read_slowly(target, 8, _tokens_request(target)), 8),
     "slow readers of a stream": (lambda target: read_slowly(target, 8, _stream_request(target)), 8),
     "silent connections": (lambda target: hold(target, target.max_connections + 16, b""), MANY),

@@ -33,6 +33,7 @@ EVERY_RUN = {
     "chunks of a byte",
     "chunk extensions",
     "bodies without their last byte",
+    "lines without their last byte",
     "slow readers of a large answer",
     "slow readers of a stream",
     "silent connections",

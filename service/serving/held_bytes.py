@@ -1,0 +1,95 @@
+"""HeldBytes: one limit for the bodies and answers that a process holds in memory for all its connections. A counter; knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+
+from service.errors import UnavailableError
+from service.tasks.cost import MAX_ANSWER_BYTES
+
+# Bodies of the largest size that are held at once.
+MAX_BODIES = 24
+# Answers of the largest size: the limit is no lower than these, however small a body must be.
+MAX_ANSWERS = 12
+# Bodies, answers and unfinished lines of up to so many bytes are not counted and never refused: a connection buffers as much anyway.
+UNCOUNTED_BYTES = 2**16
+
+
+class HeldBytes:
+    """Counts the bytes of bodies from when they are read until they are answered, and those of answers until they are sent.
+
+    Attributes:
+        limit: Most bytes that are held at once.
+        count: Bytes that are held.
+    """
+
+    def __init__(self, max_body_bytes: int) -> None:
+        """Starts with none.
+
+        Args:
+            max_body_bytes: Bytes of the largest body.
+        """
+        self.limit = max(MAX_BODIES * max_body_bytes, MAX_ANSWERS * MAX_ANSWER_BYTES)
+        self.count = 0
+        self._released = asyncio.Event()
+
+    @property
+    def full(self) -> bool:
+        """Whether as many bytes are held as may be."""
+        return self.count >= self.limit
+
+    def add(self, size: int) -> None:
+        """Counts bytes that are held already, whatever the limit; a negative size releases them."""
+        self.count += size
+        if size < 0:
+            self._released.set()
+
+    def reserve(self, size: int) -> None:
+        """Counts bytes that are about to be held.
+
+        Raises:
+            UnavailableError: They do not fit.
+        """
+        if self.count + size > self.limit:
+            raise UnavailableError("the service holds as many bytes of large requests and answers as it may; try again later.")
+        self.count += size
+
+    async def reserve_when_free(self, size: int) -> None:
+        """Counts bytes that are about to be held, as soon as they fit. Only for callers whose own bytes are released meanwhile."""
+        while self.count + size > self.limit:
+            self._released.clear()
+            await self._released.wait()
+        self.count += size
+
+
+class Reservation:
+    """What one request holds; leaving the block releases it.
+
+    Attributes:
+        size: Bytes.
+    """
+
+    __slots__ = ("_held", "size")
+
+    def __init__(self, held: HeldBytes) -> None:
+        """Reserves nothing yet."""
+        self._held = held
+        self.size = 0
+
+    def __enter__(self) -> Reservation:
+        """Returns it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Releases it."""
+        if self.size:
+            self._held.add(-self.size)
+
+    def grow(self, size: int) -> None:
+        """Reserves so many bytes more.
+
+        Raises:
+            UnavailableError: They do not fit.
+        """
+        self._held.reserve(size)
+        self.size += size

@@ -1,0 +1,159 @@
+"""The memory of large bodies and answers: one limit for all connections, beside which small requests are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from application import faked
+from fakes import FakeEngine
+from served_socket import answer, body_of, client, everything, listening, play, until
+from service.errors import UnavailableError
+from service.http import inference
+from service.http.app import create_app
+from service.http.streaming import LineStream
+from service.serving.build import AppState
+from service.serving.held_bytes import HeldBytes, Reservation
+
+BODY_BYTES = 200_000
+LARGE = json.dumps({"inputs": "good", "parameters": {"top_k": 1}}).encode().ljust(BODY_BYTES)
+SMALL = b'{"inputs":"good"}'
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    """Returns a request with a body, or with the beginning of one of that length."""
+    return b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (length or len(body), body)
+
+
+def chunked(body: bytes) -> bytes:
+    """Returns a request with a body in chunks, without its end."""
+    return b"POST /classify HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(body), body)
+
+
+def service(models: Path, **held: int) -> AppState:
+    """Returns a service of bodies of 200,000 bytes, two of which it holds at once."""
+    found = faked(models, FakeEngine())
+    object.__setattr__(found, "max_body_bytes", BODY_BYTES)
+    found.held_bytes.limit = 2 * BODY_BYTES
+    return found
+
+
+def test_a_reservation_is_released_whatever_happens() -> None:
+    """Also one that could not grow."""
+    held = HeldBytes(1)
+    held.limit = 10
+    with pytest.raises(UnavailableError), Reservation(held) as reservation:
+        reservation.grow(6)
+        assert 6 == held.count
+        reservation.grow(5)
+    assert 0 == held.count
+
+
+@pytest.mark.parametrize("begin", [post(LARGE[:100_000], BODY_BYTES), chunked(LARGE[:190_000])], ids=["length", "chunks"])
+def test_unfinished_bodies_hold_a_limited_number_of_bytes(models: Path, begin: bytes) -> None:
+    """A large body that does not fit is 503, to be sent again; small ones are answered, and a large one once another has ended."""
+    state = service(models)
+
+    async def check() -> None:
+        state.scheduler.start()
+        async with listening(create_app(state)) as served:
+            async with client(served, begin), client(served, begin):
+                await until(lambda: state.held_bytes.count >= 380_000)
+                async with client(served, post(LARGE)) as (refused, _), client(served, post(SMALL)) as (small, _):
+                    head = await refused.readuntil(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1\r\n" in head.lower()
+                    assert (await small.readline()).startswith(b"HTTP/1.1 200 ")
+            await until(lambda: state.held_bytes.count == 0)
+            async with client(served, post(LARGE)) as (large, _):
+                assert (await large.readline()).startswith(b"HTTP/1.1 200 ")
+            assert 0 == state.held_bytes.count
+        await state.scheduler.stop(0)
+
+    play(check)
+
+
+def test_a_long_answer_that_does_not_fit_is_refused(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it is written; an answer that is not long is given."""
+    state = service(models)
+    state.held_bytes.add(2 * BODY_BYTES)
+
+    async def status() -> bytes:
+        async with listening(create_app(state)) as served, client(served, post(SMALL)) as (reader, _):
+            return (await reader.readline()).split()[1]
+
+    async def check() -> None:
+        state.scheduler.start()
+        assert b"200" == await status()
+        monkeypatch.setattr(inference, "UNCOUNTED_BYTES", 1)
+        assert b"503" == await status()
+        state.held_bytes.add(-2 * BODY_BYTES)
+        assert (b"200", 0) == (await status(), state.held_bytes.count)
+        await state.scheduler.stop(0)
+
+    play(check)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_an_answer_counts_until_the_client_has_taken_it(reads: bool) -> None:
+    """Or has left."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await body_of(receive)
+        await answer(send, b"x" * 8_000_000)
+
+    async def check() -> None:
+        async with listening(app) as served:
+            held = served.connections.held_bytes
+            async with client(served, b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n") as (reader, _):
+                await until(lambda: held.count > 1_000_000)
+                if reads:
+                    assert (await everything(reader)).endswith(b"x" * 8_000_000)
+                    await until(lambda: held.count == 0)
+            await until(lambda: held.count == 0)
+
+    play(check)
+
+
+def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
+    """While other requests hold the bytes it waits and nothing more is read; short lines are answered one at a time."""
+    held = HeldBytes(1)
+    held.limit = 1_000_000
+    chunks = [b"1\n2\n3\n", b"x" * 100_000, b"x" * 100_000, b"x" * 100_000, b"\n"]
+    taken = most = running = 0
+    answers: list[bytes] = []
+
+    async def receive() -> Any:
+        nonlocal taken
+        if taken == len(chunks):
+            await asyncio.Event().wait()
+        taken += 1
+        return {"type": "http.request", "body": chunks[taken - 1], "more_body": taken < len(chunks)}
+
+    async def send(message: Any) -> None:
+        if message.get("body"):
+            answers.append(message["body"])
+
+    async def answered(line: bytes) -> bytes:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return b"%d" % len(line)
+
+    async def check() -> None:
+        held.add(1_000_000)
+        stream = asyncio.create_task(LineStream({}, receive, answered, max_jobs=32, max_bytes=500_000, held=held)(send))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert ([b"1\n"] * 3, 1, 4) == (answers, most, taken)
+        held.add(-1_000_000)
+        await stream
+        assert ([*[b"1\n"] * 3, b"300000\n"], 0) == (answers, held.count)
+
+    asyncio.run(asyncio.wait_for(check(), 20))
