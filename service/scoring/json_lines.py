@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import BinaryIO
 
 from service.errors import BertServeError, InvalidValueError, TooLargeError
@@ -48,7 +49,7 @@ class JsonLinesReader:
         try:
             if not whole:
                 raise TooLargeError(f"the line has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes.")
-            value = parse_json(row.raw)
+            value = parse_json(row.raw, finite=True)  # the line is written again as it stands
             if not isinstance(value, dict):
                 raise InvalidValueError('the line is JSON, but no object; give one such as {"text": "A warm film."}.')
             row.values = value
@@ -64,6 +65,9 @@ def _reason(line: bytes) -> str | None:
         line.decode()
     except UnicodeDecodeError as error:
         return f"byte {error.start} of it is not UTF-8"
+    with suppress(BertServeError):
+        parse_json(line)
+        return "it has `NaN` or `Infinity`; write `null` instead"
     return None
 
 

@@ -209,8 +209,15 @@ class Part:
         Raises:
             OSError: It cannot be written.
             SettingsError: Somebody else wrote a file of this name meanwhile.
+            StartError: It has no answer, and would replace a file.
         """
         self._check_output(progress)
+        rows = progress.place.row
+        if self._replaces is not None and self._replaces["bytes"] and 0 < rows == progress.rejected:
+            raise StartError(
+                f"all {rows} rows were rejected (`{self._rejected_path}` says why), so `{self._output}` was not replaced; correct the input or "
+                "the flags, and start again with --restart."
+            )
         self._write_state(replace(progress, complete=True))
         if make is None:
             os.replace(self.path, self._output)

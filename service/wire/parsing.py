@@ -23,8 +23,12 @@ _COLLECTED_BYTES = 4096
 _BLOCK_BYTES = 2**19
 
 
-def parse(raw: bytes) -> Any:
+def parse(raw: bytes, *, finite: bool = False) -> Any:
     """Returns the value of a JSON document.
+
+    Args:
+        raw: The document.
+        finite: Whether `NaN` and `Infinity`, which JSON does not have, are errors here; otherwise they are numbers, which no field takes.
 
     Raises:
         ValueError: It is not JSON.
@@ -33,9 +37,9 @@ def parse(raw: bytes) -> Any:
     if len(raw) > MAX_CONTAINERS:
         _check_size(raw)
     if len(raw) <= _COLLECTED_BYTES:
-        return from_json(raw)
+        return from_json(raw, allow_inf_nan=not finite)
     with _no_collection():
-        return from_json(raw)
+        return from_json(raw, allow_inf_nan=not finite)
 
 
 def _check_size(raw: bytes) -> None:

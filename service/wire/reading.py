@@ -49,12 +49,13 @@ def read_as(kind: type[B], raw: bytes, limits: Limits) -> B:
     return validate_as(kind, parse_json(raw, kind), limits)
 
 
-def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
+def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool = False) -> Any:
     """Returns the value of a body.
 
     Args:
         raw: The body.
         body: The class of body that is expected, for the example in an error.
+        finite: Whether `NaN` and `Infinity` are errors here, as `parse` says.
 
     Raises:
         MalformedRequestError: It is not JSON.
@@ -62,7 +63,7 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None) -> Any:
     """
     try:
         # not `model_validate_json`: it makes Python objects for each validator in Python, and again for the error
-        return parse(raw)
+        return parse(raw, finite=finite)
     except ValueError as error:
         raise no_json(raw, str(error), body) from error
 

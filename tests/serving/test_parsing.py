@@ -35,9 +35,9 @@ def parsed_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     """Returns a list that gets of each document that is parsed its size, and whether the collector may run meanwhile."""
     found: list[tuple[int, bool]] = []
 
-    def from_json(raw: bytes) -> Any:
+    def from_json(raw: bytes, **options: Any) -> Any:
         found.append((len(raw), gc.isenabled()))
-        return pydantic_core.from_json(raw)
+        return pydantic_core.from_json(raw, **options)
 
     monkeypatch.setattr(parsing, "from_json", from_json)
     return found

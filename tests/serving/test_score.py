@@ -257,6 +257,7 @@ BAD = [
     ({"text": LONG}, "shorten it, or set `truncation`"),
     ('{"text": "\udcff"}', "is not UTF-8"),
     ({"text": "g" * 5000}, "more than 4096 bytes"),
+    ('{"text": "good", "id": [1, -Infinity, NaN]}', "is not valid JSON: it has `NaN` or `Infinity`"),
 ]
 
 
@@ -273,7 +274,22 @@ def test_bad_rows_stand_in_a_file_of_their_own(models: Path, tmp_path: Path, cap
     assert [(2 * i + 1, 4 * i + 1) for i in range(len(BAD))] == [(row["row"], row["line"]) for row in rejected]
     assert [] == [(words, row["error"]) for (_, words), row in zip(BAD, rejected, strict=True) if words not in row["error"]]
     assert len(BAD) == len(read_lines(tmp_path / "out.jsonl"))
-    assert "8 rejected" in capsys.readouterr().err
+    assert f"{len(BAD)} rejected" in capsys.readouterr().err
+
+
+def test_a_run_without_an_answer_replaces_no_output(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --restart and a wrong column, say; the reasons stay, and a run with answers replaces it."""
+    output = tmp_path / "out.jsonl"
+    source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}] * 3)
+    assert run(models, source, output) == 0
+    before = output.read_bytes()
+    write_lines(source, [{"txt": "good"}] * 3)
+    assert run(models, source, output, "--restart") == 1
+    assert f"all 3 rows were rejected (`{output}.rejected.jsonl` says why), so `{output}` was not replaced" in capsys.readouterr().err
+    assert (before, 3) == (output.read_bytes(), len(read_lines(Path(f"{output}.rejected.jsonl"))))
+    write_lines(source, [{"text": "bad"}, {"txt": "good"}])
+    assert run(models, source, output, "--restart") == 3
+    assert ["bad"] == [row["text"] for row in read_lines(output)]
 
 
 def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
