@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -16,7 +17,7 @@ from service import __version__
 from service.errors import MethodNotAllowedError
 from service.http import errors, model_list, open_inference, playground
 from service.http.admin import routers as admin_routers
-from service.http.auth import Authenticator, check_declared
+from service.http.auth import Authenticator, Endpoint, check_declared
 from service.http.inference import DirectRoutes, Inference, InferenceEndpoint
 from service.http.middleware import REQUEST_ID, RequestMiddleware
 from service.http.openapi import TAGS, add_description, docs_router, inference_routes
@@ -110,11 +111,13 @@ def create_fastapi(
         playground.router(root_path),
         model_list.router(state),
         *open_inference.routers(state),
-        docs_router(),
+        docs_router(state.registry),
     ):
         app.router.routes.extend(router.routes)
     check_declared(app.routes)
-    app.add_exception_handler(HTTPException, _translate)
+    app.add_exception_handler(
+        HTTPException, partial(_translate, tuple(sorted({route.path for route in app.routes if isinstance(route, Endpoint)})))
+    )
     app.add_exception_handler(Exception, _answer_error)
     add_description(app, state.registry, root_path=root_path, asks_for_key=asks_for_key)
     return app
@@ -125,8 +128,8 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     return errors.response(error, request.scope[REQUEST_ID], request.scope["path"])
 
 
-async def _translate(request: Request, error: Exception) -> Response:
-    """Turns the router's own errors into ours."""
+async def _translate(paths: tuple[str, ...], request: Request, error: Exception) -> Response:
+    """Turns the router's own errors into ours; `paths` are those of all routes."""
     assert isinstance(error, HTTPException)
     if error.status_code == _METHOD_NOT_ALLOWED:
         # a path may have several routes, and the router names the methods of the first one only
@@ -135,4 +138,4 @@ async def _translate(request: Request, error: Exception) -> Response:
         ]
         allowed = ", ".join(methods)
         raise MethodNotAllowedError(f"`{request.url.path[:64]}` takes {allowed}, not {request.method}; see /docs.", allowed=allowed)
-    raise no_such_path(request.scope["path"], {route.path for route in request.app.routes})
+    raise no_such_path(request.scope["path"], paths)

@@ -18,16 +18,17 @@ from starlette.staticfiles import StaticFiles
 
 from service.errors import NotFoundError
 from service.http import errors
-from service.http.answers import json_answer
 from service.http.auth import Endpoint, PublicEndpoint
 from service.http.examples import add_examples
 from service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
 from service.http.streaming import MEDIA_TYPE
+from service.serving.registry import Registry
 from service.tasks.catalog import TASKS
 from service.wire.call import Models
+from service.wire.rendering import to_json
 from service.wire.routes import Route, all_routes
 
-ANYWHERE = (401, 429, 431, 500, 503)  # statuses that an answer may have whatever is asked for
+ANYWHERE = (400, 401, 429, 431, 500, 503)  # statuses that an answer may have whatever is asked for
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"
 # in the order of the page: what people come for comes first
 TAGS = [
@@ -92,10 +93,15 @@ def endpoints(route_class: type[Endpoint], **options: Any) -> APIRouter:
     return APIRouter(route_class=route_class, generate_unique_id_function=operation_id, **options)
 
 
-def docs_router() -> APIRouter:
-    """Returns the routes of `/docs`, a page whose files come from an installed package so that it works offline, and of its document."""
+def docs_router(registry: Registry) -> APIRouter:
+    """Returns the routes of `/docs`, a page whose files come from an installed package so that it works offline, and of its document.
+
+    Args:
+        registry: The models that the document names; it is written again after they have changed.
+    """
     routes = endpoints(PublicEndpoint, include_in_schema=False)
     static = StaticFiles(packages=[("fastapi_swagger", "resources")])
+    written: dict[int, bytes] = {}
 
     @routes.get("/docs/static/{name}")
     async def file(name: str, request: Request) -> Response:
@@ -103,7 +109,11 @@ def docs_router() -> APIRouter:
 
     @routes.get("/openapi.json")
     async def document(request: Request) -> Response:
-        return json_answer(request.app.openapi())
+        changes = registry.changes
+        if changes not in written:
+            written.clear()
+            written[changes] = to_json(request.app.openapi())
+        return Response(written[changes], media_type="application/json")
 
     @routes.get("/docs")
     async def page() -> Response:

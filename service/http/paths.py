@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from starlette.types import Scope
 
@@ -35,7 +36,7 @@ def check_path(scope: Scope) -> None:
         )
 
 
-def no_such_path(path: str, known: Iterable[str]) -> NotFoundError:
+def no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
     """Returns the error of a path that there is not.
 
     Args:
@@ -43,14 +44,21 @@ def no_such_path(path: str, known: Iterable[str]) -> NotFoundError:
         known: Those that there are; `{name}` in one is a model's name, `{version}` its version.
     """
     shown = path[:_SHOWN_CHARS]
-    steps = shown.split("/")
-    candidates = [filled for template in sorted(known) if _is_like(steps, filled := _filled(template.split("/"), steps))]
-    near = difflib.get_close_matches(shown.lower(), ["/".join(each).lower() for each in candidates], n=1)
-    found = next(("/".join(each) for each in candidates if ["/".join(each).lower()] == near), None)
+    found = _nearest(shown, known)
     if found is not None:
         return NotFoundError(f"there is no path `{shown}`; did you mean `{found}`? See /docs.")
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
     return NotFoundError(f"there is no path `{shown}`; models answer a POST to {tasks} or /models/NAME, see /docs.")
+
+
+@functools.lru_cache(maxsize=256)
+def _nearest(path: str, known: tuple[str, ...]) -> str | None:
+    """Returns the path that is meant, if any is near: anyone may ask for many, so it compares a path with all of them in one go."""
+    steps = path.split("/")
+    filled = [_filled(template.split("/"), steps) for template in known if template.count("/") < len(steps)]
+    lowered = {"/".join(each).lower(): each for each in reversed(filled)}
+    near = difflib.get_close_matches(path.lower(), lowered, n=max(len(lowered), 1))
+    return next(("/".join(lowered[each]) for each in near if _is_like(steps, lowered[each])), None)
 
 
 def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
@@ -64,7 +72,7 @@ def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
 
 
 def _is_like(steps: Sequence[str], other: Sequence[str]) -> bool:
-    """Returns whether each step of a path of equal length is like the given one's; of a shorter one, whose steps may be others, it is not asked."""
-    if len(steps) != len(other):
-        return len(steps) > len(other)
-    return all(difflib.get_close_matches(step.lower(), [each.lower()]) for step, each in zip(steps, other, strict=True))
+    """Returns whether each step of a path of equal length is like the given one's; a shorter one, whose steps may be others, always is."""
+    return len(steps) > len(other) or all(
+        difflib.get_close_matches(step.lower(), [each.lower()]) for step, each in zip(steps, other, strict=True)
+    )

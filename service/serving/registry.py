@@ -17,7 +17,12 @@ SHOWN_LABELS = 10  # of a model, in a message
 
 
 class Registry:
-    """The loaded models, which may change while requests come; a request keeps the model that it found."""
+    """The loaded models, which may change while requests come; a request keeps the model that it found.
+
+    Attributes:
+        models: Name -> model.
+        changes: How often the models have changed.
+    """
 
     def __init__(
         self, models: Sequence[Model], wanted: Mapping[str, str], *, by_name: bool = False, present: Mapping[str, str] | None = None
@@ -35,6 +40,7 @@ class Registry:
             SettingsError: A wanted model is not loaded or not of its task, or a task has several models and none of them is wanted.
         """
         self.models = {model.name: model for model in sorted(models, key=lambda model: model.name)}
+        self.changes = 0
         self._wanted = wanted
         self._by_name = by_name
         if present is None:
@@ -66,6 +72,7 @@ class Registry:
 
     def _choose_again(self) -> None:
         """Chooses defaults after a change; none moves silently, nor while its model is loaded."""
+        self.changes += 1
         before = self.defaults
         self._defaults = self._chosen(before)
         for task, spec in TASKS.items():

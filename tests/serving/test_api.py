@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
 import tiny
-from application import call, classify, rejected, results, started
+from application import call, classify, play, rejected, results, started
 from service.bundle.files import MANIFEST_FILE, digest
 from service.bundle.manifest import Manifest
+from service.http import openapi
+from service.serving.build import build
+from service.settings import Settings
 from service.tasks.catalog import TASKS
 from service.wire.routes import all_routes
 
@@ -239,6 +243,28 @@ def test_every_documented_inference_path_is_served_and_no_other(models: Path) ->
     assert {f"/{spec.path}" for spec in TASKS.values()} | {"/models/{name}"} < set(paths)
     assert {route.path for route in all_routes()} == set(paths)
     assert dict.fromkeys(paths, "malformed") == {path: answer.json()["error_type"] for path, answer in answers.items()}
+
+
+def test_the_document_is_written_again_only_when_the_models_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the largest answer of the service, and anyone may ask for it."""
+    tiny.bundle(tmp_path, "mood")
+    state = build(Settings(models=tmp_path))
+    written: list[int] = []
+    to_json = openapi.to_json
+    monkeypatch.setattr(openapi, "to_json", lambda value: written.append(1) or to_json(value))
+
+    async def described(client: httpx.AsyncClient) -> str:
+        answer = (await client.get("/openapi.json")).json()
+        return str(answer["paths"]["/classify"]["post"]["description"])
+
+    async def check(client: httpx.AsyncClient) -> list[str]:
+        first = [await described(client) for _ in range(3)]
+        state.registry.remove("mood")
+        return [*first, *[await described(client) for _ in range(3)]]
+
+    said = play(state, check)
+    assert (2, 3, True) == (len(written), said.count(said[0]), "`mood` answers" in said[0])
+    assert said[3:] == [said[3]] * 3 and "Not answered now" in said[3]
 
 
 def test_what_people_come_for_comes_first(models: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -100,6 +102,23 @@ def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object
 def test_a_wrong_path_is_told_the_nearest(api: Send, method: str, path: str, near: str) -> None:
     """Whatever its method is; a model's name in it is taken to be right."""
     assert f"there is no path `{path}`; did you mean `{near}`? See /docs." == rejected(api(method, path), 404, "not_found")
+
+
+@pytest.mark.parametrize("path", ["/nothing/like/it", "/v2/modles/x/infr", "/" + "x/" * 500])
+def test_a_wrong_path_is_looked_for_in_bounded_time(api: Send, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """It is compared with all paths at once, and then step by step with the near ones only; not again when it is asked for again."""
+    words = []
+    near = difflib.get_close_matches
+
+    def count(word: str, *args: Any, **options: Any) -> list[str]:
+        words.append(word)
+        return near(word, *args, **options)
+
+    monkeypatch.setattr(difflib, "get_close_matches", count)
+    rejected(api("GET", path), 404, "not_found")
+    assert (1, True) == (words.count(path[:64]), len(words) <= 10)
+    rejected(api("GET", path), 404, "not_found")
+    assert 1 == words.count(path[:64])
 
 
 def test_a_wrong_path_of_openai_is_told_the_nearest(api: Send) -> None:
