@@ -21,8 +21,9 @@ HUNG_RATIO = 20.0
 # A run is never taken for hung before: a page of weights from a disk, or a throttled core, takes its time. Not the first run of a
 # shape: on a CPU it is none slower, and graphs whose shapes are planned ran each of them at load.
 HUNG_FLOOR_S = 2.0
-# Work of which nothing is predicted, tokenizing and decoding, takes a second or two of what is largest.
-UNPREDICTED_FLOORS = 6
+# Nothing is predicted for tokenizing and decoding. The largest request takes five seconds of a core, and several times as long if other
+# processes or other threads of this one use the core too.
+UNPREDICTED_FLOORS = 15
 TICKS_OF_FLOOR = 10
 # After its deadline a request waits so long for a run that hangs; then it is failed.
 OVERDUE_S = 5.0

@@ -20,7 +20,7 @@ from service.scheduling.backlog import Backlog
 from service.scheduling.job import Entry, Job
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.stage import JobResult, Stage
-from service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S
+from service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S, TICKS_OF_FLOOR, UNPREDICTED_FLOORS
 
 
 class Work:
@@ -703,7 +703,7 @@ def test_a_stop_does_not_wait_for_lanes_that_hang(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("place", ["tokenizing", "decoding"])
 def test_what_is_not_predicted_has_more_time(scenario: Scenario, place: str) -> None:
-    """Nobody knows how long a large body takes to tokenize, or its answer to decode: it hangs only after six times as long."""
+    """Nobody knows how long a large body takes to tokenize, or its answer to decode: it hangs only after a longer time."""
 
     async def check(bench: Hanging) -> None:
         bench.work.gate.clear()
@@ -712,7 +712,7 @@ def test_what_is_not_predicted_has_more_time(scenario: Scenario, place: str) -> 
         else:
             task = bench.submit("text", run=list, finish=bench.work)
         await asyncio.to_thread(bench.work.started.acquire)
-        bench.look(59)
+        bench.look(TICKS_OF_FLOOR * UNPREDICTED_FLOORS - 1)
         assert (0, True) == (bench.hangs, bench.scheduler.ready)
         bench.look(1)
         assert (1, False) == (bench.hangs, bench.scheduler.ready)
