@@ -38,10 +38,12 @@ from export.checkpoint.tokenizer import (
 from export.checkpoint.weights import load_model
 from export.errors import CheckpointError
 from service.bundle.graph_spec import InputSpec
-from service.bundle.manifest import Combine, Layers, Piece, Task
+from service.bundle.manifest import Combine, Layers, Piece, Task, TextPiece
 
 # for a model with relative positions alone whose tokenizer states no limit: nearly all were trained with this
 DEFAULT_LENGTH = 512
+# tokens; fewer have no room for a mask and its context
+MIN_LENGTHS: dict[Task, int] = {"fill-mask": 32}
 
 
 def load_checkpoint(
@@ -78,6 +80,7 @@ def load_checkpoint(
             f"the config.json of `{source}` names its weights in `transformers_weights`, so transformers would load another file than "
             "model.safetensors; remove the field and save the right weights as model.safetensors."
         )
+    _reset_call_options(config)
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     embeds = chosen_task == "feature-extraction"
     if layers != "last" and not embeds:
@@ -92,6 +95,13 @@ def load_checkpoint(
     checkpoint = _describe(files, chosen_task, config, model, tokenizer, sentences, layers, combine)
     checkpoint = replace(checkpoint, ignored_weights=tuple(ignored_weights))
     return _with_attention(checkpoint) if attentions else checkpoint
+
+
+def _reset_call_options(config: Any) -> None:
+    """Resets the fields of a configuration that change how a model is called, and not what it answers."""
+    config.return_dict = True
+    if getattr(config, "chunk_size_feed_forward", 0):
+        config.chunk_size_feed_forward = 0  # a traced graph would keep the number of chunks of its example
 
 
 def _describe(
@@ -109,9 +119,12 @@ def _describe(
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
     single, pair = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
+    _check_template(source, pair)
     _check_types(source, config, inputs, (*single, *pair))
     settle_pad_token(source, model, tokenizer, (*single, *pair))
-    padding = _padding(source, model, tokenizer, inputs)
+    max_length = min(_usable_length(model, tokenizer), (sentences and sentences.max_length) or sys.maxsize)
+    _check_length(source, task, max_length)
+    padding = _padding(source, model, tokenizer, inputs, max_length)
     added_tokens = read_added_tokens(tokenizer, (*single, *pair), padding.id)
     embedding = None
     if sentences is not None:
@@ -132,7 +145,7 @@ def _describe(
         tokenizer=tokenizer,
         tokenizer_json=tokenizer_json(tokenizer, task, added_tokens),
         added_tokens=added_tokens,
-        max_length=min(_usable_length(model, tokenizer), (sentences and sentences.max_length) or sys.maxsize),
+        max_length=max_length,
         pad_id=padding.id,
         padding_side=padding.side,
         single=single,
@@ -168,6 +181,23 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
         )
 
 
+def _check_length(source: str, task: Task, max_length: int) -> None:
+    """Refuses a model that is too short for its task."""
+    if max_length < MIN_LENGTHS.get(task, 0):
+        raise CheckpointError(
+            f"`{source}` has a usable length of {max_length} tokens, and {task} needs {MIN_LENGTHS[task]}; correct `model_max_length` or `--task`."
+        )
+
+
+def _check_template(source: str, pair: tuple[Piece, ...]) -> None:
+    """Refuses a template of a pair in another order: the service takes the last text of a template for the second one."""
+    texts = [piece.text for piece in pair if isinstance(piece, TextPiece)]
+    if texts != ["a", "b"]:
+        raise CheckpointError(
+            f"the tokenizer of `{source}` does not put the second text of a pair once behind the first, but {texts}; save it with another template."
+        )
+
+
 def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces: tuple[Piece, ...]) -> None:
     """Refuses token types that the model has no row for: PyTorch would stop at the first pair."""
     rows = getattr(config, "type_vocab_size", None)
@@ -178,11 +208,11 @@ def _check_types(source: str, config: Any, inputs: tuple[InputSpec, ...], pieces
         )
 
 
-def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...]) -> Padding:
+def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[InputSpec, ...], max_length: int) -> Padding:
     """Returns the padding, found by running the model for the first time."""
     try:
         with refuse_self_modifying(source, model):
-            return find_padding(model, tokenizer, [spec.name for spec in inputs])
+            return find_padding(model, tokenizer, [spec.name for spec in inputs], max_length)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         asks = "decoder_input" in str(error)
         raise CheckpointError(

@@ -94,7 +94,7 @@ def load_module(reference: str) -> Checkpoint:
     single, pair = read_template(spec_tokenizer, ("a",)), read_template(spec_tokenizer, ("a", "b"))
     with torch.no_grad():
         width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
-        padding = find_padding(model, spec_tokenizer, names)
+        padding = find_padding(model, spec_tokenizer, names, spec.max_length)
     added_tokens = read_added_tokens(spec_tokenizer, (*single, *pair), padding.id)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if spec.task == "feature-extraction" else None
     return Checkpoint(

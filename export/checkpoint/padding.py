@@ -69,7 +69,7 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
         config.pad_token_id = free
 
 
-def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str]) -> Padding:
+def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max_length: int) -> Padding:
     """Returns the padding which leaves a text's outputs unchanged: on the right or else the left, of the tokenizer's id or else the model's own.
 
     XLNet, for one, reads its last position, so it tolerates padding on the left alone. LLaMA tolerates both sides, as its positions are
@@ -80,10 +80,11 @@ def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str]) -
         model: In evaluation mode.
         tokenizer: Its Hugging Face tokenizer, which has a padding token.
         names: The inputs that the tokenizer fills.
+        max_length: The longest text that the model reads, in tokens.
     """
     named = model.config.get_text_config().pad_token_id
     ids = dict.fromkeys(id_ for id_ in (tokenizer.pad_token_id, named) if _is_row(id_, model))
-    found = (Padding(id_, side) for side in SIDES for id_ in ids if _tolerates(model, tokenizer, names, Padding(id_, side)))
+    found = (Padding(id_, side) for side in SIDES for id_ in ids if _tolerates(model, tokenizer, names, max_length, Padding(id_, side)))
     return next(found, Padding(tokenizer.pad_token_id, tokenizer.padding_side))
 
 
@@ -93,13 +94,13 @@ def _is_row(id_: int | None, model: PreTrainedModel) -> bool:
     return id_ is not None and 0 <= id_ < embeddings.weight.shape[0]
 
 
-def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], padding: Padding) -> bool:
+def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max_length: int, padding: Padding) -> bool:
     """Compares a text's outputs with padding and without."""
-    short, long = "A short one.", "Another text, which is a good deal longer than the one before it."
-    side = padding.side
-    batch = tokenizer([short, long], padding=True, padding_side=side, return_tensors="pt", return_token_type_ids=True)
+    short, long = "A", "Another text, which is a good deal longer than the one before it."
+    side, cut = padding.side, {"truncation": True, "max_length": max_length, "return_tensors": "pt", "return_token_type_ids": True}
+    batch = tokenizer([short, long], padding=True, padding_side=side, **cut)
     batch["input_ids"] = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, padding.id)
-    alone = tokenizer([short], return_tensors="pt", return_token_type_ids=True)
+    alone = tokenizer([short], **cut)
     length = alone["input_ids"].shape[1]
     with torch.no_grad():
         padded_outputs, outputs = (model(**{name: inputs[name] for name in names}) for inputs in (batch, alone))

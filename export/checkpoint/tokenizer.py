@@ -57,6 +57,11 @@ def tokenizer_json(tokenizer: Any, task: Task, added_tokens: Iterable[AddedToken
     the added ones, and for fill-mask the mask.
     """
     document = json.loads(tokenizer.backend_tokenizer.to_str())
+    if tokenizer.split_special_tokens:
+        # special tokens are text then, and a word of the vocabulary that is one keeps its id
+        words = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+        named = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+        document["added_tokens"] = [token for token in document["added_tokens"] if token["id"] in named or token["content"] not in words]
     spelled = {token.id for token in added_tokens}
     for token in document["added_tokens"]:
         if token["id"] in spelled:
@@ -107,8 +112,12 @@ def read_mask_token(source: str, tokenizer: Any) -> MaskToken:
     """Returns the mask token.
 
     Raises:
-        CheckpointError: It has none.
+        CheckpointError: It has none, or does not recognize it in a text.
     """
+    if getattr(tokenizer, "split_special_tokens", False):
+        raise CheckpointError(
+            f"the tokenizer of `{source}` sets `split_special_tokens`, so no text can have a mask; remove it from tokenizer_config.json."
+        )
     if tokenizer.mask_token is None:
         raise CheckpointError(f"the tokenizer of `{source}` has no mask token; add it to tokenizer_config.json.")
     return MaskToken(token=tokenizer.mask_token, id=tokenizer.mask_token_id)

@@ -80,17 +80,26 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
 
 
 def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]:
-    """Returns the inputs of each window, or of each choice, by the Hugging Face tokenizer's own truncation."""
+    """Returns the inputs of each window, or of each choice, by the Hugging Face tokenizer's own truncation.
+
+    Raises:
+        ValueError: The model is too short for windows of the request.
+    """
     texts, truncation, stride, length = _tokenizer_arguments(checkpoint, request)
-    batch = checkpoint.tokenizer(
-        *texts,
-        truncation=truncation,
-        max_length=length,
-        stride=stride or 0,
-        return_overflowing_tokens=stride is not None,
-        return_token_type_ids=True,
-        return_attention_mask=True,
-    )
+    try:
+        batch = checkpoint.tokenizer(
+            *texts,
+            truncation=truncation,
+            max_length=length,
+            stride=stride or 0,
+            return_overflowing_tokens=stride is not None,
+            return_token_type_ids=True,
+            return_attention_mask=True,
+        )
+    except BaseException as error:  # the library raises bare Exception, and a Rust panic is none
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"a window of {length} tokens has no room for the text and its overlap: {error}") from error
     is_nested = stride is not None or isinstance(request, choose.Request)
     nested = batch if is_nested else {name: [values] for name, values in batch.items()}
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -99,19 +100,24 @@ def test_a_decoded_text_leaves_special_added_tokens_out(marked: Path, tmp_path: 
 
 def test_a_bundle_with_markers_answers_as_pytorch_does(marked: Path, tmp_path: Path) -> None:
     """From the checkpoint to the service's answer, markers in the texts."""
+    pytorch = PyTorch(marked)
+    assert_answers(marked, tmp_path, {text: pytorch.logits(text) for text in TEXTS})
+
+
+def assert_answers(source: Path, output: Path, logits: dict[str, Any]) -> None:
+    """Exports a classifier, and asserts its logits for each text."""
     from service.backend.onnx_engine import OnnxEngine
     from service.bundle.files import load_bundle
 
-    assert 0 == cli.main([str(marked), "--output", str(tmp_path), "--precision", "fp32"])
-    bundle = load_bundle(tmp_path / marked.name)
+    assert 0 == cli.main([str(source), "--output", str(output), "--precision", "fp32", "--name", "exported"])
+    bundle = load_bundle(output / "exported")
     manifest = bundle.manifest
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     graph = manifest.graphs[0]
     engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=manifest.tokenizer.pad_id, padding_side=manifest.tokenizer.padding_side)
-    pytorch = PyTorch(marked)
-    for text in TEXTS:
+    for text, expected in logits.items():
         [row] = engine.run([tokenizer.assemble(tokenizer.tokenize([text])[0].ids)])
-        np.testing.assert_allclose(pytorch.logits(text), row["logits"], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(expected, row["logits"], rtol=0, atol=1e-4)
 
 
 # ---- weights that the model leaves unused
@@ -220,3 +226,66 @@ def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, m
     config._attn_implementation_internal = None
     task_head.choose_task(config, "auto", Adapter())  # type: ignore[arg-type]
     assert ["eager"] == asked
+
+
+# ---- found with random checkpoints (test_random_checkpoints.py)
+
+
+def test_a_model_with_few_positions_is_loaded(tmp_path: Path) -> None:
+    """The texts that its padding is tried with are cut to its length."""
+    assert 16 == load_checkpoint(str(bert(tmp_path, positions=24, model_max_length=16))).max_length
+
+
+@pytest.mark.parametrize("fields", [{"return_dict": False}, {"chunk_size_feed_forward": 2}], ids=str)
+def test_options_of_the_call_do_not_matter(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Layers that run in chunks and outputs without names are the same outputs, for texts of each length."""
+    source = bert(tmp_path)
+    pytorch = PyTorch(source)
+    edit_json(source / "config.json", **fields)
+    assert_answers(source, tmp_path, {text: pytorch.logits(text) for text in ("good", "good film", "not a bad film")})
+
+
+def test_a_special_token_that_is_a_word_stays_one_where_special_tokens_are_split(tmp_path: Path) -> None:
+    """With `split_special_tokens` it is text, and has the id of the word."""
+    source = bert(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["good", "[E1]"]})
+    tokenizer.save_pretrained(source)
+    edit_json(source / "tokenizer_config.json", split_special_tokens=True)
+    reference = transformers.AutoTokenizer.from_pretrained(source)
+    text = "a good [E1] film"
+    [tokens] = service_tokenizer(load_checkpoint(str(source)), tmp_path).tokenize([text])
+    assert reference(text, add_special_tokens=False)["input_ids"] == tokens.ids
+
+
+def second_text_first(source: Path) -> None:
+    """Gives the tokenizer a template of pairs in another order."""
+    document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    document["post_processor"]["pair"].reverse()
+    (source / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+    edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")  # BERT's own class has a fixed template
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "cause"),
+    [
+        ("BertForQuestionAnswering", second_text_first, "second text"),
+        ("BertForMaskedLM", lambda source: edit_json(source / "tokenizer_config.json", split_special_tokens=True), "split_special_tokens"),
+        ("BertForMaskedLM", lambda source: edit_json(source / "tokenizer_config.json", model_max_length=20), "usable length of 20 tokens"),
+    ],
+)
+def test_a_tokenizer_that_the_task_cannot_use_is_refused(
+    tmp_path: Path, architecture: str, change: Callable[[Path], object], cause: str
+) -> None:
+    """The start of a passage would be taken for that of the question; no text could have a mask, or none beside it."""
+    source = bert(tmp_path, architecture=architecture, labels=("LABEL_0", "LABEL_1"))
+    change(source)
+    with pytest.raises(CheckpointError, match=cause):
+        load_checkpoint(str(source))
+
+
+def test_a_model_too_short_for_questions_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The library panics where a window has no room for its overlap; that is an error of one line."""
+    source = bert(tmp_path, architecture="BertForQuestionAnswering", labels=("LABEL_0", "LABEL_1"), model_max_length=40)
+    assert 1 == cli.main([str(source), "--output", str(tmp_path / "models"), "--precision", "fp32"])
+    assert "a window of 40 tokens has no room" in capsys.readouterr().err
