@@ -25,7 +25,9 @@ from bench.workload.bodies import Body
 from service.bundle import files
 from service.bundle.files import Bundle
 from service.errors import BertServeError
+from service.tasks.batch import TaskModel, first_batch
 from service.tasks.catalog import TASKS
+from service.tasks.cost import Budget
 from service.text.tokenizer import Encoding, Tokenizer
 from service.wire.discriminator import requested_task
 from service.wire.reading import Limits, parse_json, validate_body
@@ -93,10 +95,11 @@ class BareEngine:
             try:
                 value = parse_json(body.content, TASKS[self.task].body)
                 task = requested_task(self.task, value)
+                model = TaskModel(self._tokenizer, self.bundle.manifest, Budget())
                 encodings = [
                     encoding
                     for request in validate_body(task, value, _UNLIMITED).requests(self.bundle.manifest)
-                    for encoding in TASKS[task].encode(request, self._tokenizer).encodings
+                    for encoding in first_batch(TASKS[task].run, request, model).encodings
                 ]
             except BertServeError as error:
                 raise BenchError(f"bundle `{self.bundle.manifest.name}` ({self.task}) cannot take a body: {error.message}") from error

@@ -12,7 +12,7 @@ from export.evidence.decisions import chosen_labels, cosine_distance, decision, 
 from export.evidence.metrics import f1, spearman
 from service.bundle.agreement import measure_of
 from service.bundle.graph_spec import Agreement, Measure
-from service.tasks.encoded import ModelConfig
+from service.tasks.batch import ModelConfig
 
 _Pairs = Sequence[tuple[Any, Any]]
 

@@ -64,9 +64,9 @@ def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[At
     """
     errors: list[float] = []
     for sample in samples:
-        encoded = attention.encode(sample.request, tokenizer)
-        rows = engine.run(encoded.encodings)
-        length = len(encoded.encodings[0])
+        encoding, _ = attention.encode(sample.request, tokenizer)
+        rows = engine.run([encoding])
+        length = len(encoding)
         if sample.layers[0].shape[-1] != length:
             raise ParityError(f"a text has {length} tokens where the checkpoint's tokenizer gives it {sample.layers[0].shape[-1]}.")
         errors.append(float(np.abs(rows[0][attention.OUTPUT] - np.concatenate(sample.layers)).max()))

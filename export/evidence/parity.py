@@ -23,8 +23,9 @@ from service.backend.onnx_engine import Engine, Row
 from service.bundle.graph_spec import Agreement, LengthParity, Precision
 from service.errors import EngineError
 from service.tasks import embed
+from service.tasks.batch import TaskModel, first_batch, result_of
 from service.tasks.catalog import TASKS
-from service.tasks.encoded import Encoded
+from service.tasks.cost import Budget
 from service.text.tokenizer import Encoding, Tokenizer
 from service.wire.rendering import to_plain
 
@@ -83,26 +84,25 @@ def measure_parity(
     Raises:
         ParityError: A logit is too far off, a decoded float32 answer differs, or the graph fails; the message holds the worst case.
     """
-    task = TASKS[checkpoint.task]
+    task = TASKS[checkpoint.task].run
     same_answers, differences, meter = 0, [], AgreementMeter(checkpoint.task, checkpoint)
     encodings, alone = list[Encoding](), list[Row]()
     errors, fixed, texts = _ErrorsByLength(tokenizer.max_length), SpreadError(), SpreadError()
     spans: list[tuple[set[Span], set[Span]]] = []
 
-    def run(request: Any) -> tuple[Encoded, list[Row]]:
-        encoded = task.encode(request, tokenizer)
-        return encoded, [_run(engine, encoding, request) for encoding in encoded.encodings]
+    def run(request: Any) -> tuple[Sequence[Encoding], list[Row]]:
+        own = first_batch(task, request, TaskModel(tokenizer, checkpoint, Budget())).encodings
+        return own, [_run(engine, encoding, request) for encoding in own]
 
     pairs = zip(reference.requests, reference.rows, parallel.each(run, reference.requests), strict=True)
-    for i, (request, expected, (encoded, rows)) in enumerate(track(pairs, "compare answers", unit="samples", total=len(reference.rows))):
-        encodings += encoded.encodings
+    for i, (request, expected, (batch, rows)) in enumerate(track(pairs, "compare answers", unit="samples", total=len(reference.rows))):
+        encodings += batch
         alone += rows
         differences += (own := _differences(request, expected, rows))
-        errors.add(encoded.encodings, expected, rows)
+        errors.add(batch, expected, rows)
         for row, found_row in zip(expected, rows, strict=True):
             (fixed if i < reference.fixed else texts).add(row, found_row)
-        served = _as_served(request, checkpoint)
-        right, found = (to_plain(task.decode(served, encoded, outputs, checkpoint)) for outputs in (expected, rows))
+        right, found = (_decoded(request, outputs, tokenizer, checkpoint) for outputs in (expected, rows))
         if precision == "fp32":
             same_answers += equal_but_for_ties(checkpoint.task, right, found, max(each.allowed(precision) for each in own))
         meter.add(right, found)
@@ -122,6 +122,12 @@ def measure_parity(
         row_errors=measure_row_errors(engine, encodings, alone),
         lengths=errors.entries,
     )
+
+
+def _decoded(request: Any, rows: Sequence[Row], tokenizer: Tokenizer, checkpoint: Checkpoint) -> Any:
+    """Returns a request's result for outputs, a checkpoint's or a graph's, as JSON has it."""
+    model = TaskModel(tokenizer, checkpoint, Budget())
+    return to_plain(result_of(TASKS[checkpoint.task].run, _as_served(request, checkpoint), model, rows))
 
 
 def _as_served(request: Any, checkpoint: Checkpoint) -> Any:

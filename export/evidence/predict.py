@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from service.backend.onnx_engine import Engine
+from service.tasks.batch import ModelConfig, TaskModel, run_all
 from service.tasks.catalog import TASKS
-from service.tasks.encoded import ModelConfig
+from service.tasks.cost import Budget
 from service.text.tokenizer import Tokenizer
 from service.wire.rendering import to_plain
 
@@ -21,7 +22,5 @@ def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, confi
         engine: The graph.
         config: Labels and activation: a manifest, or a checkpoint.
     """
-    spec = TASKS[task]
-    encoded = spec.encode(request, tokenizer)
-    rows = [engine.run([encoding])[0] for encoding in encoded.encodings]
-    return to_plain(spec.decode(request, encoded, rows, config))
+    model = TaskModel(tokenizer, config, Budget())
+    return to_plain(run_all(TASKS[task].run(request, model), lambda encodings: [engine.run([encoding])[0] for encoding in encodings]))

@@ -16,7 +16,7 @@ from export.verify.label_scores import score_labels, score_notes
 from service.bundle.graph_spec import Agreement
 from service.errors import CallerError, EngineError
 from service.tasks import classify, ner
-from service.tasks.encoded import ModelConfig
+from service.tasks.batch import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
 

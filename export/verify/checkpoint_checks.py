@@ -19,7 +19,9 @@ from export.verify.loaded_graph import LoadedGraph
 from service.bundle.evidence_policy import summarize_agreement
 from service.bundle.files import Bundle
 from service.errors import BertServeError, EngineError
+from service.tasks.batch import TaskModel, first_batch, result_of
 from service.tasks.catalog import TASKS
+from service.tasks.cost import Budget
 from service.text.tokenizer import Tokenizer
 from service.wire.rendering import to_plain
 
@@ -86,11 +88,11 @@ def _answer(checkpoint: Checkpoint, tokenizer: Tokenizer, request: Any) -> Any:
     Raises:
         EngineError: Its outputs are not finite, or its windows are not the service's.
     """
-    task = TASKS[checkpoint.task]
-    encoded = task.encode(request, tokenizer)
+    task, model = TASKS[checkpoint.task].run, TaskModel(tokenizer, checkpoint, Budget())
+    count = len(first_batch(task, request, model).encodings)
     (rows,) = Reference(checkpoint, [request]).rows
-    if len(rows) != len(encoded.encodings):
-        raise EngineError(f"its tokenizer makes {len(rows)} windows where the bundle's makes {len(encoded.encodings)}.")
+    if len(rows) != count:
+        raise EngineError(f"its tokenizer makes {len(rows)} windows where the bundle's makes {count}.")
     if not all(np.isfinite(values).all() for row in rows for values in row.values()):
         raise EngineError("PyTorch's outputs are not finite.")
-    return to_plain(task.decode(request, encoded, rows, checkpoint))
+    return to_plain(result_of(task, request, model, rows))

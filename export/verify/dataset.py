@@ -13,8 +13,8 @@ from export.errors import DataError
 from export.evidence.metrics import Span, spans_of_tags
 from service.errors import BertServeError
 from service.tasks import choose
+from service.tasks.batch import ModelConfig
 from service.tasks.decoding.tag_schemes import scheme_of
-from service.tasks.encoded import ModelConfig
 from service.wire.reading import Limits, read_body
 
 Document = dict[str, Any]

@@ -12,7 +12,9 @@ from service.bundle.evidence_policy import describe_agreement
 from service.check import CHECK_TOLERANCE, difference
 from service.errors import BertServeError
 from service.tasks import choose
+from service.tasks.batch import TaskModel, first_batch
 from service.tasks.catalog import TASKS
+from service.tasks.cost import Budget
 from service.wire.reading import Limits, read_body
 
 
@@ -73,11 +75,12 @@ def check_example(loaded: LoadedGraph) -> Check:
 def check_batches(loaded: LoadedGraph) -> Check:
     """Compares texts in a batch with the same texts alone, and with what the manifest claims of that."""
     name, manifest = f"batches {loaded.name}", loaded.bundle.manifest
-    task = TASKS[manifest.task]
+    task = TASKS[manifest.task].run
     try:
         prompts = manifest.embedding.prompts.values() if manifest.embedding else ()
         requests = sample_requests(manifest.task, manifest.tokenizer, prompts)
-        encodings = [encoding for request in requests for encoding in task.encode(request, loaded.tokenizer).encodings]
+        model = TaskModel(loaded.tokenizer, manifest, Budget())
+        encodings = [encoding for request in requests for encoding in first_batch(task, request, model).encodings]
         errors = measure_row_errors(loaded.engine, encodings, [loaded.engine.run([encoding])[0] for encoding in encodings])
     except BertServeError as error:
         return Check(name, False, error.message)

@@ -24,7 +24,7 @@ from service.serving.build import AppState
 from service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
 from service.serving.model import Model
 from service.serving.prediction import Prediction
-from service.tasks.encoded import MAX_SPANS, ReadSpan
+from service.tasks.batch import MAX_SPANS, ReadSpan
 from service.wire.call import Call, Content, Incoming
 from service.wire.routes import Route
 

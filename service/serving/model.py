@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from service.backend.cost import CostModel
@@ -20,11 +21,11 @@ from service.scheduling.fixed_batches import in_fixed_batches
 from service.scheduling.scheduler import Scheduler
 from service.scheduling.share import Share
 from service.scheduling.stage import Stage
-from service.serving.prediction import Prediction
-from service.serving.work import Work, trace_run
+from service.serving.prediction import Prediction, begun_prediction
+from service.serving.work import TaskInput, Work, trace_run
+from service.tasks.batch import TaskModel
 from service.tasks.catalog import TASKS, tasks_of
 from service.tasks.cost import MAX_CHARS, NOTHING, Budget, Cost
-from service.tasks.further import Further
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import SHORT_CHARS, Tokenizer
 from service.tracing.trace import Stage as TraceStage
@@ -193,12 +194,12 @@ class Model:
         """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on a lane."""
         # a hop to a lane and back costs more than tokenizing a short text
         if chars + TEXT_CHARS * (len(requests) - 1) <= SHORT_CHARS:
-            return self._encode(requests, spec, trace)
+            return self._begin(requests, spec, trace)
         if trace is not None:
             trace.put(time.perf_counter())
         return Stage(
             work=[(0, requests)],
-            run=lambda payloads: [self._encode(payload, spec, trace) for payload in payloads],
+            run=lambda payloads: [self._begin(payload, spec, trace) for payload in payloads],
             finish=lambda stages: stages[0],
             key=None,
             cost=lambda rows, length: 0.0,
@@ -212,69 +213,92 @@ class Model:
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
         return sum(tokens), seconds + chars * SECONDS_PER_CHAR, sum(-(-n // longest) for n in tokens)
 
-    def _encode(self, requests: Sequence[Any], spec: TaskSpec, trace: Trace | None) -> Stage:
-        """Tokenizes all inputs; returns the stage that runs them."""
+    def _begin(self, requests: Sequence[Any], spec: TaskSpec, trace: Trace | None) -> Stage:
+        """Starts the task for each input, up to its first batch; returns the stage that runs these."""
         start = time.perf_counter()
-        encoded, tokens, cost, manifest = [], 0, NOTHING, self.bundle.manifest
+        model = TaskModel(self._tokenizer, self.bundle.manifest, Budget())
+        inputs: list[TaskInput] = []
+        tokens, cost = 0, NOTHING
         for index, request in enumerate(requests):
+            run = spec.run(request, model)
             try:
-                item = spec.encode(request, self._tokenizer)
+                batch = next(run)
             except BertServeError as error:
                 error.input_index = index
                 raise
-            encoded.append(item)
-            tokens += sum(encoding.cost_tokens for encoding in item.encodings)
-            cost += spec.cost(request, item, manifest)
+            inputs.append(TaskInput(run, batch))
+            tokens += batch.tokens
+            cost += batch.cost
             # here, and not after the last: the windows of one text may be a thousand times as long as it
             self._check_size(tokens, cost)
         end = time.perf_counter()
         if trace is not None:
             trace.add(TraceStage("tokenize", start, end))
             trace.put(end)
+        prediction = begun_prediction([item.batch for item in inputs], tokens, tokenize_s=end - start)
+        prediction.answer_bytes = cost.answer_bytes
+        return self._stage(inputs, list(range(len(inputs))), prediction, model.budget, cost.queue_tokens, trace)
+
+    def _stage(
+        self, inputs: Sequence[TaskInput], open_: Sequence[int], prediction: Prediction, budget: Budget, reserve: int, trace: Trace | None
+    ) -> Stage:
+        """Returns the stage that runs a batch of each open input.
+
+        Args:
+            inputs: All inputs of the request.
+            open_: Indices of those that have a batch to run.
+            prediction: What is known of the answer.
+            budget: What decoding may take.
+            reserve: Tokens of the batches after these, at most.
+            trace: Where its stages are noted, if it is traced.
+        """
         work = [
-            Work(encoding, index, None if spec.reduce is None else partial(spec.reduce, request, item), trace)
-            for index, (request, item) in enumerate(zip(requests, encoded, strict=True))
-            for encoding in item.encodings
+            Work(encoding, index, None if (keep := inputs[index].batch.keep) is None else partial(keep, place), trace)
+            for index in open_
+            for place, encoding in enumerate(inputs[index].batch.encodings)
         ]
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._decode, spec, requests, encoded, tokens, cost, end - start, trace),
+            finish=partial(self._go_on, inputs, open_, prediction, budget, trace),
             key=self._key,
             cost=self._cost.seconds,
-            reserve=cost.queue_tokens,
+            reserve=reserve,
             shape=self.graph.shape,
             run_solo=partial(self._run, solo=True),
         )
 
-    def _after(self, prediction: Prediction, trace: Trace | None) -> Prediction | Stage:
-        """Returns the prediction, or the stage of what some of its results have to run before they are there."""
-        open_ = {index: result for index, result in enumerate(prediction.results) if isinstance(result, Further)}
-        if not open_:
-            return prediction
-        if trace is not None:
-            trace.put(time.perf_counter())
-        work = [Work(encoding, index, reduce, trace) for index, further in open_.items() for encoding, reduce in further.work]
-        return Stage(
-            work=[(item.encoding.cost_tokens, item) for item in work],
-            run=self._run,
-            finish=partial(self._go_on, prediction, open_, trace),
-            key=self._key,
-            cost=self._cost.seconds,
-            reserve=sum(further.reserve for further in open_.values()),
-            shape=self.graph.shape,
-            run_solo=partial(self._run, solo=True),
-        )
-
-    def _go_on(self, prediction: Prediction, open_: Mapping[int, Further], trace: Trace | None, rows: Sequence[Row]) -> Prediction | Stage:
-        """Puts what follows from the outputs into the place of what ran."""
+    def _go_on(
+        self,
+        inputs: Sequence[TaskInput],
+        open_: Sequence[int],
+        prediction: Prediction,
+        budget: Budget,
+        trace: Trace | None,
+        rows: Sequence[Row],
+    ) -> Prediction | Stage:
+        """Sends each open input its rows; returns the prediction, or the stage of the inputs that yield another batch."""
         start = time.perf_counter()
         each = iter(rows)
-        for index, further in open_.items():
-            prediction.results[index] = further.finish([next(each) for _ in further.work])
-            prediction.tokens += further.tokens
-        prediction.decode_s += self._decoded(start, trace)
-        return self._after(prediction, trace)
+        reserve = 0
+        still_open = []
+        for index in open_:
+            item = inputs[index]
+            if item.advance(list(islice(each, len(item.batch.encodings)))):
+                still_open.append(index)
+                prediction.tokens += item.batch.tokens
+                reserve += item.batch.cost.queue_tokens
+        end = time.perf_counter()
+        prediction.decode_s += end - start
+        if trace is not None:
+            trace.add(TraceStage("decode", start, end))
+        if still_open:
+            if trace is not None:
+                trace.put(end)
+            return self._stage(inputs, still_open, prediction, budget, reserve, trace)
+        prediction.results = [item.result for item in inputs]
+        prediction.answer_bytes = max(prediction.answer_bytes, budget.answer_bytes)
+        return prediction
 
     def _check_size(self, tokens: int, cost: Cost) -> None:
         most = self._scheduler.max_queue_tokens
@@ -309,7 +333,7 @@ class Model:
             logger.error("a run of `%s` could not be counted: %s", self.name, type(error).__name__)
         if len(rows) != len(works):
             return rows  # the scheduler refuses them
-        return [row if work.reduce is None else work.reduce(row) for work, row in zip(works, rows, strict=True)]
+        return [row if work.keep is None else work.keep(row) for work, row in zip(works, rows, strict=True)]
 
     def _gives_too_much(self, works: Sequence[Work]) -> bool:
         """Returns whether a run would give out more than it may hold at once, of scores of the vocabulary or of attention."""
@@ -330,39 +354,3 @@ class Model:
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)
         self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
-
-    def _decode(
-        self,
-        spec: TaskSpec,
-        requests: Sequence[Any],
-        encoded: Sequence[Any],
-        tokens: int,
-        cost: Cost,
-        tokenize_s: float,
-        trace: Trace | None,
-        rows: Sequence[Row],
-    ) -> Prediction | Stage:
-        start = time.perf_counter()
-        manifest = self.bundle.manifest
-        results = []
-        first, budget = 0, Budget()
-        for request, item in zip(requests, encoded, strict=True):
-            last = first + len(item.encodings)
-            results.append(spec.decode(request, item, rows[first:last], manifest, budget))
-            first = last
-        truncated = [index for index, item in enumerate(encoded) if item.truncated]
-        warnings = [warning for item in encoded for warning in item.warnings]
-        warned = [index for index, item in enumerate(encoded) for _ in item.warnings]
-        decode_s = self._decoded(start, trace)
-        prediction = Prediction(results, truncated, warnings, tokens, warned=warned, tokenize_s=tokenize_s, decode_s=decode_s)
-        prediction.read = encoded[0].read if len(encoded) == 1 else ()
-        prediction.answer_bytes = max(cost.answer_bytes, budget.answer_bytes)
-        return self._after(prediction, trace)
-
-    @staticmethod
-    def _decoded(start: float, trace: Trace | None) -> float:
-        """Returns the seconds of a decoding that ends now."""
-        end = time.perf_counter()
-        if trace is not None:
-            trace.add(TraceStage("decode", start, end))
-        return end - start

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.tasks.encoded import ReadSpan
+from service.tasks.batch import Batch, ReadSpan
 
 
 @dataclass(slots=True)
@@ -38,3 +38,19 @@ class Prediction:
     decode_s: float = 0.0
     answer_bytes: int = 0
     read: Sequence[ReadSpan] = ()
+
+
+def begun_prediction(batches: Sequence[Batch], tokens: int, *, tokenize_s: float) -> Prediction:
+    """Returns what is known of a prediction before it has results.
+
+    Args:
+        batches: The first batch of each input.
+        tokens: Tokens of all of them.
+        tokenize_s: Seconds to make them.
+    """
+    truncated = [index for index, batch in enumerate(batches) if batch.truncated]
+    warnings = [warning for batch in batches for warning in batch.warnings]
+    warned = [index for index, batch in enumerate(batches) for _ in batch.warnings]
+    prediction = Prediction([], truncated, warnings, tokens, warned=warned, tokenize_s=tokenize_s)
+    prediction.read = batches[0].read if len(batches) == 1 else ()
+    return prediction

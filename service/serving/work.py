@@ -1,4 +1,4 @@
-"""Work: what a lane runs one of in a batch, and what traces are told of a run."""
+"""Work: what a lane runs one of in a batch; TaskInput: how far the task of one input is; and what traces are told of a run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from service.backend.onnx_engine import Row
+from service.tasks.batch import Batch, TaskRun
 from service.text.tokenizer import Encoding
 from service.tracing.trace import Trace
 
@@ -19,17 +20,43 @@ class Work:
     Attributes:
         encoding: What runs.
         input_index: Of the request's input that it is of.
-        reduce: Keeps of its outputs what decoding needs; None for all of them.
+        keep: Its outputs -> what its task needs of them; None for all of them.
         trace: Its request's, where that is recorded.
     """
 
     encoding: Encoding
     input_index: int
-    reduce: Callable[[Row], Any] | None
+    keep: Callable[[Row], Any] | None
     trace: Trace | None
 
     def __len__(self) -> int:
         return len(self.encoding)
+
+
+class TaskInput:
+    """One input of a request, with its task under way.
+
+    Attributes:
+        batch: What it has to run, or ran last.
+        result: The task's result, once it has ended.
+    """
+
+    __slots__ = ("_run", "batch", "result")
+
+    def __init__(self, run: TaskRun, batch: Batch) -> None:
+        """Takes a task that was run up to its first batch."""
+        self._run = run
+        self.batch = batch
+        self.result: Any = None
+
+    def advance(self, rows: Sequence[Row]) -> bool:
+        """Sends the task the rows of its batch; returns whether it has another batch to run."""
+        try:
+            self.batch = self._run.send(rows)
+        except StopIteration as end:
+            self.result = end.value
+            return False
+        return True
 
 
 def trace_run(

@@ -16,15 +16,14 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from service.errors import InvalidValueError
 from service.tasks import occlusion
+from service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
 from service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
-from service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Budget, Cost, text_bytes, tokens_of_steps
+from service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.scores import Floats, Row, activate
 from service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
-from service.tasks.encoded import Encoded, ModelConfig, spans_read
-from service.tasks.further import Further
 from service.tasks.occlusion import Part, WordImportance
-from service.tasks.spec import TaskSpec, copied
+from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import windows
 from service.text.words import Word, most_within, words_of
@@ -32,7 +31,6 @@ from service.text.words import Word, most_within, words_of
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
 DEFAULT_STRIDE = 128
-Answers = dict[str, Any] | list[dict[str, Any]]
 # An answer takes the memory of so many numbers, and in the result so many bytes beside its text.
 ANSWER_HELD, ANSWER_BYTES = 128, 56 + SCORE_BYTES
 # Scores of spans that are made and sorted in a step.
@@ -90,34 +88,23 @@ class Request:
         return len(self.question) + len(self.context)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedPassage(Encoded):
-    """The windows of a passage, with its tokens.
+@dataclass(frozen=True, slots=True)
+class PassageWindows:
+    """A question, and the windows in which the model reads its passage.
 
     Attributes:
-        passage: The whole passage's.
-        cuts: Which of them each window has.
-        cls_index: Where [CLS] stands in a window, -1 for its end, or None: the model has no token that stands for "no answer".
-    """
-
-    passage: Tokens
-    cuts: list[range]
-    cls_index: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedPassage(EncodedPassage):
-    """A passage of which, as of its question, words are left out once the answer is known.
-
-    Attributes:
-        question: The question's tokens.
-        words: Words that are left out, at most.
-        tokenizer: Puts together what is left of both.
+        question: Tokens of the question.
+        passage: Tokens of the whole passage.
+        cuts: Which tokens of the passage each window has.
+        encodings: One for each window: the question, and the window's part of the passage.
+        cls_index: Index of [CLS] in an encoding, -1 for its end; None if the model has no token that stands for "no answer".
     """
 
     question: Tokens
-    words: int
-    tokenizer: Tokenizer
+    passage: Tokens
+    cuts: Sequence[range]
+    encodings: Sequence[Encoding]
+    cls_index: int | None
 
 
 def estimate(request: Request, max_length: int) -> int:
@@ -132,96 +119,33 @@ def _estimate_whole(request: Request, max_length: int) -> int:
     length = min(request.parameters.max_seq_len or DEFAULT_SEQ_LEN, max_length)
     stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
     room = length - 3 - question
-    # without room encode says so, and that is the better error
+    # where a window has no room, `windows_of` raises an error, which says more
     runs = min(question + passage, length) if passage <= room or room <= stride else (passage // (room - stride) + 1) * length
     return runs + tokens_of_steps(runs * request.parameters.max_answer_len // SPANS_PER_STEP)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> EncodedPassage:
-    """Returns one encoding per window of the passage.
+def answer_question(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the best answer, or a list of them if `top_k` is over 1. `explain` runs variants of the best answer's window after it.
+
+    The rows have the outputs `start_logits` and `end_logits`, float32 [length]; there is one for each window. An answer is
+    `{answer, score, start, end}`; offsets are of the passage, in the request's unit, end exclusive.
 
     Raises:
-        InvalidValueError: The question or the passage is empty, a window has no room for question and stride, or "no answer" is asked
-            for where nothing stands for it.
+        InvalidValueError: The question or the passage is empty, a window has no room for question and stride, "no answer" is asked for and
+            nothing stands for it, or the explanation has too many words.
     """
-    if request.parameters.handle_impossible_answer and tokenizer.cls_index is None:
-        raise InvalidValueError('this model has no [CLS], which stands for "no answer"; leave `handle_impossible_answer` out.')
-    question, passage = tokenizer.tokenize([request.question, request.context])
-    for name, tokens in (("question", question), ("context", passage)):
-        if not len(tokens):
-            raise InvalidValueError(f"`{name}` is empty; give a text.")
-    length = request.parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
-    if length > tokenizer.max_length:
-        raise InvalidValueError(f"`max_seq_len` is {length}, the model takes {tokenizer.max_length}; make it smaller.")
-    stride = min(length // 2, DEFAULT_STRIDE) if request.parameters.doc_stride is None else request.parameters.doc_stride
-    room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
-    if len(passage) > room and room <= stride:
-        raise InvalidValueError(
-            f"a window of {length} tokens has room for {max(room, 0)} of the passage beside a question of {len(question)}, and "
-            f"`doc_stride` is {stride}; make `doc_stride` or the question smaller, or `max_seq_len` greater."
-        )
-    cuts = windows(len(passage), room, stride) if len(passage) > room else [range(len(passage))]
-    encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
-    read = spans_read(passage, cuts, "context") if len(cuts) > 1 else ()
-    if not request.parameters.explain:
-        return EncodedPassage(encodings=encodings, read=read, passage=passage, cuts=cuts, cls_index=tokenizer.cls_index)
-    words = len(words_of(request.question, question)) + most_within(words_of(request.context, passage), cuts)
-    occlusion.check_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
-    return ExplainedPassage(
-        encodings=encodings,
-        read=read,
-        words=words,
-        passage=passage,
-        cuts=cuts,
-        cls_index=tokenizer.cls_index,
-        question=question,
-        tokenizer=tokenizer,
-    )
-
-
-def cost(request: Request, encoded: EncodedPassage, config: ModelConfig) -> Cost:
-    """Returns what a passage takes: two logits of each token, its tokens, the answers that are looked through, and those that are returned."""
-    parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in encoded.cuts)
-    answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
-    looked_at = min(len(encoded.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
-    longest, chars = text_bytes(request.context), len(request.context)
-    if max(answers, looked_at) * longest > _LONG_ANSWERS:
-        chars = longest_answer(_texts(request, encoded), parameters.max_answer_len)
-        longest = min(longest, 6 * chars)  # a character that has to be escaped takes six bytes
-    whole = Cost(
-        answer_bytes=answers * (ANSWER_BYTES + longest),
-        steps=spans // SPANS_PER_STEP,
-        held=2 * sum(map(len, encoded.encodings)) + TOKEN_HELD * len(encoded.passage) + looked_at * (ANSWER_HELD + chars),
-    )
-    if not isinstance(encoded, ExplainedPassage):
-        return whole
-    return whole + occlusion.cost(encoded.words, max(map(len, encoded.encodings)), [request.question, request.context])
-
-
-def decode(
-    request: Request, encoded: EncodedPassage, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> Answers | Further:
-    """Returns the best answer, or a list of them if `top_k` is over 1. Where words are to be left out, that comes first.
-
-    Args:
-        request: The request.
-        encoded: What `encode` returned.
-        rows: One row per window with the outputs `start_logits` and `end_logits`, float32 [length].
-        config: Not needed.
-        budget: What looking through the spans is taken from.
-
-    Returns:
-        `{answer, score, start, end}` each; offsets are of the passage, in the request's unit, end exclusive.
-    """
-    parameters, texts, budget = request.parameters, _texts(request, encoded), budget or Budget()
+    parameters, read = request.parameters, windows_of(request, model.tokenizer)
+    spans = spans_read(read.passage, read.cuts, "context") if len(read.cuts) > 1 else ()
+    rows = yield Batch(read.encodings, _cost(request, read), copied, read=spans)
+    texts = _texts(request, read.passage)
     found: SummedAnswers | BestAnswers
     if parameters.duplicates == "sum":
-        found = SummedAnswers(texts, limit=_limit(request), budget=budget)
+        found = SummedAnswers(texts, limit=_limit(request), budget=model.budget)
     else:
-        found = BestAnswers(texts, top_k=parameters.top_k, count=len(encoded.passage), budget=budget)
+        found = BestAnswers(texts, top_k=parameters.top_k, count=len(read.passage), budget=model.budget)
     nulls = []
-    for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
-        null, start, end = _probabilities(encoding, len(cut), row, encoded.cls_index)
+    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
+        null, start, end = _probabilities(encoding, len(cut), row, read.cls_index)
         nulls.append(null)
         # a window's spans, which are thousands, are let go of before the next one's
         found.add(score_spans(start, end, cut, parameters.max_answer_len))
@@ -230,19 +154,69 @@ def decode(
     if parameters.handle_impossible_answer:
         answers.append(nothing)
     answers = sorted(answers, key=lambda answer: -answer["score"])[: parameters.top_k]
-    if not isinstance(encoded, ExplainedPassage):
-        return _finished(request, answers)
-    assert isinstance(found, BestAnswers), "scores that add up are not explained"
-    span, cut = (None, encoded.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else found.place_of(answers[0])
-    return _explained(request, encoded, answers, cut, span)
+    if parameters.explain:
+        assert isinstance(found, BestAnswers), "scores that add up are not explained"
+        span, cut = (None, read.cuts[nulls.index(min(nulls))]) if answers[0] is nothing else found.place_of(answers[0])
+        yield from _explain(request, read, answers[0], cut, span, model.tokenizer)
+    rebase(answers, request.context, parameters.offset_unit)
+    return answers if parameters.top_k > 1 else answers[0]
 
 
-def _texts(request: Request, encoded: EncodedPassage) -> SpanTexts:
+def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
+    """Returns the windows of a passage: one, or as many as `max_seq_len` and `doc_stride` make.
+
+    Raises:
+        InvalidValueError: The question or the passage is empty, a window has no room for question and stride, `max_seq_len` is over the
+            model's length, or "no answer" is asked for and nothing stands for it.
+    """
+    parameters = request.parameters
+    if parameters.handle_impossible_answer and tokenizer.cls_index is None:
+        raise InvalidValueError('this model has no [CLS], which stands for "no answer"; leave `handle_impossible_answer` out.')
+    question, passage = tokenizer.tokenize([request.question, request.context])
+    for name, tokens in (("question", question), ("context", passage)):
+        if not len(tokens):
+            raise InvalidValueError(f"`{name}` is empty; give a text.")
+    length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
+    if length > tokenizer.max_length:
+        raise InvalidValueError(f"`max_seq_len` is {length}, the model takes {tokenizer.max_length}; make it smaller.")
+    stride = min(length // 2, DEFAULT_STRIDE) if parameters.doc_stride is None else parameters.doc_stride
+    room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
+    if len(passage) > room and room <= stride:
+        raise InvalidValueError(
+            f"a window of {length} tokens has room for {max(room, 0)} of the passage beside a question of {len(question)}, and "
+            f"`doc_stride` is {stride}; make `doc_stride` or the question smaller, or `max_seq_len` greater."
+        )
+    cuts = windows(len(passage), room, stride) if len(passage) > room else [range(len(passage))]
+    encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
+    return PassageWindows(question, passage, cuts, encodings, tokenizer.cls_index)
+
+
+def _texts(request: Request, passage: Tokens) -> SpanTexts:
     """Returns what makes answers of spans."""
     # the reference leaves out combining marks that the tokenizer strips
-    summed = request.parameters.duplicates == "sum"
-    offsets = encoded.passage.offsets if summed else encoded.passage.spans(request.context)
-    return SpanTexts(request.context, offsets, encoded.passage.word_ids if request.parameters.align_to_words else None)
+    offsets = passage.offsets if request.parameters.duplicates == "sum" else passage.spans(request.context)
+    return SpanTexts(request.context, offsets, passage.word_ids if request.parameters.align_to_words else None)
+
+
+def _cost(request: Request, read: PassageWindows) -> Cost:
+    """Returns the cost of a passage: two logits per token, its tokens, the answers that are looked through, and those that are returned."""
+    parameters, spans = request.parameters, sum(len(cut) * min(request.parameters.max_answer_len, len(cut)) for cut in read.cuts)
+    answers = min(parameters.top_k, spans) + parameters.handle_impossible_answer
+    looked_at = min(len(read.cuts) * _limit(request) if parameters.duplicates == "sum" else 2 * parameters.top_k, spans)
+    longest, chars = text_bytes(request.context), len(request.context)
+    if max(answers, looked_at) * longest > _LONG_ANSWERS:
+        chars = longest_answer(_texts(request, read.passage), parameters.max_answer_len)
+        longest = min(longest, 6 * chars)  # a character that has to be escaped takes six bytes
+    cost = Cost(
+        answer_bytes=answers * (ANSWER_BYTES + longest),
+        steps=spans // SPANS_PER_STEP,
+        held=2 * sum(map(len, read.encodings)) + TOKEN_HELD * len(read.passage) + looked_at * (ANSWER_HELD + chars),
+    )
+    if not parameters.explain:
+        return cost
+    words = len(words_of(request.question, read.question)) + most_within(words_of(request.context, read.passage), read.cuts)
+    occlusion.check_count(words, "the question with a window of the passage", "make `max_seq_len` smaller")
+    return cost + occlusion.cost(words, max(map(len, read.encodings)), [request.question, request.context])
 
 
 def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | None) -> tuple[float, Floats, Floats]:
@@ -253,45 +227,37 @@ def _probabilities(encoding: Encoding, count: int, row: Row, cls_index: int | No
     return float(start[0] * end[0]), start[len(none) :], end[len(none) :]  # the first asked for only where there is a [CLS]
 
 
-def _finished(request: Request, answers: list[dict[str, Any]]) -> Answers:
-    rebase(answers, request.context, request.parameters.offset_unit)
-    return answers if request.parameters.top_k > 1 else answers[0]
-
-
-def _explained(
-    request: Request, encoded: ExplainedPassage, answers: list[dict[str, Any]], cut: range, span: range | None
-) -> Answers | Further:
-    """Returns what runs each variant of a window and explains the best answer by the score that its span has there.
+def _explain(request: Request, read: PassageWindows, best: dict[str, Any], cut: range, span: range | None, tokenizer: Tokenizer) -> TaskRun:
+    """Runs the variants of a window, and explains the best answer by the score that its span has in each.
 
     Args:
         request: The request.
-        encoded: Its texts.
-        answers: The answers, best first.
-        cut: The window of the best one.
-        span: The tokens of the best one; None for "no answer".
+        read: Its texts.
+        best: The best answer, which gets its explanation.
+        cut: Its window.
+        span: Its tokens; None for "no answer".
+        tokenizer: Puts the variants together.
     """
-    best, passage, question = answers[0], encoded.passage, encoded.question
+    question, passage = read.question, read.passage
     words = [word for word in words_of(request.context, passage, cut) if span is None or not _touches(word, best, span)]
     parts = [
         Part("question", request.question, question.ids, 0, words_of(request.question, question)),
         Part("context", request.context, passage.ids[cut.start : cut.stop], cut.start, words),
     ]
+    left_out = occlusion.variants(parts, tokenizer)
 
-    def keep(encoding: Encoding, part: Part, word: Word, row: Row) -> Row:
-        missing = len(word.tokens) if part is parts[1] else 0
-        null, start, end = _probabilities(encoding, len(cut) - missing, row, encoded.cls_index)
+    def keep(index: int, row: Row) -> Row:
+        encoding, word = left_out[index].encoding, left_out[index].word
+        missing = len(word.tokens) if left_out[index].part is parts[1] else 0
+        null, start, end = _probabilities(encoding, len(cut) - missing, row, read.cls_index)
         if span is None:
             return {"score": np.array(null)}
         first = span.start - cut.start - (missing if word.tokens.start < span.start else 0)
         return {"score": start[first] * end[first + len(span) - 1]}
 
-    def finish(left_out: Sequence[tuple[Part, Word]], kept: Sequence[Row]) -> Answers:
-        changes = [best["score"] - float(row["score"]) for row in kept]
-        best["explanation"] = occlusion.described(left_out, changes, request.parameters.offset_unit)
-        return _finished(request, answers)
-
-    explained: Answers | Further = occlusion.explain(parts, tokenizer=encoded.tokenizer, keep=keep, finish=finish)
-    return explained
+    rows = yield Batch([variant.encoding for variant in left_out], NOTHING, keep)
+    changes = [best["score"] - float(row["score"]) for row in rows]
+    best["explanation"] = occlusion.described(left_out, changes, request.parameters.offset_unit)
 
 
 def _touches(word: Word, answer: dict[str, Any], span: range) -> bool:
@@ -370,9 +336,6 @@ SPEC = TaskSpec(
     body=AnswerBody,
     answer=Answer | list[Answer] | list[list[Answer]],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
-    reduce=copied,
+    run=answer_question,
     load_mix="qa",
 )

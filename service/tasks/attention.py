@@ -14,13 +14,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, Field, Tag
 
 from service.errors import InvalidValueError, TooLargeError
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied
 from service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskParameters, body_config, one_of
 from service.tasks.classify import TextPair
-from service.tasks.cost import NUMBER_BYTES, Budget, Cost, text_bytes
-from service.tasks.decoding.scores import Floats, Row
-from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.spec import Derivation, TaskSpec, copied, inputs_body
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
+from service.tasks.decoding.scores import Floats
+from service.tasks.spec import Derivation, TaskSpec, inputs_body
+from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 
 TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"
@@ -71,21 +71,6 @@ class Request:
         return sorted((layer, head) for layer, heads in self.layers for head in heads)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedText(Encoded):
-    """The encoding of a text, with its tokens for the answer.
-
-    Attributes:
-        tokens: Each as the vocabulary spells it, special ones included.
-        offsets: Start and end of each in its own text, in code points; None for special tokens.
-        second: Where the second text's first token stands among them; None where there is one text.
-    """
-
-    tokens: list[str]
-    offsets: list[tuple[int, int] | None]
-    second: int | None
-
-
 def choose(parameters: AttentionParameters, counts: Sequence[int]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Returns the layers that are wanted, each with its heads.
 
@@ -123,16 +108,46 @@ def estimate(request: Request, max_length: int) -> int:
     return tokens + len(request.maps) * tokens**2 // WEIGHTS_PER_TOKEN
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
-    """Returns the one encoding of the text or pair, and its tokens.
+def show_attention(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the tokens, and of each layer its weights: float32 [heads, length, length], of each token (rows) to each (columns).
+
+    The row has the output `attentions`, float32 [maps, length, length].
 
     Raises:
-        InvalidValueError: It is over the model's length.
+        InvalidValueError: The text is over the model's length.
+        TooLargeError: It has more weights than an answer may.
+    """
+    tokenizer, maps = model.tokenizer, request.maps
+    encoding, parts = encode(request, tokenizer)
+    length = len(encoding)
+    tokens = [tokenizer.token(id_) or "" for id_ in encoding.ids.tolist()]
+    starts = tokenizer.starts(*map(len, parts))
+    offsets: list[tuple[int, int] | None] = [None] * length  # in code points of the own text; None for special tokens
+    for start, part in zip(starts, parts, strict=True):
+        offsets[start : start + len(part)] = part.offsets
+    values = len(maps) * length**2
+    cost = Cost(
+        answer_bytes=NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
+        steps=length,
+        held=values,
+        reserved_tokens=values // WEIGHTS_PER_TOKEN,
+    )
+    [row] = yield Batch([encoding], cost, copied)
+    place = {found: i for i, found in enumerate(maps)}
+    weights = row[OUTPUT]
+    layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
+    return {"tokens": tokens, "offsets": offsets, "sentence_b_start": starts[1] if len(parts) > 1 else None, "attentions": layers}
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Tokens]]:
+    """Returns the encoding of the text or pair, with the maps that are wanted, and the tokens of each text.
+
+    Raises:
+        InvalidValueError: The text is over the model's length.
         TooLargeError: It has more weights than an answer may.
     """
     # an empty second text is none, as for the pipelines
-    texts = [request.text, request.text_pair] if request.text_pair else [request.text]
-    parts = tokenizer.tokenize(texts)
+    parts = tokenizer.tokenize([request.text, request.text_pair] if request.text_pair else [request.text])
     room, total = tokenizer.room(pair=len(parts) > 1), sum(map(len, parts))
     if total > room:
         raise InvalidValueError(
@@ -146,43 +161,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
             f"{MAX_VALUES} are allowed: {math.isqrt(MAX_VALUES // len(maps))} tokens of as many heads, or {MAX_VALUES // length**2} heads of "
             "this text. Name fewer `layers` or `heads`, or shorten the text."
         )
-    starts = tokenizer.starts(*map(len, parts))
-    offsets: list[tuple[int, int] | None] = [None] * length
-    for start, tokens in zip(starts, parts, strict=True):
-        offsets[start : start + len(tokens)] = tokens.offsets
-    return EncodedText(
-        encodings=[replace(whole, maps=tuple(maps))],
-        tokens=[tokenizer.token(id_) or "" for id_ in whole.ids.tolist()],
-        offsets=offsets,
-        second=starts[1] if len(parts) > 1 else None,
-    )
-
-
-def cost(request: Request, encoded: EncodedText, config: ModelConfig) -> Cost:
-    """Returns what the weights and the tokens take."""
-    values = len(request.maps) * len(encoded.tokens) ** 2
-    tokens = sum(TOKEN_BYTES + text_bytes(token) for token in encoded.tokens)
-    return Cost(
-        answer_bytes=NUMBER_BYTES * values + tokens, steps=len(encoded.tokens), held=values, reserved_tokens=values // WEIGHTS_PER_TOKEN
-    )
-
-
-def decode(
-    request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> dict[str, Any]:
-    """Returns the tokens, and of each layer its weights: float32 [heads, length, length], of each token (rows) to each (columns).
-
-    Args:
-        request: The request.
-        encoded: What `encode` returned.
-        rows: One row with the output `attentions`, float32 [maps, length, length].
-        config: Not needed.
-        budget: Not needed.
-    """
-    place = {found: i for i, found in enumerate(request.maps)}
-    weights = rows[0][OUTPUT]
-    layers: list[Floats] = [weights[[place[layer, head] for head in heads]] for layer, heads in request.layers]
-    return {"tokens": encoded.tokens, "offsets": encoded.offsets, "sentence_b_start": encoded.second, "attentions": layers}
+    return replace(whole, maps=tuple(maps)), parts
 
 
 _Text = Annotated[str, Tag(TEXT)]
@@ -233,10 +212,7 @@ SPEC = TaskSpec(
     body=AttentionBody,
     answer=Attention | list[Attention],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
-    reduce=copied,
+    run=show_attention,
     derivation=Derivation(base=None, fits=fits, needs=NEEDS, marker=("parameters", "output_attentions")),
     load_body=_load_body,
 )

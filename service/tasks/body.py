@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidValueError
-from service.tasks.encoded import ModelConfig
+from service.tasks.batch import ModelConfig
 
 # Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
 TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")

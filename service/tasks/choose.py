@@ -16,12 +16,12 @@ from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidValueError
+from service.tasks.batch import Batch, TaskModel, TaskRun
 from service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
-from service.tasks.cost import SCORE_BYTES, Budget, Cost, text_bytes
-from service.tasks.decoding.scores import Row, activate, best_first
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from service.tasks.decoding.scores import activate, best_first
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.tokenizer import estimate_tokens
 from service.text.windows import truncate_longest_first
 
 TASK = "multiple-choice"
@@ -79,12 +79,15 @@ def estimate(request: Request, max_length: int) -> int:
     return sum(min(shared + estimate_tokens(choice), max_length) for choice in request.choices)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
-    """Returns one encoding per choice.
+def choose(request: Request, model: TaskModel) -> TaskRun:
+    """Returns `{index, score, text}` of each choice, best first; equal scores in the order of the choices.
+
+    The rows have the output `logits`, float32 [1]; there is one for each choice.
 
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
+    tokenizer, count = model.tokenizer, len(request.choices)
     seconds = tokenizer.each([request.first, *request.seconds])
     first = next(seconds)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
@@ -98,27 +101,8 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
         truncated |= total > room
         keep_first, keep_second = truncate_longest_first(len(first), len(second), room)
         encodings.append(tokenizer.assemble(first.ids[:keep_first], second.ids[:keep_second]))
-    return Encoded(encodings=encodings, truncated=truncated)
-
-
-def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
-    """Returns what the choices take."""
-    count = len(request.choices)
-    return Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, held=count)
-
-
-def decode(
-    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> list[dict[str, Any]]:
-    """Returns `{index, score, text}` of each choice, best first; equal scores in the order of the choices.
-
-    Args:
-        request: The request.
-        encoded: Not needed.
-        rows: One row per choice with the output `logits`, float32 [1].
-        config: Not needed.
-        budget: Not needed.
-    """
+    cost = Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, held=count)
+    rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]
 
@@ -207,8 +191,6 @@ SPEC = TaskSpec(
     body=ChooseBody,
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
+    run=choose,
     load_body=_load_body,
 )

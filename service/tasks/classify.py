@@ -14,19 +14,18 @@ import numpy as np
 from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
-from service.bundle.manifest import Activation, Manifest
+from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
 from service.tasks import occlusion
+from service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun, spans_read
 from service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
-from service.tasks.cost import SCORE_BYTES, Budget, Cost, longest_label
-from service.tasks.decoding.scores import Row, activate, best_first
-from service.tasks.encoded import Encoded, ModelConfig, ReadSpan, spans_read
-from service.tasks.further import Further
+from service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
+from service.tasks.decoding.scores import Floats, Row, activate, best_first
 from service.tasks.occlusion import Part, WordImportance
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import default_stride, truncate_longest_first, windows
-from service.text.words import Word, words_of
+from service.text.words import words_of
 
 TASK = "text-classification"
 # Names of the texts of a pair.
@@ -100,19 +99,6 @@ class Request:
         return len(self.text) + len(self.text_pair or "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedText(Encoded):
-    """A text, or a pair, of which words are left out once its labels are known.
-
-    Attributes:
-        parts: The text, or both.
-        tokenizer: Puts together what is left of them.
-    """
-
-    parts: list[Part]
-    tokenizer: Tokenizer
-
-
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost, for admission."""
     tokens = _estimate_whole(request, max_length)
@@ -126,17 +112,73 @@ def _estimate_whole(request: Request, max_length: int) -> int:
         return min(beside + tokens, max_length)
     room = max_length - 2 - beside
     stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
-    # without room encode says so, and that is the better error
+    # where a window has no room, `classify` raises an error, which says more
     return min(beside + tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
-    """Returns one encoding per window, or the one of the (truncated) text.
+def classify(request: Request, model: TaskModel) -> TaskRun:
+    """Returns labels and scores, best first; equal scores keep the order of the labels. `explain` runs variants of the text after it.
+
+    The rows have the output `logits`, float32 [labels]; there is one for each window.
 
     Raises:
-        InvalidValueError: The text is too long and `truncation` is false, or no window has room for `stride`, or a model that says how two texts
-            go together is given one.
+        InvalidValueError: The text is too long and `truncation` is false, no window has room for `stride`, a single text was given to a model
+            of pairs, or `explain` was asked for a text of too many words or in several windows.
     """
+    parameters, config = request.parameters, model.config
+    text = _read(request, model.tokenizer)
+    activation = parameters.function_to_apply or config.activation
+    count = min(parameters.top_k or len(config.labels), len(config.labels))
+    cost = Cost(
+        answer_bytes=count * (LABEL_BYTES + longest_label(config.labels)), steps=count, held=len(text.encodings) * len(config.labels)
+    )
+    if parameters.explain:
+        explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
+        words = sum(len(part.words) for part in text.parts)
+        cost += occlusion.cost(words, len(text.encodings[0]), [part.text for part in text.parts], explained=explained)
+    rows = yield Batch(text.encodings, cost, truncated=text.truncated, read=text.read)
+    scores = [activate(row["logits"], activation) for row in rows]
+    combine = np.max if parameters.window == "max" else np.mean
+    combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
+    order = best_first(combined, parameters.top_k)
+    found: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(combined[i])} for i in order]
+    if not parameters.explain:
+        return found
+    count = 1
+    # labels that are scored independently: all that are chosen
+    while activation == "sigmoid" and count < min(len(found), MAX_EXPLAINED) and found[count]["score"] >= CHOSEN:
+        count += 1
+    chosen = list(order[:count])
+
+    def keep(_: int, row: Row) -> Row:
+        return {"scores": activate(row["logits"], activation)[chosen]}
+
+    left_out = occlusion.variants(text.parts, model.tokenizer)
+    rows = yield Batch([variant.encoding for variant in left_out], NOTHING, keep)
+    for place, item in enumerate(found[:count]):
+        changes = [item["score"] - float(row["scores"][place]) for row in rows]
+        item["explanation"] = occlusion.described(left_out, changes, parameters.offset_unit or "code_points")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the model reads of a request.
+
+    Attributes:
+        encodings: One per window, or the one of the (cut) text or pair.
+        truncated: Whether text was cut off.
+        read: The parts that are read, if that is not all.
+        parts: The text, or both, with the words to leave out for `explain`.
+    """
+
+    encodings: Sequence[Encoding]
+    truncated: bool = False
+    read: tuple[ReadSpan, ...] = ()
+    parts: Sequence[Part] = ()
+
+
+def _read(request: Request, tokenizer: Tokenizer) -> _Read:
     if tokenizer.pairs_only and not request.text_pair:
         raise InvalidValueError(
             "this model says how a second text goes with a first, and there is no second one; give a pair, such as "
@@ -157,29 +199,9 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     kept = truncate_longest_first(len(a), len(b or ()), room)
     encodings = [tokenizer.assemble(a.ids[: kept[0]], None if b is None else b.ids[: kept[1]])]
     truncated, read = total > room, _read_of_cut(a, b, kept) if total > room else ()
-    if not request.parameters.explain:
-        return Encoded(encodings=encodings, truncated=truncated, read=read)
-    parts = _parts(request, a, b, kept)
-    words = sum(len(part.words) for part in parts)
-    occlusion.check_count(words, "the text" if b is None else "the pair", "shorten it")
-    return ExplainedText(encodings=encodings, truncated=truncated, read=read, parts=parts, tokenizer=tokenizer)
-
-
-def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
-    """Returns what the labels take, and the runs without a word and the words of an explanation."""
-    count = min(request.parameters.top_k or len(config.labels), len(config.labels))
-    labels = Cost(
-        answer_bytes=count * (LABEL_BYTES + longest_label(config.labels)), steps=count, held=len(encoded.encodings) * len(config.labels)
-    )
-    if not isinstance(encoded, ExplainedText):
-        return labels
-    activation = request.parameters.function_to_apply or config.activation
-    return labels + occlusion.cost(
-        sum(len(part.words) for part in encoded.parts),
-        len(encoded.encodings[0]),
-        [part.text for part in encoded.parts],
-        explained=min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1,
-    )
+    parts = _parts(request, a, b, kept) if request.parameters.explain else []
+    occlusion.check_count(sum(len(part.words) for part in parts), "the text" if b is None else "the pair", "shorten it")
+    return _Read(encodings, truncated, read, parts)
 
 
 def _read_of_cut(a: Tokens, b: Tokens | None, kept: tuple[int, int]) -> tuple[ReadSpan, ...]:
@@ -197,50 +219,7 @@ def _parts(request: Request, a: Tokens, b: Tokens | None, kept: tuple[int, int])
     ]
 
 
-def decode(
-    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> list[ClassifiedLabel] | Further:
-    """Returns labels and scores, best first; equal scores keep the order of the labels. Where words are to be left out, that comes first.
-
-    Args:
-        request: The request.
-        encoded: What `encode` returned.
-        rows: One row per window with the output `logits`, float32 [labels].
-        config: The model's labels and its own activation.
-        budget: Not needed.
-    """
-    parameters = request.parameters
-    activation = parameters.function_to_apply or config.activation
-    scores = [activate(row["logits"], activation) for row in rows]
-    combine = np.max if parameters.window == "max" else np.mean
-    combined = combine(scores, axis=0) if len(scores) > 1 else scores[0]
-    order = best_first(combined, parameters.top_k)
-    found: list[ClassifiedLabel] = [{"label": config.labels[i], "score": float(combined[i])} for i in order]
-    return _explained(request, encoded, found, order, activation) if isinstance(encoded, ExplainedText) else found
-
-
-def _explained(
-    request: Request, encoded: ExplainedText, found: list[ClassifiedLabel], order: Sequence[int], activation: Activation
-) -> list[ClassifiedLabel] | Further:
-    """Returns what runs each variant and explains the best label; of labels that are scored each by itself, all that are chosen."""
-    count = 1
-    while activation == "sigmoid" and count < min(len(found), MAX_EXPLAINED) and found[count]["score"] >= CHOSEN:
-        count += 1
-
-    def keep(encoding: Encoding, part: Part, word: Word, row: Row) -> Row:
-        return {"scores": activate(row["logits"], activation)[list(order[:count])]}
-
-    def finish(words: Sequence[tuple[Part, Word]], kept: Sequence[Row]) -> list[ClassifiedLabel]:
-        for place, item in enumerate(found[:count]):
-            changes = [item["score"] - float(row["scores"][place]) for row in kept]
-            item["explanation"] = occlusion.described(words, changes, request.parameters.offset_unit or "code_points")
-        return found
-
-    explained: list[ClassifiedLabel] | Further = occlusion.explain(encoded.parts, tokenizer=encoded.tokenizer, keep=keep, finish=finish)
-    return explained
-
-
-def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | None, room: int) -> Encoded:
+def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | None, room: int) -> _Read:
     """Windows a long text, or the second text of a pair beside the whole first one."""
     text = a if b is None else b
     room -= 0 if b is None else len(a)
@@ -259,7 +238,7 @@ def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | N
         )
     parts = [text.ids[cut.start : cut.stop] for cut in cuts]
     encodings = [tokenizer.assemble(part) if b is None else tokenizer.assemble(a.ids, part) for part in parts]
-    return Encoded(encodings=encodings, read=spans_read(text, cuts, "" if b is None else SECOND))
+    return _Read(encodings, read=spans_read(text, cuts, "" if b is None else SECOND))
 
 
 class TextPair(Closed):
@@ -311,8 +290,6 @@ SPEC = TaskSpec(
     body=ClassifyBody,
     answer=list[list[ClassifiedLabel]],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
+    run=classify,
     missing=require_labels,
 )

@@ -32,10 +32,10 @@ class Cost:
     """What an input takes at most, as far as it is known before its graph runs.
 
     Attributes:
-        answer_bytes: Length of its result as JSON. What is only known from the outputs, `decode` spends from the budget.
+        answer_bytes: Length of its result as JSON. The task spends what is only known from the outputs from its budget.
         steps: Work of decoding.
         held: Numbers of four bytes that are held until it is answered.
-        reserved_tokens: Tokens that the queue holds besides: of what `decode` may run, or for outputs much larger than those of a text.
+        reserved_tokens: Further tokens that the queue holds: of later batches, or for outputs much larger than those of a text.
     """
 
     answer_bytes: int

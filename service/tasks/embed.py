@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from service.bundle.manifest import Combine, Embedding, Manifest, Pooling
 from service.errors import InvalidValueError
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from service.tasks.body import (
     JAVASCRIPT,
     LIST,
@@ -30,12 +30,11 @@ from service.tasks.body import (
     lower,
     one_of,
 )
-from service.tasks.cost import NUMBER_BYTES, Budget, Cost
+from service.tasks.cost import NUMBER_BYTES, Cost
 from service.tasks.decoding.scores import Floats, Row
-from service.tasks.encoded import Encoded, ModelConfig
 from service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
 TASK = "feature-extraction"
 MAX_LAYERS = 256  # of one request
@@ -148,8 +147,29 @@ def estimate(request: Request, max_length: int) -> int:
     return min(estimate_tokens(request.prompt) + estimate_tokens(request.text), max_length)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
-    """Returns the one encoding of the (cut) text.
+def embed(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the vector, float32 [values] or base64, or with the pooling `none` one for each token: float32 [length, values].
+
+    The row has the output of the layers, float32 [length, values], without padding.
+
+    Raises:
+        InvalidValueError: The text is too long and `truncate` is false.
+    """
+    encoding, truncated = encode(request, model.tokenizer)
+    count = len(encoding) if request.parameters.pooling == "none" else 1
+    width = request.parameters.dimensions or request.width
+    # base64 has four bytes for three
+    size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
+    cost = Cost(answer_bytes=count * (size + VECTOR_BYTES), steps=count, held=count * width)
+    [row] = yield Batch([encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated)
+    found = vector(request, row)
+    if request.parameters.encoding_format == "base64":
+        return packed(found) if found.ndim == 1 else [packed(each) for each in found]
+    return found
+
+
+def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
+    """Returns the encoding of the text, and whether it is cut.
 
     Raises:
         InvalidValueError: The text is too long and `truncate` is false.
@@ -159,56 +179,23 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
     if len(tokens) > room and request.parameters.truncate is False:
         raise InvalidValueError(f"the text has {len(tokens)} tokens and the model takes {room}; shorten it, or set `truncate` to true.")
     ids = tokens.ids[-room:] if request.parameters.truncation_direction == "left" else tokens.ids[:room]
-    return Encoded(encodings=[tokenizer.assemble(ids)], truncated=len(tokens) > room)
+    return tokenizer.assemble(ids), len(tokens) > room
 
 
-def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
-    """Returns what the vector takes, or those of all tokens."""
-    vectors = len(encoded.encodings[0]) if request.parameters.pooling == "none" else 1
-    width = request.parameters.dimensions or request.width
-    # base64 has four bytes for three
-    size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
-    return Cost(answer_bytes=vectors * (size + VECTOR_BYTES), steps=vectors, held=vectors * width)
-
-
-def decode(
-    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> Floats | str | list[str]:
-    """Returns the vector, float32 [values] or a text of base64, or with the pooling `none` one for each token: float32 [length, values].
-
-    Args:
-        request: The request.
-        encoded: Not needed.
-        rows: One row with the output of the layers, float32 [length, values], without padding, or what `reduce` kept of it.
-        config: Not needed.
-        budget: Not needed.
-    """
-    found = vectors(request, rows[0])
-    if request.parameters.encoding_format == "base64":
-        return packed(found) if found.ndim == 1 else [packed(vector) for vector in found]
-    return found
-
-
-def packed(vector: Floats) -> str:
+def packed(values: Floats) -> str:
     """Returns a vector, float32 [values], as base64: four bytes a value, little-endian, as clients of the OpenAI API read it."""
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+    return base64.b64encode(values.astype("<f4").tobytes()).decode("ascii")
 
 
-def reduce(request: Request, encoded: Encoded | None, row: Row) -> Row:
+def pooled_row(request: Request, row: Row) -> Row:
     """Returns a row's pooled `vector`, float32 [values], or with the pooling `none` the tokens', float32 [length, values], as a copy."""
-    pooled = pool(request.layers.of(row), request.parameters.pooling)
-    return {"vector": np.array(pooled[..., : request.parameters.dimensions])}
+    values = pool(request.layers.of(row), request.parameters.pooling)
+    return {"vector": np.array(values[..., : request.parameters.dimensions])}
 
 
-def vectors(request: Request, row: Row) -> Floats:
-    """Returns the vector of a text, float32 [values], or with the pooling `none` float32 [length, values].
-
-    Args:
-        request: How.
-        row: The outputs of the layers, float32 [length, values], or what `reduce` kept of them.
-    """
-    pooled = (row if "vector" in row else reduce(request, None, row))["vector"]
-    return normalized(pooled) if request.parameters.normalize else pooled
+def vector(request: Request, row: Row) -> Floats:
+    """Returns the vector of a text, float32 [values], or with the pooling `none` float32 [length, values], of what `pooled_row` kept."""
+    return normalized(row["vector"]) if request.parameters.normalize else row["vector"]
 
 
 def pool(tokens: Floats, pooling: Pooling | None) -> Floats:
@@ -280,9 +267,6 @@ SPEC = TaskSpec(
     body=EmbedBody,
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
-    reduce=reduce,
+    run=embed,
     missing=_missing,
 )

@@ -18,15 +18,14 @@ from pydantic_core import PydanticCustomError
 
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
-from service.tasks.cost import SCORE_BYTES, Budget, Cost, text_bytes, tokens_of_steps
+from service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
 from service.tasks.decoding.scores import Floats, Row, activate
-from service.tasks.encoded import Encoded, ModelConfig
-from service.tasks.further import Further
-from service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, JointText, Pieces, prepare, search
+from service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
 from service.tasks.spec import TaskSpec
 from service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
 MAX_MASKS = 64
@@ -148,23 +147,6 @@ class Request:
         return len(self.text) + (0 if self.targets is None else self.targets.chars_each)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedText(Encoded):
-    """The windows of one text.
-
-    Attributes:
-        ids: Token ids of the whole text.
-        masks: Where in them the masks are.
-        targets: Token ids to choose from, distinct, or None.
-        tokenizer: Turns ids back into text.
-    """
-
-    ids: list[int]
-    masks: list[int]
-    targets: list[int] | None
-    tokenizer: Tokenizer
-
-
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost."""
     whole = estimate_tokens(request.text)
@@ -184,120 +166,97 @@ def _steps(tokens: int, candidates: int) -> int:
     return candidates * (CANDIDATE_STEPS + (tokens if short else 4 * CONTEXT)) + (0 if short else 4 * tokens)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> EncodedText | JointText:
-    """Returns one encoding with all masks, or, of a text over the model's length, one around each mask; of joint masks none yet.
+def fill_masks(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the best tokens for the mask, or a list of those for each of several masks; with `joint` the best fillings of all.
+
+    The rows have the output `logits`, float32 [masks, vocabulary]; there is one for each window. A token is
+    `{score, token, token_str, sequence}`; `sequence` is the whole text with the token in the mask's place.
 
     Raises:
         InvalidValueError: There is no mask, or too many, or none of the targets has a token.
+        TooLargeError: The answer is over the budget.
     """
+    tokenizer = model.tokenizer
     (tokens,) = tokenizer.tokenize([request.text])
     ids, mask = tokens.ids, tokenizer.mask
     assert mask is not None, "a manifest for fill-mask has it"
     masks = [i for i, id_ in enumerate(ids) if id_ == mask.id]
     _check_masks(request.text, len(masks), mask.token)
     if request.parameters.joint:
-        return _joint(request, ids, masks, tokenizer)
+        return (yield from _fill_jointly(request, ids, masks, tokenizer))
     targets, warnings = (None, ()) if request.targets is None else request.targets.tokenized(tokenizer)
+
+    def keep(_: int, row: Row) -> Row:
+        best = [_best(logits, targets, request.parameters.top_k) for logits in row["logits"]]
+        return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
+
+    candidates = len(masks) * min(request.parameters.top_k, tokenizer.vocabulary_size if targets is None else len(targets))
+    cost = Cost(
+        # a decoder may put a space before each token
+        answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids)),
+        steps=_steps(len(ids), candidates),
+        held=_ID_HELD * len(ids) + 3 * candidates,
+    )
+    rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
+    best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
+    fillings, filled = _fillings(ids, masks, tokenizer), []
+    for place, (candidate_ids, scores) in enumerate(best):
+        filled.append(_filled(tokenizer, fillings, place, candidate_ids, scores))
+        model.budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(each["sequence"]) for each in filled[-1]))
+    return filled if len(masks) > 1 else filled[0]
+
+
+def _windows(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> list[Encoding]:
+    """Returns one encoding with all masks, or, of a text over the model's length, one around each mask."""
     room = tokenizer.room(pair=False)
     if len(ids) <= room:
-        encodings = [tokenizer.assemble(ids, masks=masks)]
-    else:
-        starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
-        encodings = [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
-    return EncodedText(encodings=encodings, warnings=warnings, ids=ids, masks=masks, targets=targets, tokenizer=tokenizer)
+        return [tokenizer.assemble(ids, masks=masks)]
+    starts = [min(max(i - room // 2, 0), len(ids) - room) for i in masks]
+    return [tokenizer.assemble(ids[start : start + room], masks=[i - start]) for i, start in zip(masks, starts, strict=True)]
 
 
-def _joint(request: Request, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> JointText:
-    """Returns the texts whose masks are filled together."""
+def _fill_jointly(request: Request, ids: list[int], masks: list[int], tokenizer: Tokenizer) -> TaskRun:
+    """Returns the best fillings of all masks of a text together."""
     targets, warnings = (None, ()) if request.targets is None else request.targets.pieces(tokenizer)
-    top_k = request.parameters.top_k
-    patterns, reserved_tokens, cut = prepare(ids, masks, targets, beam=request.beam, top_k=top_k, tokenizer=tokenizer)
-    return JointText(
-        encodings=[],
-        truncated=cut,
-        warnings=warnings,
+    beam, top_k, vocabulary = request.beam, request.parameters.top_k, tokenizer.vocabulary_size
+    patterns, reserved_tokens, cut = prepare(ids, masks, targets, beam=beam, top_k=top_k, tokenizer=tokenizer)
+    runs = sum(pattern.runs(beam, vocabulary)[-1] for pattern in patterns)
+    count = min(top_k, runs * (vocabulary if targets is None else len(targets)))
+    longest, pieces = max(len(pattern.ids) for pattern in patterns), max(len(pattern.masks) for pattern in patterns)
+    cost = Cost(
+        answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
+        steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in patterns)),
+        held=sum(pattern.held(beam, top_k, vocabulary) for pattern in patterns),
         reserved_tokens=reserved_tokens,
-        choices=tokenizer.vocabulary_size if targets is None else len(targets),
-        patterns=patterns,
-        beam=request.beam,
-        top_k=top_k,
-        tokenizer=tokenizer,
     )
+    yield Batch([], cost, truncated=cut, warnings=warnings)  # the search begins after the cost of all of it has been checked
+    return (yield from search(patterns, beam=beam, top_k=top_k, tokenizer=tokenizer))
 
 
-def cost(request: Request, encoded: EncodedText | JointText, config: ModelConfig) -> Cost:
-    """Returns what the candidates of each mask take, each with the whole text in the answer; of joint masks the fillings and the search."""
-    vocabulary, sequence = encoded.tokenizer.vocabulary_size, text_bytes(request.text)
-    if isinstance(encoded, JointText):
-        runs = sum(pattern.runs(encoded.beam, vocabulary)[-1] for pattern in encoded.patterns)
-        count, longest = min(encoded.top_k, runs * encoded.choices), max(len(pattern.ids) for pattern in encoded.patterns)
-        pieces = max(len(pattern.masks) for pattern in encoded.patterns)
-        return Cost(
-            answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + sequence + longest),
-            steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in encoded.patterns)),
-            held=sum(pattern.held(encoded.beam, encoded.top_k, vocabulary) for pattern in encoded.patterns),
-            reserved_tokens=encoded.reserved_tokens,
-        )
-    choices = vocabulary if encoded.targets is None else len(encoded.targets)
-    candidates = len(encoded.masks) * min(request.parameters.top_k, choices)
-    return Cost(
-        # a decoder may put a space before each token
-        answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + sequence + len(encoded.ids)),
-        steps=_steps(len(encoded.ids), candidates),
-        held=_ID_HELD * len(encoded.ids) + 3 * candidates,
-    )
-
-
-def decode(
-    request: Request, encoded: EncodedText | JointText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> list[Any] | Further:
-    """Returns the best tokens for the mask, or a list of those for each of several; of joint masks what runs first.
+def _best(logits: Floats, targets: Sequence[int] | None, top_k: int) -> tuple[NDArray[np.int64], Floats]:
+    """Returns the best tokens of one mask with their scores, by falling score, equal ones by token id.
 
     Args:
-        request: The request.
-        encoded: What `encode` returned.
-        rows: One row per window with the output `logits`, float32 [masks, vocabulary], or what `reduce` kept of it.
-        config: Not needed.
-        budget: What the candidates are taken from.
-
-    Returns:
-        `{score, token, token_str, sequence}` each; `sequence` is the whole text with the token in the mask's place.
+        logits: float32 [vocabulary].
+        targets: The ids of tokens to choose from, distinct; None for all.
+        top_k: How many tokens.
     """
-    if isinstance(encoded, JointText):
-        return search(encoded)
-    kept = [row if "tokens" in row else reduce(request, encoded, row) for row in rows]
-    best = [pair for row in kept for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
-    fillings, filled, budget = _fillings(encoded), [], budget or Budget()
-    for place, (tokens, scores) in enumerate(best):
-        filled.append(_filled(encoded.tokenizer, fillings, place, tokens, scores))
-        budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(each["sequence"]) for each in filled[-1]))
-    return filled if len(encoded.masks) > 1 else filled[0]
-
-
-def reduce(request: Request, encoded: EncodedText, row: Row) -> Row:
-    """Returns of a row's logits the best `tokens` of each mask, int64 [masks, wanted], and their `scores`, float32 [masks, wanted]."""
-    best = [_best(request, encoded, logits) for logits in row["logits"]]
-    return {"tokens": np.stack([tokens for tokens, _ in best]), "scores": np.stack([scores for _, scores in best])}
-
-
-def _best(request: Request, encoded: EncodedText, logits: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Returns the best tokens of one mask with their scores, by falling score, equal ones by token id."""
     scores = activate(logits, "softmax")
-    candidates = np.arange(len(scores)) if encoded.targets is None else np.array(sorted(encoded.targets))
+    candidates = np.arange(len(scores)) if targets is None else np.array(sorted(targets))
     # every token as good as the last one wanted, so that ties are not cut
-    wanted = min(request.parameters.top_k, len(candidates))
+    wanted = min(top_k, len(candidates))
     floor = np.partition(scores[candidates], len(candidates) - wanted)[len(candidates) - wanted]
     best = candidates[scores[candidates] >= floor]
     order = best[np.argsort(-scores[best], kind="stable")][:wanted]
     return order, scores[order]
 
 
-def _fillings(encoded: EncodedText) -> Fillings:
+def _fillings(ids: list[int], masks: Sequence[int], tokenizer: Tokenizer) -> Fillings:
     """Returns the text with its masks; with several of them the special tokens stay, as the pipeline has it."""
-    if len(encoded.masks) == 1:
-        return Fillings(encoded.tokenizer, encoded.ids, [range(encoded.masks[0], encoded.masks[0] + 1)], skip_special=True)
-    whole = encoded.tokenizer.assemble(encoded.ids, masks=encoded.masks)
-    return Fillings(encoded.tokenizer, whole.ids.tolist(), [range(mask, mask + 1) for mask in whole.masks], skip_special=False)
+    if len(masks) == 1:
+        return Fillings(tokenizer, ids, [range(masks[0], masks[0] + 1)], skip_special=True)
+    whole = tokenizer.assemble(ids, masks=masks)
+    return Fillings(tokenizer, whole.ids.tolist(), [range(mask, mask + 1) for mask in whole.masks], skip_special=False)
 
 
 def _filled(tokenizer: Tokenizer, fillings: Fillings, place: int, tokens: Sequence[int], scores: Sequence[float]) -> list[dict[str, Any]]:
@@ -417,10 +376,7 @@ SPEC = TaskSpec(
     body=FillMaskBody,
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
-    reduce=reduce,
+    run=fill_masks,
     missing=_missing,
     load_mix="mask",
 )

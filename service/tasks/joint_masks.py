@@ -11,7 +11,7 @@ itself. Scores are not divided by the number of pieces.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InvalidValueError
+from service.tasks.batch import Batch, TaskRun
+from service.tasks.cost import Cost
 from service.tasks.decoding.scores import Floats, Row
-from service.tasks.encoded import Encoded
-from service.tasks.further import Further
 from service.text.filling import Fillings
 from service.text.tokenizer import Encoding, Tokenizer
 
@@ -137,27 +137,6 @@ class Pattern:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JointText(Encoded):
-    """A text to fill; nothing of it runs before the search says so.
-
-    Attributes:
-        patterns: The texts with masks that are searched.
-        beam: Fillings of each that are followed.
-        top_k: Fillings that are wanted.
-        choices: Targets, or tokens, that may fill a mask.
-        reserved_tokens: Tokens that the search runs, at most.
-        tokenizer: Turns ids back into text.
-    """
-
-    patterns: list[Pattern]
-    beam: int
-    top_k: int
-    choices: int
-    reserved_tokens: int
-    tokenizer: Tokenizer
-
-
 def prepare(
     ids: list[int], masks: Sequence[int], targets: Mapping[Pieces, str] | None, *, beam: int, top_k: int, tokenizer: Tokenizer
 ) -> tuple[list[Pattern], int, bool]:
@@ -240,34 +219,64 @@ class _Beam:
     def full(self) -> bool:
         return self.done == len(self.pattern.masks)
 
+    @property
+    def last(self) -> bool:
+        """Whether the next mask is the last one."""
+        return self.done + 1 == len(self.pattern.masks)
 
-def search(text: JointText) -> Further:
-    """Returns the first runs of the search, from which the others and the result follow."""
-    return _next(text, [_Beam(pattern) for pattern in text.patterns])
-
-
-def _next(text: JointText, beams: list[_Beam]) -> Further:
-    """Returns the runs for the next mask of each pattern that has one: all variants of all patterns together."""
-    open_ = [beam for beam in beams if not beam.full]
-    work = []
-    reserve = 0
-    for beam in open_:
-        last = beam.done + 1 == len(beam.pattern.masks)
-        work += [
-            (encoding, partial(_best, wanted=text.top_k if last else text.beam, allowed=beam.pattern.allowed(filling.tokens)))
-            for filling, encoding in zip(beam.fillings, _encodings(text, beam), strict=True)
+    def grown(self, rows: Sequence[Row], count: int) -> _Beam:
+        """Returns the best fillings of one mask more, `count` at most; `rows` has what `_best` kept for each filling."""
+        logs = [filling.log + row["logs"] for filling, row in zip(self.fillings, rows, strict=True)]
+        every = np.concatenate(logs)
+        count = min(count, len(every))
+        # no object for each of a million that are dropped; all as good as the last one wanted, for the order of equal ones
+        floor = np.partition(every, len(every) - count)[len(every) - count]
+        found = [
+            Filling(float(own[place]), (*filling.tokens, int(row["tokens"][place])))
+            for filling, row, own in zip(self.fillings, rows, logs, strict=True)
+            for place in np.flatnonzero(own >= floor)
         ]
-        later = beam.pattern.runs(text.beam, text.tokenizer.vocabulary_size)[beam.done + 1 :]
-        reserve += sum(later) * work[-1][0].cost_tokens
-    return Further(work, partial(_refilled, text, beams), reserve)
+        return _Beam(self.pattern, tuple(sorted(found, key=lambda filling: filling.rank)[:count]))
 
 
-def _encodings(text: JointText, beam: _Beam) -> Iterator[Encoding]:
+def search(patterns: Sequence[Pattern], *, beam: int, top_k: int, tokenizer: Tokenizer) -> TaskRun:
+    """Returns the best fillings over all patterns, by falling score. Each batch has the texts of all patterns for their next mask.
+
+    Args:
+        patterns: The texts with masks that are searched.
+        beam: Fillings of each that are followed.
+        top_k: Fillings that are wanted.
+        tokenizer: Turns ids back into text.
+    """
+    beams = [_Beam(pattern) for pattern in patterns]
+    while open_ := [each for each in beams if not each.full]:
+        texts: list[tuple[Encoding, Callable[[Row], Row]]] = []
+        reserved_tokens = 0
+        for each in open_:
+            wanted = top_k if each.last else beam
+            texts += [
+                (encoding, partial(_best, wanted=wanted, allowed=each.pattern.allowed(filling.tokens)))
+                for filling, encoding in zip(each.fillings, _encodings(each, tokenizer), strict=True)
+            ]
+            later = each.pattern.runs(beam, tokenizer.vocabulary_size)[each.done + 1 :]
+            reserved_tokens += sum(later) * texts[-1][0].cost_tokens
+        keeps = [keep for _, keep in texts]
+        rows = yield Batch(
+            [encoding for encoding, _ in texts],
+            Cost(answer_bytes=0, reserved_tokens=reserved_tokens),
+            lambda index, row, keeps=keeps: keeps[index](row),  # type: ignore[misc]
+        )
+        kept = iter(rows)
+        beams = [each if each.full else each.grown([next(kept) for _ in each.fillings], top_k if each.last else beam) for each in beams]
+    return _results(beams, top_k, tokenizer)
+
+
+def _encodings(beam: _Beam, tokenizer: Tokenizer) -> Iterator[Encoding]:
     """Yields the text with each filling, and the next mask to be filled."""
-    pattern, room = beam.pattern, text.tokenizer.room(pair=False)
+    pattern, room = beam.pattern, tokenizer.room(pair=False)
     for filling in beam.fillings:
         ids = pattern.filled(filling.tokens)[pattern.start : pattern.start + room]
-        yield text.tokenizer.assemble(ids, masks=[pattern.masks[beam.done] - pattern.start])
+        yield tokenizer.assemble(ids, masks=[pattern.masks[beam.done] - pattern.start])
 
 
 def _best(row: Row, *, wanted: int, allowed: NDArray[np.int64] | None) -> Row:
@@ -289,35 +298,12 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
     return exact
 
 
-def _refilled(text: JointText, beams: Sequence[_Beam], rows: Sequence[Row]) -> Further | list[dict[str, object]]:
-    """Returns what runs next, or the result where all masks are filled."""
-    kept = iter(rows)
-    grown = [beam if beam.full else _grow(text, beam, [next(kept) for _ in beam.fillings]) for beam in beams]
-    return _answer(text, grown) if all(beam.full for beam in grown) else _next(text, grown)
-
-
-def _grow(text: JointText, beam: _Beam, rows: Sequence[Row]) -> _Beam:
-    """Returns the best fillings of one mask more."""
-    last = beam.done + 1 == len(beam.pattern.masks)
-    logs = [filling.log + row["logs"] for filling, row in zip(beam.fillings, rows, strict=True)]
-    every = np.concatenate(logs)
-    count = min(text.top_k if last else text.beam, len(every))
-    # no object for each of a million that are dropped; all as good as the last one wanted, for the order of equal ones
-    floor = np.partition(every, len(every) - count)[len(every) - count]
-    found = [
-        Filling(float(own[place]), (*filling.tokens, int(row["tokens"][place])))
-        for filling, row, own in zip(beam.fillings, rows, logs, strict=True)
-        for place in np.flatnonzero(own >= floor)
-    ]
-    return _Beam(beam.pattern, tuple(sorted(found, key=lambda filling: filling.rank)[:count]))
-
-
-def _answer(text: JointText, beams: Sequence[_Beam]) -> list[dict[str, object]]:
+def _results(beams: Sequence[_Beam], top_k: int, tokenizer: Tokenizer) -> list[dict[str, object]]:
     """Returns the best fillings over all patterns, by falling score."""
     found = sorted(((filling, beam.pattern) for beam in beams for filling in beam.fillings), key=lambda pair: pair[0].rank)
-    best = found[: text.top_k]
-    sequences = _sequences(text.tokenizer, best)
-    return [_filled(text.tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(best, sequences, strict=True)]
+    best = found[:top_k]
+    sequences = _sequences(tokenizer, best)
+    return [_filled(tokenizer, filling, pattern, sequence) for (filling, pattern), sequence in zip(best, sequences, strict=True)]
 
 
 def _sequences(tokenizer: Tokenizer, found: Sequence[tuple[Filling, Pattern]]) -> list[str]:

@@ -15,14 +15,14 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
 from service.errors import InvalidValueError
+from service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
 from service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from service.tasks.classify import require_labels
-from service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Budget, Cost, longest_label, text_bytes, tokens_of_steps
+from service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
 from service.tasks.decoding.offsets import rebase
-from service.tasks.decoding.scores import Floats, Row, activate
+from service.tasks.decoding.scores import Floats, activate
 from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
-from service.tasks.encoded import Encoded, ModelConfig, spans_read
-from service.tasks.spec import TaskSpec, copied
+from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from service.text.windows import default_stride, windows
 
@@ -71,21 +71,23 @@ class Request:
         return len(self.text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedText(Encoded):
-    """The windows of one text, with its tokens.
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A text with the scores of its tokens.
 
     Attributes:
-        tokens: The whole text's.
-        cuts: Which of them each window has.
-        subword_prefix: What begins a token that continues a word, or None.
-        unknown: What stands for text that the vocabulary does not have, or None.
+        text: The text.
+        tokens: Its tokens.
+        scores: float32 [tokens, labels].
+        labels: Their names.
+        parameters: How entities are made.
     """
 
+    text: str
     tokens: Tokens
-    cuts: list[range]
-    subword_prefix: str | None
-    unknown: str | None
+    scores: Floats
+    labels: Sequence[str]
+    parameters: NerParameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,102 +105,84 @@ def estimate(request: Request, max_length: int) -> int:
     tokens = estimate_tokens(request.text)
     stride = default_stride(max_length) if request.parameters.stride is None else request.parameters.stride
     room = max_length - 2
-    # without room encode says so, and that is the better error
+    # where a window has no room, `label_tokens` raises an error, which says more
     runs = min(tokens, max_length) if tokens <= room or room <= stride else tokens * max_length // (room - stride)
     return runs + tokens_of_steps(TOKEN_STEPS * tokens)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> EncodedText:
-    """Returns one encoding per window; none for a text without tokens.
+def label_tokens(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the entities of a text in order: none for a text without tokens.
+
+    The rows have the output `logits`, float32 [length, labels]; there is one for each window. An entity is
+    `{entity_group, score, word, start, end}`, or for the strategy `none` a token is `{entity, score, index, word, start, end}`. Offsets are
+    of the text, in the request's unit, end exclusive.
 
     Raises:
         InvalidValueError: No window has room for `stride`.
+        TooLargeError: The answer is over the budget.
     """
+    tokenizer, labels = model.tokenizer, model.config.labels
     (tokens,) = tokenizer.tokenize([request.text])
-    room = tokenizer.room(pair=False)
-    stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
-    if len(tokens) > room and room <= stride:
-        raise InvalidValueError(f"windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.")
-    cuts = windows(len(tokens), room, stride if len(tokens) > room else 0) if len(tokens) else []
+    cuts = _windows(request, len(tokens), tokenizer.room(pair=False))
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
-    read = spans_read(tokens, cuts) if len(cuts) > 1 else ()
-    return EncodedText(
-        encodings=encodings, read=read, tokens=tokens, cuts=cuts, subword_prefix=tokenizer.subword_prefix, unknown=tokenizer.unknown
-    )
-
-
-def cost(request: Request, encoded: EncodedText, config: ModelConfig) -> Cost:
-    """Returns what a text takes: the logits of each token in each window, and its tokens. How many entities it has its outputs say."""
-    tokens = len(encoded.tokens)
-    held = sum(map(len, encoded.encodings)) * len(config.labels) + tokens * TOKEN_HELD
-    return Cost(answer_bytes=2, steps=TOKEN_STEPS * tokens, held=held)
-
-
-def decode(
-    request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> list[dict[str, Any]]:
-    """Returns the entities in order of the text.
-
-    Args:
-        request: The request.
-        encoded: What `encode` returned.
-        rows: One row per window with the output `logits`, float32 [length, labels].
-        config: The model's labels.
-        budget: What the entities are taken from.
-
-    Returns:
-        `{entity_group, score, word, start, end}` each, or `{entity, score, index, word, start, end}` for the strategy `none`.
-        Offsets are of the text, in the request's unit, end exclusive.
-    """
+    # how many entities there are is known from the outputs only
+    cost = Cost(answer_bytes=2, steps=TOKEN_STEPS * len(tokens), held=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_HELD)
+    rows = yield Batch(encodings, cost, copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
     if not rows:
         return []
-    find = _tokens if request.parameters.aggregation_strategy == "none" else _entities
-    found, budget, size = [], budget or Budget(), ENTITY_BYTES + longest_label(config.labels)
-    for item in find(request, encoded, rows, config):
-        budget.spend(answer_bytes=size + text_bytes(item["word"]))
+    scores = activate(merge(encodings, cuts, [row["logits"] for row in rows]), "softmax")
+    scored = _Scored(request.text, tokens, scores, labels, request.parameters)
+    items = _tokens(scored, tokenizer) if request.parameters.aggregation_strategy == "none" else _entities(scored, tokenizer)
+    found, size = [], ENTITY_BYTES + longest_label(labels)
+    for item in items:
+        model.budget.spend(answer_bytes=size + text_bytes(item["word"]))
         found.append(item)
     rebase(found, request.text, request.parameters.offset_unit)
     return found
 
 
-def _tokens(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> Iterator[dict[str, Any]]:
+def _windows(request: Request, count: int, room: int) -> list[range]:
+    """Returns which of so many tokens each window has; none for a text without tokens."""
+    stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
+    if count > room and room <= stride:
+        raise InvalidValueError(f"windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.")
+    return windows(count, room, stride if count > room else 0) if count else []
+
+
+def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     """Yields each token with its best label, as the strategy `none` wants them."""
-    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.parameters.ignore_labels)
-    pieces = encoded.tokens.pieces
+    scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
+    pieces = scored.tokens.pieces
     best = scores.argmax(axis=-1)
     for i, label in enumerate(best.tolist()):
-        if config.labels[label] not in ignored:
+        if scored.labels[label] not in ignored:
             yield {
-                "entity": config.labels[label],
+                "entity": scored.labels[label],
                 "score": float(scores[i, label]),
                 "index": i + 1,
-                "word": request.text[slice(*offsets[i])] if pieces[i] == encoded.unknown else pieces[i],
+                "word": scored.text[slice(*offsets[i])] if pieces[i] == tokenizer.unknown else pieces[i],
                 "start": offsets[i][0],
                 "end": offsets[i][1],
             }
 
 
-def _entities(request: Request, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig) -> Iterator[dict[str, Any]]:
+def _entities(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
     """Yields the entities that tokens, or the words of the strategy, are grouped into."""
-    scores, offsets, ignored = _scores(encoded, rows), encoded.tokens.spans(request.text), set(request.parameters.ignore_labels)
-    strategy = request.parameters.aggregation_strategy
+    scores, offsets, ignored = scored.scores, scored.tokens.spans(scored.text), set(scored.parameters.ignore_labels)
+    strategy = scored.parameters.aggregation_strategy
     if strategy == "simple":
         best = scores.argmax(axis=-1)
         values = np.take_along_axis(scores, best[:, None], axis=-1)[:, 0]
-        labeled = [_Token(config.labels[label], score, *place) for label, score, place in zip(best.tolist(), values, offsets, strict=True)]
+        labeled = [_Token(scored.labels[label], score, *place) for label, score, place in zip(best.tolist(), values, offsets, strict=True)]
     else:
-        units = words(request.text, encoded.tokens, encoded.subword_prefix)
-        labeled = [_label(scores[unit], [offsets[i] for i in unit], strategy, config.labels) for unit in units]
-    scheme = scheme_of(config.labels)
+        units = words(scored.text, scored.tokens, tokenizer.subword_prefix)
+        labeled = [_label(scores[unit], [offsets[i] for i in unit], strategy, scored.labels) for unit in units]
+    scheme = scheme_of(scored.labels)
     for group in _groups(labeled, scheme):
         # the pipeline cuts at the first hyphen whatever stands before it, which is right where labels have prefixes
         name = group[0].label if scheme == "plain" else group[0].label.split("-", 1)[-1]
         if name not in ignored:
-            yield _entity(group, name, request.text)
-
-
-def _scores(encoded: EncodedText, rows: Sequence[Row]) -> Floats:
-    return activate(merge(encoded.encodings, encoded.cuts, [row["logits"] for row in rows]), "softmax")
+            yield _entity(group, name, scored.text)
 
 
 def merge(encodings: Sequence[Encoding], cuts: Sequence[range], logits: Sequence[Floats]) -> Floats:
@@ -320,9 +304,6 @@ SPEC = TaskSpec(
     body=NerBody,
     answer=list[Entity] | list[list[Entity]],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
-    reduce=copied,
+    run=label_tokens,
     missing=require_labels,
 )

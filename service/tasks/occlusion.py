@@ -6,9 +6,8 @@ A mask token in the place of the word was no better on the embedded classifier (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, NotRequired, cast
 
 from pydantic import Field
@@ -17,8 +16,6 @@ from typing_extensions import TypedDict
 from service.errors import InvalidValueError
 from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from service.tasks.decoding.offsets import OffsetUnit, rebase
-from service.tasks.decoding.scores import Row
-from service.tasks.further import Further
 from service.text.tokenizer import Encoding, TokenIds, Tokenizer
 from service.text.words import Word
 
@@ -86,7 +83,7 @@ def estimate(tokens: int, length: int) -> int:
 
 
 def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -> Cost:
-    """Returns what an explanation takes: the runs without a word each, and the words in the answer.
+    """Returns the cost of an explanation: the runs without one word each, and the words in the answer.
 
     Args:
         words: How many there are.
@@ -101,41 +98,51 @@ def cost(words: int, length: int, texts: Sequence[str], *, explained: int = 1) -
     )
 
 
-def explain(
-    parts: Sequence[Part],
-    *,
-    tokenizer: Tokenizer,
-    keep: Callable[[Encoding, Part, Word, Row], Row],
-    finish: Callable[[Sequence[tuple[Part, Word]], Sequence[Row]], Any],
-) -> Any:
-    """Returns what runs next: each word of an input left out in turn. Where there is no word to leave out, what `finish` makes of none.
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """An input without one word.
+
+    Attributes:
+        part: The text that the word is part of.
+        word: The word.
+        encoding: What is left of the input.
+    """
+
+    part: Part
+    word: Word
+    encoding: Encoding
+
+
+def variants(parts: Sequence[Part], tokenizer: Tokenizer) -> list[Variant]:
+    """Returns an input without each of its words in turn.
 
     Args:
         parts: The input's text, or its two.
         tokenizer: Puts the variants together.
-        keep: A variant, the part and the word that it lacks, and its outputs -> what is kept of them.
-        finish: The words, and what was kept of the variant without each -> the result.
     """
-    left_out, work = [], []
+    found = []
     for place, part in enumerate(parts):
         for word in part.words:
             texts = [each.ids if i != place else part.without(word) for i, each in enumerate(parts)]
             if not any(texts) and tokenizer.room(pair=len(parts) > 1) == tokenizer.max_length:
                 continue  # nothing is left of it, not even a special token
-            encoding = tokenizer.assemble(*texts)
-            left_out.append((part, word))
-            work.append((encoding, partial(keep, encoding, part, word)))
-    return Further(work, partial(finish, left_out)) if work else finish([], [])
+            found.append(Variant(part, word, tokenizer.assemble(*texts)))
+    return found
 
 
-def described(words: Sequence[tuple[Part, Word]], importances: Sequence[float], unit: OffsetUnit) -> list[WordImportance]:
+def described(left_out: Sequence[Variant], importances: Sequence[float], unit: OffsetUnit) -> list[WordImportance]:
     """Returns the words with their importance, in order of the texts; offsets are of the text that a word stands in."""
     found: list[WordImportance] = []
-    for part in {id(part): part for part, _ in words}.values():
+    for part in {id(variant.part): variant.part for variant in left_out}.values():
         items: list[dict[str, Any]] = [
-            {"word": part.text[word.start : word.end], "start": word.start, "end": word.end, "importance": importance}
-            for (of, word), importance in zip(words, importances, strict=True)
-            if of is part
+            {
+                "word": part.text[variant.word.start : variant.word.end],
+                "start": variant.word.start,
+                "end": variant.word.end,
+                "importance": importance,
+            }
+            for variant, importance in zip(left_out, importances, strict=True)
+            if variant.part is part
         ]
         rebase(items, part.text, unit)
         found += [cast("WordImportance", item | ({"field": part.field} if part.field else {})) for item in items]

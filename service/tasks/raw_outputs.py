@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from service.bundle.graph_spec import OutputSpec
 from service.bundle.manifest import Manifest
 from service.errors import InvalidValueError
+from service.tasks.batch import Batch, TaskModel, TaskRun
 from service.tasks.body import TaskBody
-from service.tasks.cost import NUMBER_BYTES, Budget, Cost
-from service.tasks.decoding.scores import Row
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.cost import NUMBER_BYTES, Cost
 from service.tasks.fill_mask import MAX_MASKS
 from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer
+from service.text.tokenizer import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +44,6 @@ class Request:
     def chars(self) -> int:
         """Characters that have to be tokenized: none."""
         return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedRow(Encoded):
-    """One row.
-
-    Attributes:
-        vocabulary_size: How many numbers each mask has.
-    """
-
-    vocabulary_size: int
 
 
 def rows(
@@ -128,26 +116,26 @@ def estimate(request: Request, max_length: int) -> int:
     return request.encoding.cost_tokens
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> EncodedRow:
-    """Returns the row's one encoding.
+def run_ids(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the row's outputs by name, float32, without padding.
 
     Raises:
         InvalidValueError: The row is too long, or has an id that is not in the vocabulary.
     """
-    encoding = request.encoding
-    if len(encoding) > tokenizer.max_length:
-        raise InvalidValueError(f"the row has {len(encoding)} tokens and the model takes {tokenizer.max_length}; cut it.")
-    outside = encoding.ids[(encoding.ids < 0) | (encoding.ids >= tokenizer.vocabulary_size)]
+    encoding, vocabulary_size = request.encoding, model.tokenizer.vocabulary_size
+    if len(encoding) > model.tokenizer.max_length:
+        raise InvalidValueError(f"the row has {len(encoding)} tokens and the model takes {model.tokenizer.max_length}; cut it.")
+    outside = encoding.ids[(encoding.ids < 0) | (encoding.ids >= vocabulary_size)]
     if len(outside):
-        raise InvalidValueError(f"the token id {outside[0]} is not of the vocabulary, which has 0 to {tokenizer.vocabulary_size - 1}.")
-    return EncodedRow(encodings=[encoding], vocabulary_size=tokenizer.vocabulary_size)
-
-
-def cost(request: Request, encoded: EncodedRow, config: ModelConfig) -> Cost:
-    """Returns what the outputs take, with the padding that they are returned with."""
-    units = {"per_text": 1, "per_token": request.padded, "per_mask": len(request.encoding.masks)}
-    values = sum(units[output.kind] * _width(output, request.manifest, encoded.vocabulary_size) for output in request.outputs)
-    return Cost(answer_bytes=NUMBER_BYTES * values, held=values)
+        raise InvalidValueError(f"the token id {outside[0]} is not of the vocabulary, which has 0 to {vocabulary_size - 1}.")
+    # outputs are returned with padding
+    units = {"per_text": 1, "per_token": request.padded, "per_mask": len(encoding.masks)}
+    values = sum(units[output.kind] * _width(output, request.manifest, vocabulary_size) for output in request.outputs)
+    wanted = [output.name for output in request.outputs]
+    [row] = yield Batch(
+        [encoding], Cost(answer_bytes=NUMBER_BYTES * values, held=values), lambda _, row: {name: row[name].copy() for name in wanted}
+    )
+    return row
 
 
 def _width(output: OutputSpec, manifest: Manifest, vocabulary_size: int) -> int:
@@ -159,16 +147,6 @@ def _width(output: OutputSpec, manifest: Manifest, vocabulary_size: int) -> int:
     return max(len(manifest.labels), 1)
 
 
-def reduce(request: Request, encoded: Encoded, row: Row) -> Row:
-    """Returns copies of the outputs that are wanted."""
-    return {output.name: row[output.name].copy() for output in request.outputs}
-
-
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> Row:
-    """Returns the row's outputs by name, float32, without padding."""
-    return rows[0]
-
-
 SPEC = TaskSpec(
     name="raw-outputs",
     path="",
@@ -176,8 +154,5 @@ SPEC = TaskSpec(
     body=TaskBody,
     answer=Any,
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
-    reduce=reduce,
+    run=run_ids,
 )

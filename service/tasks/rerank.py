@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.errors import InvalidValueError
 from service.tasks import classify
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
-from service.tasks.cost import SCORE_BYTES, Budget, Cost, text_bytes
-from service.tasks.decoding.scores import Row, activate, best_first
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from service.tasks.decoding.scores import activate, best_first
 from service.tasks.spec import Derivation, TaskSpec
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from service.text.windows import truncate_longest_first
 
 TASK = "text-ranking"
@@ -87,12 +87,35 @@ def estimate(request: Request, max_length: int) -> int:
     return sum(min(query + estimate_tokens(text), max_length) for text in request.texts)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
-    """Returns one encoding per text: the query and the text as a pair.
+def rerank(request: Request, model: TaskModel) -> TaskRun:
+    """Returns `{index, score}` of each text, and `text` on request, best first; equal scores in the order of the texts.
+
+    Each text makes a pair with the query. The rows have the output `logits`, float32 [1], or [2] for a model of two labels.
 
     Raises:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
+    options, config, count = request.options, model.config, len(request.texts)
+    encodings, truncated = _pairs(request, model.tokenizer)
+    returned = sum(map(text_bytes, request.texts)) if options.return_text else request.returned_bytes
+    cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, held=2 * count)
+    rows = yield Batch(encodings, cost, truncated=truncated)
+    if not rows:
+        return []
+    place = relevant(config.labels)
+    assert place is not None, "only models that fit are asked"
+    logits = np.stack([row["logits"] for row in rows])
+    odds = logits[:, place]
+    if len(config.labels) == 2 and config.activation == "softmax":
+        odds = odds - logits[:, 1 - place]
+    scores = activate(odds, "none" if options.raw_scores else "sigmoid")
+    return [
+        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if options.return_text else {}) for i in best_first(scores)
+    ]
+
+
+def _pairs(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding], bool]:
+    """Returns the query with each text, and whether one of them is cut."""
     texts = tokenizer.each([request.query, *request.texts])
     query = next(texts)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
@@ -109,40 +132,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
             for tokens, n in zip((query, text), keep, strict=True)
         ]
         encodings.append(tokenizer.assemble(*cut))
-    return Encoded(encodings=encodings, truncated=truncated)
-
-
-def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
-    """Returns what the ranked texts take."""
-    returned = sum(map(text_bytes, request.texts)) if request.options.return_text else request.returned_bytes
-    return Cost(answer_bytes=returned + RANKED_BYTES * len(request.texts), steps=len(request.texts), held=2 * len(request.texts))
-
-
-def decode(
-    request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> list[dict[str, Any]]:
-    """Returns `{index, score}` of each text, and `text` on request, best first; equal scores in the order of the texts.
-
-    Args:
-        request: The request.
-        encoded: Not needed.
-        rows: One row per text with the output `logits`, float32 [1], or [2] where there are two labels.
-        config: The model's labels, and of two whether they share a probability.
-        budget: Not needed.
-    """
-    if not rows:
-        return []
-    place = relevant(config.labels)
-    assert place is not None, "only models that fit are asked"
-    logits = np.stack([row["logits"] for row in rows])
-    odds = logits[:, place]
-    if len(config.labels) == 2 and config.activation == "softmax":
-        odds = odds - logits[:, 1 - place]
-    scores = activate(odds, "none" if request.options.raw_scores else "sigmoid")
-    return [
-        {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if request.options.return_text else {})
-        for i in best_first(scores)
-    ]
+    return encodings, truncated
 
 
 class QueryBody(TaskBody):
@@ -217,9 +207,7 @@ SPEC = TaskSpec(
     body=RerankBody,
     answer=list[Ranked],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
+    run=rerank,
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
     load_body=_load_body,
 )

@@ -10,12 +10,10 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from service.tasks import embed
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
-from service.tasks.cost import SCORE_BYTES, Budget, Cost
-from service.tasks.decoding.scores import Row
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.cost import SCORE_BYTES, Cost
 from service.tasks.spec import Derivation, TaskSpec
-from service.text.tokenizer import Tokenizer
 
 TASK = "sentence-similarity"
 
@@ -55,42 +53,26 @@ def estimate(request: Request, max_length: int) -> int:
     return sum(embed.estimate(each, max_length) for each in request.requests())
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
-    """Returns one encoding per sentence, the source first.
+def compare(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the cosine of each sentence with the source, from -1 to 1.
+
+    The rows are those of `embed`: one for each sentence, the source first.
 
     Raises:
         InvalidValueError: A sentence is too long and must not be cut.
     """
-    encoded = [embed.encode(each, tokenizer) for each in request.requests()]
-    return Encoded(encodings=[item.encodings[0] for item in encoded], truncated=any(item.truncated for item in encoded))
-
-
-def reduce(request: Request, encoded: Encoded, row: Row) -> Row:
-    """Returns a sentence's pooled `vector`, float32 [values]."""
-    return embed.reduce(request.like, encoded, row)
-
-
-def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
-    """Returns what a number for each sentence takes, and their vectors until there is one."""
-    count = len(encoded.encodings)
-    return Cost(answer_bytes=SCORE_BYTES * count, steps=count, held=request.like.width * count)
-
-
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> list[float]:
-    """Returns the cosine of each sentence with the source, from -1 to 1.
-
-    Args:
-        request: The request.
-        encoded: Not needed.
-        rows: One row per sentence, the source first, as for `embed.decode`.
-        config: Not needed.
-        budget: Not needed.
-    """
+    encoded = [embed.encode(each, model.tokenizer) for each in request.requests()]
+    count = len(encoded)
+    rows = yield Batch(
+        [encoding for encoding, _ in encoded],
+        Cost(answer_bytes=SCORE_BYTES * count, steps=count, held=request.like.width * count),
+        lambda _, row: embed.pooled_row(request.like, row),
+        truncated=any(truncated for _, truncated in encoded),
+    )
     if not rows:
         return []
-    unit = embed.normalized(np.stack([embed.vectors(request.like, row) for row in rows]))
-    cosines: list[float] = np.clip(unit[1:] @ unit[0], -1, 1).tolist()
-    return cosines
+    unit = embed.normalized(np.stack([embed.vector(request.like, row) for row in rows]))
+    return np.clip(unit[1:] @ unit[0], -1, 1).tolist()
 
 
 class SimilarityParameters(TaskParameters):
@@ -155,10 +137,7 @@ SPEC = TaskSpec(
     body=SimilarityBody,
     answer=list[Annotated[float, Field(examples=[0.83])]],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
-    reduce=reduce,
+    run=compare,
     derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
     load_body=_load_body,
 )

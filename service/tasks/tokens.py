@@ -5,17 +5,16 @@ Every model can do it, whatever its task. Bodies and answers are those of Text E
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
 from service.errors import InvalidValueError
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from service.tasks.body import STOP, TextOrTexts, body_config
-from service.tasks.cost import TOKEN_HELD, Budget, Cost, text_bytes
-from service.tasks.decoding.scores import Row
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.cost import TOKEN_HELD, Cost, text_bytes
 from service.tasks.foreign_body import ForeignBody
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
@@ -72,89 +71,48 @@ class IdsRequest:
         return _CHARS_PER_TOKEN * len(self.ids)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedText(Encoded):
-    """The tokens of a text, beside encodings of which there are none.
-
-    Attributes:
-        tokens: The text's.
-        before: Special tokens before them, each with its id.
-        after: Special tokens after them.
-    """
-
-    tokens: Tokens
-    before: list[tuple[int, str]]
-    after: list[tuple[int, str]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedIds(Encoded):
-    """Ids of tokens, beside encodings of which there are none.
-
-    Attributes:
-        tokenizer: Makes a text of them.
-    """
-
-    tokenizer: Tokenizer
-
-
-def tokenize(request: TextRequest, tokenizer: Tokenizer) -> EncodedText:
-    """Returns the tokens of a text, of any length."""
+def tokenize(request: TextRequest, model: TaskModel) -> TaskRun:
+    """Returns the tokens of a text of any length. No graph runs."""
+    tokenizer = model.tokenizer
     (tokens,) = tokenizer.tokenize([request.text])
-    if not request.add_special_tokens:
-        return EncodedText(encodings=[], tokens=tokens, before=[], after=[])
-    # the special tokens are the same around a text of one token
-    whole = tokenizer.assemble(tokens.ids[:1])
-    special = [(id_, tokenizer.token(id_) or "") for id_ in whole.ids.tolist()]
-    return EncodedText(encodings=[], tokens=tokens, before=special[: whole.start], after=special[whole.start + len(tokens.ids[:1]) :])
-
-
-def tokenized_cost(request: TextRequest, encoded: EncodedText, config: ModelConfig) -> Cost:
-    """Returns what the tokens of a text take."""
-    count = len(encoded.before) + len(encoded.tokens) + len(encoded.after)
-    return Cost(
-        answer_bytes=TOKEN_BYTES * count + text_bytes(request.text),
-        steps=TOKEN_STEPS * count,
-        held=(TOKEN_HELD + OBJECT_HELD) * len(encoded.tokens),
+    before, after = _special_tokens(tokens, tokenizer) if request.add_special_tokens else ([], [])
+    count = len(before) + len(tokens) + len(after)
+    yield Batch(
+        [],
+        Cost(
+            answer_bytes=TOKEN_BYTES * count + text_bytes(request.text),
+            steps=TOKEN_STEPS * count,
+            held=(TOKEN_HELD + OBJECT_HELD) * len(tokens),
+        ),
     )
-
-
-def tokens_of(
-    request: TextRequest, encoded: EncodedText, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None
-) -> list[dict[str, Any]]:
-    """Returns the tokens as the answer has them."""
     found = [
         {"id": id_, "text": request.text[start:stop], "special": False, "start": start, "stop": stop}
-        for id_, (start, stop) in zip(encoded.tokens.ids, encoded.tokens.offsets, strict=True)
+        for id_, (start, stop) in zip(tokens.ids, tokens.offsets, strict=True)
     ]
-    before, after = (
-        [{"id": id_, "text": token, "special": True, "start": None, "stop": None} for id_, token in special]
-        for special in (encoded.before, encoded.after)
-    )
     return [*before, *found, *after]
 
 
-def to_text(request: IdsRequest, tokenizer: Tokenizer) -> EncodedIds:
-    """Returns the ids, which are all of the vocabulary.
+def _special_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Returns the special tokens before a text and those after it, as the answer has them."""
+    whole = tokenizer.assemble(tokens.ids[:1])  # they are the same around a text of one token
+    found = [{"id": id_, "text": tokenizer.token(id_) or "", "special": True, "start": None, "stop": None} for id_ in whole.ids.tolist()]
+    return found[: whole.start], found[whole.start + len(tokens.ids[:1]) :]
+
+
+def decode(request: IdsRequest, model: TaskModel) -> TaskRun:
+    """Returns the text of token ids. No graph runs.
 
     Raises:
         InvalidValueError: The vocabulary has no such id.
+        TooLargeError: The text is over the budget.
     """
+    tokenizer = model.tokenizer
     unknown = next((id_ for id_ in dict.fromkeys(request.ids) if tokenizer.token(id_) is None), None)
     if unknown is not None:
         raise InvalidValueError(f"there is no token of id {unknown}; this model has {tokenizer.vocabulary_size}, the first of them 0.")
-    return EncodedIds(encodings=[], tokenizer=tokenizer)
-
-
-def text_cost(request: IdsRequest, encoded: EncodedIds, config: ModelConfig) -> Cost:
-    """Returns what the text of ids takes to make; how long it is shows then."""
-    return Cost(answer_bytes=2, steps=TOKEN_STEPS * len(request.ids))
-
-
-def text_of(request: IdsRequest, encoded: EncodedIds, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> str:
-    """Returns the text of ids."""
-    (text,) = encoded.tokenizer.decode_all([request.ids], skip_special=request.skip_special_tokens)
-    (budget or Budget()).spend(answer_bytes=text_bytes(text))
+    yield Batch([], Cost(answer_bytes=2, steps=TOKEN_STEPS * len(request.ids)))
+    (text,) = tokenizer.decode_all([request.ids], skip_special=request.skip_special_tokens)
+    model.budget.spend(answer_bytes=text_bytes(text))  # how long it is shows only now
     return text
 
 
@@ -228,9 +186,7 @@ TOOLS: Mapping[str, TaskSpec] = {
             body=TokenizeBody,
             answer=list[list[Token]],
             estimate=lambda request, max_length: estimate_tokens(request.text),
-            encode=tokenize,
-            cost=tokenized_cost,
-            decode=tokens_of,
+            run=tokenize,
         ),
         TaskSpec(
             name=DECODE,
@@ -239,9 +195,7 @@ TOOLS: Mapping[str, TaskSpec] = {
             body=DecodeBody,
             answer=list[str],
             estimate=lambda request, max_length: len(request.ids) + 1,
-            encode=to_text,
-            cost=text_cost,
-            decode=text_of,
+            run=decode,
         ),
     )
 }

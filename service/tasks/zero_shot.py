@@ -18,13 +18,13 @@ from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidValueError
 from service.tasks import classify
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from service.tasks.classify import LABEL_BYTES, LabelScore
-from service.tasks.cost import Budget, Cost, text_bytes
-from service.tasks.decoding.scores import Row, activate
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.cost import Cost, text_bytes
+from service.tasks.decoding.scores import activate
 from service.tasks.spec import Derivation, TaskSpec, inputs_body
-from service.text.tokenizer import Tokenizer, estimate_tokens
+from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
 TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."
@@ -119,12 +119,37 @@ def estimate(request: Request, max_length: int) -> int:
     return sum(min(shared + estimate_tokens(label), max_length) for label in request.parameters.candidate_labels)
 
 
-def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
-    """Returns one encoding per label: the text, cut if need be, and the whole hypothesis.
+def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
+    """Returns the labels with their scores, best first; of equal ones the later label first, as in the pipeline.
+
+    The rows have the output `logits`, float32 [labels of the model]; there is one for each label of the caller.
 
     Raises:
         InvalidValueError: A hypothesis leaves no room for the text.
     """
+    config, labels = model.config, request.parameters.candidate_labels
+    encodings, truncated = _hypotheses(request, model.tokenizer)
+    cost = Cost(
+        # some clients get the text with the labels
+        answer_bytes=text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels),
+        steps=len(labels),
+        held=len(labels) * len(config.labels),
+    )
+    rows = yield Batch(encodings, cost, truncated=truncated)
+    entails = entailment(config.labels)
+    assert entails is not None, "only models that fit are asked"
+    logits = np.stack([row["logits"] for row in rows])
+    if request.parameters.multi_label or len(rows) == 1:
+        contradicts = -1 if entails == 0 else 0
+        scores = activate(logits[:, [contradicts, entails]], "softmax")[:, 1]
+    else:
+        scores = activate(logits[:, entails], "softmax")
+    order = np.argsort(scores, kind="stable")[::-1]
+    return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
+
+
+def _hypotheses(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding], bool]:
+    """Returns the text, cut if need be, with the whole hypothesis of each label, and whether it is cut."""
     hypotheses = tokenizer.each(
         [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
     )
@@ -139,39 +164,7 @@ def encode(request: Request, tokenizer: Tokenizer) -> Encoded:
             )
         truncated |= len(text) > left
         encodings.append(tokenizer.assemble(text.ids[:left], hypothesis.ids))
-    return Encoded(encodings=encodings, truncated=truncated)
-
-
-def cost(request: Request, encoded: Encoded, config: ModelConfig) -> Cost:
-    """Returns what the labels take, and the text, which some clients get with them."""
-    labels = request.parameters.candidate_labels
-    return Cost(
-        answer_bytes=text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels),
-        steps=len(labels),
-        held=len(labels) * len(config.labels),
-    )
-
-
-def decode(request: Request, encoded: Encoded, rows: Sequence[Row], config: ModelConfig, budget: Budget | None = None) -> list[LabelScore]:
-    """Returns the labels with their scores, best first; of equal ones the later label first, as in the pipeline.
-
-    Args:
-        request: The request.
-        encoded: Not needed.
-        rows: One row per label with the output `logits`, float32 [labels of the model].
-        config: The model's labels.
-        budget: Not needed.
-    """
-    entails = entailment(config.labels)
-    assert entails is not None, "only models that fit are asked"
-    logits = np.stack([row["logits"] for row in rows])
-    if request.parameters.multi_label or len(rows) == 1:
-        contradicts = -1 if entails == 0 else 0
-        scores = activate(logits[:, [contradicts, entails]], "softmax")[:, 1]
-    else:
-        scores = activate(logits[:, entails], "softmax")
-    order = np.argsort(scores, kind="stable")[::-1]
-    return [{"label": request.parameters.candidate_labels[i], "score": float(scores[i])} for i in order.tolist()]
+    return encodings, truncated
 
 
 class ZeroShotBody(TaskBody):
@@ -224,9 +217,7 @@ SPEC = TaskSpec(
     body=ZeroShotBody,
     answer=list[LabelScore] | list[list[LabelScore]] | ZeroShotLists | list[ZeroShotLists],
     estimate=estimate,
-    encode=encode,
-    cost=cost,
-    decode=decode,
+    run=classify_zero_shot,
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
     load_body=_load_body,
 )

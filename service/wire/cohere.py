@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from service.errors import InvalidValueError
 from service.tasks import rerank
+from service.tasks.batch import ModelConfig
 from service.tasks.body import PAIR, STOP, TEXT, body_config, one_of
 from service.tasks.cost import text_bytes
-from service.tasks.encoded import ModelConfig
 from service.tasks.foreign_body import ForeignBody
 from service.wire.call import Answered, Call, Incoming, M
 from service.wire.openai import Usage

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidValueError
 from service.tasks import embed
+from service.tasks.batch import ModelConfig
 from service.tasks.body import TextOrTexts, body_config
-from service.tasks.encoded import ModelConfig
 from service.tasks.foreign_body import ForeignBody
 from service.wire.call import Answered, Call, Incoming, M
 from service.wire.reading import read_as

@@ -12,10 +12,10 @@ from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
 from service.tasks import classify, embed
+from service.tasks.batch import ModelConfig
 from service.tasks.body import LIST, STOP, TEXT, TextOrTexts, Truncate, TruncationDirection, body_config, lower, one_of
 from service.tasks.classify import ClassifyParameters
 from service.tasks.embed import EmbedParameters, PromptName
-from service.tasks.encoded import ModelConfig
 from service.tasks.foreign_body import ForeignBody
 from service.tasks.tokens import TOOLS
 from service.wire.call import Call, Incoming, M

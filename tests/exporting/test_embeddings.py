@@ -29,6 +29,7 @@ from service.tasks import embed, rerank, similarity, zero_shot
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits, read_body
+from task_runs import begin
 
 pytestmark = pytest.mark.torch
 
@@ -88,13 +89,9 @@ class Served:
         """Returns the answer to a body of a task."""
         read = read_body(task, json.dumps(body).encode(), LIMITS)
         requests = read.requests(self.manifest)
-        encoded = [TASKS[task].encode(request, self.tokenizer) for request in requests]
-        rows = iter(self.engine.run([encoding for item in encoded for encoding in item.encodings]))
-        results = [
-            TASKS[task].decode(request, item, [next(rows) for _ in item.encodings], self.manifest)
-            for request, item in zip(requests, encoded, strict=True)
-        ]
-        return read.answer(results)
+        begun = [begin(TASKS[task], request, self.tokenizer, self.manifest) for request in requests]
+        rows = iter(self.engine.run([encoding for item in begun for encoding in item.batch.encodings]))
+        return read.answer([item.finish([next(rows) for _ in item.batch.encodings]) for item in begun])
 
 
 class PyTorch:

@@ -29,6 +29,7 @@ from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle.files import Bundle, load_bundle
 from service.tasks import attention
 from service.text.tokenizer import Encoding, Tokenizer
+from task_runs import decode, encode
 from test_export_other_families import OTHERS
 
 pytestmark = pytest.mark.torch
@@ -86,19 +87,19 @@ def worst_error(model: Any, bundle: Bundle, *, batched: bool = True, precision: 
     requests = [
         attention.Request(*texts, layers=chosen) if len(texts) > 1 else attention.Request(texts[0], None, chosen) for texts in TEXTS
     ]
-    encoded = [attention.encode(request, tokenizer) for request in requests]
-    found = [engine.run(each.encodings) for each in encoded]
+    encodings = [encode(attention, request, tokenizer).encodings[0] for request in requests]
+    found = [engine.run([encoding])[0] for encoding in encodings]
     if batched:
-        found += [[row] for row in engine.run([each.encodings[0] for each in encoded])]
+        found += engine.run(encodings)
     worst = 0.0
-    for (request, each), rows in zip(itertools.cycle(zip(requests, encoded, strict=True)), found, strict=False):
-        inputs = {"input_ids": torch.tensor(each.encodings[0].ids)[None]}
+    for (request, encoding), row in zip(itertools.cycle(zip(requests, encodings, strict=True)), found, strict=False):
+        inputs = {"input_ids": torch.tensor(encoding.ids)[None]}
         if any(spec.fill == "type_ids" for spec in graph.inputs):
-            inputs["token_type_ids"] = torch.tensor(each.encodings[0].type_ids)[None]
+            inputs["token_type_ids"] = torch.tensor(encoding.type_ids)[None]
         with torch.no_grad():
             inputs = {name: value[None] if manifest.task == "multiple-choice" else value for name, value in inputs.items()}
             expected = model(**inputs, output_attentions=True).attentions
-        for right, layer in zip(expected, attention.decode(request, each, rows, manifest)["attentions"], strict=True):
+        for right, layer in zip(expected, decode(attention, request, [row], tokenizer=tokenizer)["attentions"], strict=True):
             assert right[0].shape == layer.shape
             worst = max(worst, float(np.abs(right[0].numpy() - layer).max()))
     return worst

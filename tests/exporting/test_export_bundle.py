@@ -39,6 +39,7 @@ from service.check import check
 from service.settings import Settings
 from service.tasks import classify
 from service.text.tokenizer import Encoding, Tokenizer
+from task_runs import decode, encode
 
 pytestmark = pytest.mark.torch
 
@@ -58,7 +59,7 @@ class Served:
 
     def encode(self, text: str, pair: str | None = None) -> Encoding:
         """Returns the one encoding of a text or pair, truncated to the model's length."""
-        [encoding] = classify.encode(classify.Request(text, pair), self.tokenizer).encodings
+        [encoding] = encode(classify, classify.Request(text, pair), self.tokenizer).encodings
         return encoding
 
     def logits(self, encodings: Sequence[Encoding]) -> list[NDArray[np.float32]]:
@@ -68,7 +69,7 @@ class Served:
     def classify(self, text: str) -> list[classify.LabelScore]:
         """Returns labels and scores, best first."""
         rows = self.engine.run([self.encode(text)])
-        return classify.decode(classify.Request(text), classify.encode(classify.Request(text), self.tokenizer), rows, self.manifest)
+        return list(decode(classify, classify.Request(text), rows, self.manifest, self.tokenizer))
 
 
 def silent(line: str) -> None:

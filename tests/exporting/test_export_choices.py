@@ -20,6 +20,7 @@ from service.bundle.files import load_bundle
 from service.bundle.manifest import Manifest
 from service.tasks import choose
 from service.text.tokenizer import Tokenizer
+from task_runs import begin
 
 pytestmark = pytest.mark.torch
 
@@ -69,14 +70,14 @@ def test_choices_are_scored_as_in_transformers(source: Path, exported: tuple[Pat
     path, manifest = exported
     graph, spec = manifest.graphs[0], manifest.tokenizer
     engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
-    encoded = choose.encode(request_, Tokenizer(load_bundle(path).tokenizer_path, spec))
-    rows = engine.run(encoded.encodings)
+    begun = begin(choose, request_, Tokenizer(load_bundle(path).tokenizer_path, spec))
+    rows = engine.run(begun.batch.encodings)
     expected = in_transformers(source, request_)
-    found = choose.decode(request_, encoded, rows, manifest)
+    found = begun.finish(rows)
 
     assert expected.tolist() == pytest.approx([float(row["logits"][0]) for row in rows], abs=1e-4)
     assert expected.softmax(0).tolist() == pytest.approx([item["score"] for item in sorted(found, key=lambda i: i["index"])], abs=1e-4)
-    assert encoded.truncated is any(LONG in text for text in (request_.first, *request_.seconds))
+    assert begun.batch.truncated is any(LONG in text for text in (request_.first, *request_.seconds))
     assert expected.std() > 0.01
 
 

@@ -30,6 +30,7 @@ from service.bundle.manifest import Manifest
 from service.tasks import answer, fill_mask, ner
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
+from task_runs import decode, encode
 
 pytestmark = pytest.mark.torch
 
@@ -154,8 +155,8 @@ class Served:
         self.engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
 
     def encode(self, request: Any) -> Any:
-        """Returns what the task's encoder makes of a request."""
-        return self.task.encode(request, self.tokenizer)
+        """Returns the task's batch for a request."""
+        return encode(self.task, request, self.tokenizer, self.manifest)
 
     def alone(self, request: Any) -> list[Row]:
         """Returns the rows of a request, each window run alone."""
@@ -163,7 +164,7 @@ class Served:
 
     def decode(self, request: Any, rows: list[Row]) -> Any:
         """Returns the answer that rows decode to."""
-        return self.task.decode(request, self.encode(request), rows, self.manifest)
+        return decode(self.task, request, rows, self.manifest, self.tokenizer)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from service.tasks import answer, classify, fill_mask, ner
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
 from staged import ARCHITECTURES, checkpoint_of, stage
+from task_runs import encode
 
 pytestmark = pytest.mark.torch
 
@@ -139,7 +140,7 @@ def test_logits_are_those_of_pytorch(all_: All, provider: Any, precision: Any) -
     pytorch = PyTorch(all_.source("text-classification"))
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     engine = on_cpu(bundle, bundle.graph(provider, precision))
-    encodings = [encoding for text in TEXTS for encoding in classify.encode(classify.Request(text), tokenizer).encodings]
+    encodings = [encoding for text in TEXTS for encoding in encode(classify, classify.Request(text), tokenizer).encodings]
     atol = 1e-4 if (provider, precision) != ("cuda", "fp16") else 0.05
     together = engine.run(encodings)
 
@@ -206,7 +207,7 @@ def test_masks_and_spans_and_tags_are_decoded_alike(bundle: Bundle, provider: An
     )
     if bundle.manifest.task == "fill-mask":
         texts = [("the [MASK] was [MASK] good",), ("[MASK]",)]
-    encodings = [encoding for text in texts * 3 for encoding in task.encode(REQUESTS[task.name](*text), tokenizer).encodings]
+    encodings = [encoding for text in texts * 3 for encoding in encode(task, REQUESTS[task.name](*text), tokenizer).encodings]
     rows, alone = on_cpu(bundle, bundle.graph(provider, precision)).run(encodings), on_cpu(bundle, bundle.graph("cpu")).run(encodings)
 
     for a, b in zip(alone, rows, strict=True):
@@ -256,7 +257,7 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     assert halved.counts["KeptFloat"] >= unpadded.counts["KeptFloat"]
     assert halved.counts["KeptFloat"] >= LAYERS
     assert [0, 0] == padded[0]["attention_mask"][0, -2:].tolist()
-    encodings = [encoding for text in TEXTS for encoding in classify.encode(classify.Request(text), made.tokenizer).encodings]
+    encodings = [encoding for text in TEXTS for encoding in encode(classify, classify.Request(text), made.tokenizer).encodings]
     expected = on_cpu(bundle, bundle.graph("cpu")).run(encodings)
     graph = bundle.graph("cuda", "fp32").model_copy(update={"inputs": fused.inputs})
     for name, atol in (("partly.onnx", 1e-4), ("half.onnx", 0.05)):
@@ -296,7 +297,7 @@ def test_what_overflows_stays_in_float32(tmp_path: Path) -> None:
 
     assert 3 <= graph.evidence.quantized["KeptFloat"] < graph.evidence.quantized["Float16"]
     assert graph.evidence.worst_abs_error < MAX_ABS_ERROR["fp16"]
-    encodings = classify.encode(classify.Request(TEXTS[1]), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)).encodings
+    encodings = encode(classify, classify.Request(TEXTS[1]), Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)).encodings
     expected = PyTorch(source).logits(TEXTS[1])
     np.testing.assert_allclose(expected, on_cpu(bundle, graph).run(encodings)[0]["logits"], rtol=0, atol=0.05)
 

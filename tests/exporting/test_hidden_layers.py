@@ -23,6 +23,7 @@ from service.bundle.manifest import Layers
 from service.tasks import embed
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits, read_body
+from task_runs import begin
 
 pytestmark = pytest.mark.torch
 
@@ -53,10 +54,9 @@ def answer(bundle: Bundle, **body: Any) -> NDArray[np.float32]:
     engine = OnnxEngine(bundle.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
     read = read_body(embed.TASK, json.dumps({"inputs": TEXTS, **body}).encode(), Limits(64, 100_000))
     requests = read.requests(manifest)
-    encoded = [embed.encode(request, Tokenizer(bundle.tokenizer_path, spec)) for request in requests]
-    rows = engine.run([item.encodings[0] for item in encoded])
-    parts = zip(requests, encoded, rows, strict=True)
-    return np.array([embed.decode(request, item, [row], manifest) for request, item, row in parts])
+    begun = [begin(embed, request, Tokenizer(bundle.tokenizer_path, spec)) for request in requests]
+    rows = engine.run([item.batch.encodings[0] for item in begun])
+    return np.array([item.finish([row]) for item, row in zip(begun, rows, strict=True)])
 
 
 def expected(source: Path, layers: list[int], combine: str) -> NDArray[np.float32]:

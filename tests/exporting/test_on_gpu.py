@@ -21,6 +21,7 @@ from service.serving.build import AppState, build
 from service.settings import Settings
 from service.tasks import classify
 from service.text.tokenizer import Tokenizer
+from task_runs import encode
 
 CUDA, TENSORRT = (why_not(provider) for provider in ("cuda", "tensorrt"))
 pytestmark = [pytest.mark.torch, pytest.mark.gpu]
@@ -79,7 +80,7 @@ def test_logits_are_those_of_pytorch(source: Path, models: Path, provider: Any, 
     graph, spec = loaded.graph(provider, precision), loaded.manifest.tokenizer
     engine = OnnxEngine(loaded.path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
     tokenizer = Tokenizer(loaded.tokenizer_path, spec)
-    encodings = [classify.encode(classify.Request(text), tokenizer).encodings[0] for text in TEXTS]
+    encodings = [encode(classify, classify.Request(text), tokenizer).encodings[0] for text in TEXTS]
     pytorch = PyTorch(source)
 
     for text, row in zip(TEXTS, engine.run(encodings), strict=True):

@@ -31,6 +31,7 @@ from service.tasks import answer, choose, classify, embed, fill_mask, ner
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import Tokenizer
 from service.text.windows import default_stride
+from task_runs import begin
 
 pytestmark = pytest.mark.torch
 # The exporter ignores a tokenizer's `truncation_side` of "left"; add it here once the exporter reads it.
@@ -152,18 +153,19 @@ def _compare(case: Case, user: User, path: Path, texts: Sequence[str]) -> None:
     for text in (*texts, *FIXED):
         for request, windows in _requests(case, user, bundle.manifest, text, texts[-1]):
             try:
-                encoded = task.encode(request, tokenizer)
+                begun = begin(task, request, tokenizer, bundle.manifest)
             except InvalidValueError as error:
                 assert "empty" in str(error) or "room for" in str(error), request
                 continue
-            if not encoded.encodings:
+            encodings = begun.batch.encodings
+            if not encodings:
                 continue
-            assert [window["input_ids"] for window in windows] == [encoding.ids.tolist() for encoding in encoded.encodings], request
+            assert [window["input_ids"] for window in windows] == [encoding.ids.tolist() for encoding in encodings], request
             right = [user.run(window) for window in windows]
-            alone = [engine.run([encoding])[0] for encoding in encoded.encodings]
+            alone = [engine.run([encoding])[0] for encoding in encodings]
             _assert_close(right, alone)
-            _assert_decoded(user.decoded(right[0]), task.decode(request, encoded, alone, bundle.manifest))
-            batch += encoded.encodings
+            _assert_decoded(user.decoded(right[0]), begun.finish(alone))
+            batch += encodings
             expected += right
     if graph.batch_invariant:
         _assert_close(expected, engine.run(batch))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ class Embedded:
     tokenizer: Tokenizer
     engine: OnnxEngine
 
-    def rows(self, encodings: list[Encoding]) -> list[Row]:
+    def rows(self, encodings: Sequence[Encoding]) -> list[Row]:
         """Runs encodings one by one, as the service does with a graph that is not batch-invariant."""
         return [self.engine.run([encoding])[0] for encoding in encodings]
 

@@ -19,7 +19,6 @@ from onnx import numpy_helper
 
 import tiny
 from application import Send, call, call_fresh, play, post, rejected, started
-from fakes import Head
 from service.backend.engines import Engines
 from service.backend.onnx_engine import Engine, OnnxEngine, Row
 from service.bundle.files import load_bundle
@@ -30,6 +29,7 @@ from service.settings import Settings
 from service.tasks import attention
 from service.tasks.cost import NUMBER_BYTES
 from service.text.tokenizer import Encoding, Tokenizer
+from task_runs import encode
 
 ATTENTION = "/attention"
 HEADS = (2, 3)  # of the layers, as where heads were pruned
@@ -231,11 +231,10 @@ def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
 def test_weights_count_as_tokens(tokenizer: Tokenizer) -> None:
     """Beside the text's own tokens the queue holds one for each 1024 weights, as of vectors; a run takes no longer for them."""
     request = attention.Request("good " * 30, None, tuple((layer, tuple(range(12))) for layer in range(12)))
-    encoded = attention.encode(request, tokenizer)
-    cost = attention.cost(request, encoded, Head())
+    batch = encode(attention, request, tokenizer)
 
-    assert (32, 144 * 32 * 32 // 1024) == (encoded.encodings[0].cost_tokens, cost.reserved_tokens)
-    assert 144 * 32 * 32 == cost.held
+    assert (32, 144 * 32 * 32 // 1024) == (batch.encodings[0].cost_tokens, batch.cost.reserved_tokens)
+    assert 144 * 32 * 32 == batch.cost.held
     assert 32 + 144 * 32 * 32 // 1024 == attention.estimate(request, 32)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from fakes import FakeEngine, Head
 from service.bundle import files
 from service.errors import TooLargeError
 from service.tasks import answer, classify, fill_mask, ner
+from service.tasks.batch import Batch, TaskModel, TaskRun
 from service.tasks.catalog import TASKS
 from service.tasks.cost import NOTHING, Budget, Cost, text_bytes
-from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Tokenizer, Tokens
 from service.wire.rendering import to_json
+from task_runs import encode
 
 HUGE = 2**64
 
@@ -53,10 +55,9 @@ def too_large(api: Send, path: str, **body: Any) -> str:
 
 
 def test_a_task_must_say_what_it_costs() -> None:
-    """`cost` has no default."""
-    fields = {name: getattr(classify.SPEC, name) for name in TaskSpec.__slots__ if name != "cost"}
+    """The `cost` of a batch has no default."""
     with pytest.raises(TypeError, match="cost"):
-        TaskSpec(**fields)
+        Batch(encodings=[])  # type: ignore[call-arg]
 
 
 def test_costs_add_up() -> None:
@@ -130,13 +131,21 @@ def test_what_is_known_is_refused_before_it_runs(
     """No decoder sees a request whose answer is known to be too long."""
     allowed(1000)
     spec = next(spec for spec in TASKS.values() if path == f"/{spec.path}")
+    begun: list[int] = []
     decoded: list[int] = []
-    decode = spec.decode
-    object.__setattr__(spec, "decode", lambda *arguments: decoded.append(1))
+    run = spec.run
+
+    def noted(request: Any, model: TaskModel) -> TaskRun:
+        begun.append(1)
+        yield next(run(request, model))
+        decoded.append(1)
+
+    object.__setattr__(spec, "run", noted)
     try:
         too_large(api, path, **body)
     finally:
-        object.__setattr__(spec, "decode", decode)
+        object.__setattr__(spec, "run", run)
+    assert begun
     assert [] == decoded
 
 
@@ -204,7 +213,7 @@ def test_decoding_counts_at_admission(tmp_path: Path) -> None:
     manifest = _bundle(tmp_path).manifest
     few, many = (fill_mask.Request("a [MASK] film", fill_mask.FillMaskParameters(top_k=count)) for count in (1, len(tiny.VOCABULARY)))
     tokenizer = Tokenizer(_bundle(tmp_path).tokenizer_path, manifest.tokenizer)
-    real = fill_mask.cost(many, fill_mask.encode(many, tokenizer), manifest).queue_tokens
+    real = encode(fill_mask, many, tokenizer, manifest).cost.queue_tokens
     guessed = fill_mask.estimate(many, 32) - fill_mask.estimate(few, 32)
     assert real > 0
     assert real / 2 <= guessed <= 2 * real
@@ -219,8 +228,13 @@ def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
     tiny.bundle(tmp_path)
     engine = FakeEngine()
     spec = TASKS[classify.TASK]
-    cost = spec.cost
-    object.__setattr__(spec, "cost", lambda *arguments: cost(*arguments) + Cost(answer_bytes=0, steps=32 * 256))
+    run = spec.run
+
+    def costly(request: Any, model: TaskModel) -> TaskRun:
+        batch = next(run(request, model))
+        yield replace(batch, cost=batch.cost + Cost(answer_bytes=0, steps=32 * 256))
+
+    object.__setattr__(spec, "run", costly)
     try:
         message = rejected(
             play(faked(tmp_path, engine, max_queue_tokens=256), lambda client: client.post("/classify", json={"inputs": "good"})),
@@ -228,7 +242,7 @@ def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
             "too_large",
         )
     finally:
-        object.__setattr__(spec, "cost", cost)
+        object.__setattr__(spec, "run", run)
     assert "the work of decoding counted, and the queue holds 256" in message
     assert [] == engine.batches
 
@@ -309,10 +323,12 @@ def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypat
     assert [2, 1, 2] == sizes
 
 
-def test_tokens_of_long_texts_count_as_memory() -> None:
-    """NER holds all tokens of a text until it is decoded."""
-    encoded = ner.EncodedText(encodings=[], tokens=Tokens(None, [5] * 1000), cuts=[], subword_prefix=None, unknown=None)
-    assert 30_000 == ner.cost(ner.Request("a"), encoded, Head(labels=("O",))).held
+def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
+    """NER holds all tokens of a text until it is decoded, in addition to a logit for each label and token of its one window."""
+    tiny.bundle(tmp_path, task=ner.TASK, max_length=1002)
+    bundle = _bundle(tmp_path)
+    tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
+    assert 30_000 + 1002 == encode(ner, ner.Request("good " * 1000), tokenizer, Head(labels=("O",))).cost.held
 
 
 # ---- what comes back

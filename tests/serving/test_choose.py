@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 import tiny
 from application import LONG, Send, call_fresh, post, rejected, started
-from fakes import Head
 from service.backend.onnx_engine import OnnxEngine
 from service.bundle.files import load_bundle
 from service.errors import BundleError, InvalidValueError
@@ -22,8 +21,8 @@ from service.scheduling.scheduler import Scheduler
 from service.serving.build import build
 from service.settings import Settings
 from service.tasks import choose
-from service.tasks.encoded import Encoded
 from service.text.tokenizer import Tokenizer
+from task_runs import decode, encode
 
 CHOOSE = "/choose"
 QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a film", "the very dull book", "not the film"]}
@@ -153,7 +152,7 @@ def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
     """Of logits of any size; equal scores keep the order of the choices."""
     request = choose.Request("a", tuple(map(str, range(len(logits)))))
     rows = [{"logits": np.array([logit], dtype=np.float32)} for logit in logits]
-    found = choose.decode(request, Encoded(encodings=[]), rows, Head())
+    found = decode(choose, request, rows)
 
     assert sorted(range(len(logits)), key=lambda i: (-found_scores(found)[i], i)) == [item["index"] for item in found]
     assert {item["index"]: item["score"] for item in ranked(logits, list(request.choices))} == found_scores(found)
@@ -169,13 +168,13 @@ def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
 
 def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
     """Of 32 tokens, the longer text first, each choice by itself, and it is said."""
-    encoded = choose.encode(choose.Request("good", ("bad", LONG), LONG), tokenizer)
+    encoded = encode(choose, choose.Request("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
     assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in encoded.encodings]
     assert [0] * 29 + [1] * 3 == encoded.encodings[0].type_ids.tolist()
     assert encoded.truncated
-    assert not choose.encode(choose.Request("good", ("bad", "film")), tokenizer).truncated
+    assert not encode(choose, choose.Request("good", ("bad", "film")), tokenizer).truncated
 
 
 def test_what_is_cut_is_said_or_refused(api: Send) -> None:
@@ -287,4 +286,4 @@ def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
     """Of the first that is too long."""
     request = choose.Request("good", ("bad", LONG), parameters=choose.ChooseParameters(truncation=False))
     with pytest.raises(InvalidValueError, match=r"`choices\[1\]` and what it is for have 61 tokens together and the model takes 29"):
-        choose.encode(request, tokenizer)
+        encode(choose, request, tokenizer)

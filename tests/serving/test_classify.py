@@ -15,10 +15,9 @@ from service.bundle import files
 from service.errors import InvalidValueError
 from service.tasks import classify
 from service.tasks.decoding.scores import activate, best_first
-from service.tasks.encoded import Encoded
 from service.text.tokenizer import Tokenizer
+from task_runs import decode, encode
 
-NOTHING = Encoded(encodings=[])
 FLOATS = st.floats(-1e4, 1e4, width=32)
 WINDOWS = st.integers(1, 6).flatmap(lambda labels: st.lists(st.lists(FLOATS, min_size=labels, max_size=labels), min_size=1, max_size=5))
 
@@ -49,7 +48,7 @@ def test_decode_equals_brute_force(logits: list[list[float]], activation: str, w
     expected = [combine(column) for column in zip(*scores, strict=True)]
     request = classify.Request("", parameters=classify.ClassifyParameters(window=window, function_to_apply=activation, top_k=top_k))  # type: ignore[arg-type]
     rows = [{"logits": np.array(row, dtype=np.float32)} for row in logits]
-    actual = classify.decode(request, NOTHING, rows, Head(tuple(labels)))
+    actual = decode(classify, request, rows, Head(tuple(labels)))
 
     assert min(len(labels), top_k or len(labels)) == len(actual)
     assert all(math.isfinite(item["score"]) for item in actual)
@@ -65,14 +64,14 @@ def test_equal_scores_keep_the_order_of_the_labels() -> None:
     """Ties are broken by label id."""
     rows = [{"logits": np.array([1.0, 2.0, 1.0, 2.0], dtype=np.float32)}]
 
-    assert list("bdac") == [item["label"] for item in classify.decode(classify.Request(""), NOTHING, rows, Head(tuple("abcd")))]
+    assert list("bdac") == [item["label"] for item in decode(classify, classify.Request(""), rows, Head(tuple("abcd")))]
 
 
 def test_the_models_own_activation_is_the_default() -> None:
     """Without `function_to_apply` a multi-label model is scored label by label."""
     rows = [{"logits": np.array([0.0, 0.0], dtype=np.float32)}]
 
-    assert [0.5, 0.5] == [item["score"] for item in classify.decode(classify.Request(""), NOTHING, rows, Head(("a", "b"), "sigmoid"))]
+    assert [0.5, 0.5] == [item["score"] for item in decode(classify, classify.Request(""), rows, Head(("a", "b"), "sigmoid"))]
 
 
 @given(
@@ -107,7 +106,7 @@ def test_best_first_cuts() -> None:
 )
 def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: classify.Request, kept: int, truncated: bool) -> None:
     """Exactly what does not fit is cut; an empty second text is none."""
-    encoded = classify.encode(request_, tokenizer)
+    encoded = encode(classify, request_, tokenizer)
 
     assert ([kept], truncated) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
 
@@ -115,19 +114,19 @@ def test_text_is_cut_to_the_room_and_said_to_be(tokenizer: Tokenizer, request_: 
 def test_without_truncation_a_long_text_is_an_error(tokenizer: Tokenizer) -> None:
     """The message has both numbers and both ways out."""
     with pytest.raises(InvalidValueError, match=r"31 tokens .* takes 30; .*`truncation`.*`window`"):
-        classify.encode(classify.Request("good " * 31, parameters=classify.ClassifyParameters(truncation=False)), tokenizer)
+        encode(classify, classify.Request("good " * 31, parameters=classify.ClassifyParameters(truncation=False)), tokenizer)
 
 
 def test_windows_cover_the_text(tokenizer: Tokenizer) -> None:
     """Each window is a whole input of its own; neighbors overlap by the stride."""
-    encoded = classify.encode(classify.Request("good " * 50, parameters=classify.ClassifyParameters(window="mean", stride=10)), tokenizer)
+    encoded = encode(classify, classify.Request("good " * 50, parameters=classify.ClassifyParameters(window="mean", stride=10)), tokenizer)
 
     assert ([32, 32], False) == ([len(encoding) for encoding in encoded.encodings], encoded.truncated)
 
 
 def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
     """The first text stands whole in every window."""
-    encoded = classify.encode(classify.Request("film " * 9, "bad " * 30, classify.ClassifyParameters(window="max", stride=10)), tokenizer)
+    encoded = encode(classify, classify.Request("film " * 9, "bad " * 30, classify.ClassifyParameters(window="max", stride=10)), tokenizer)
 
     film = tokenizer.tokenize(["film"])[0].ids[0]
     assert [(32, 9), (32, 9)] == [(len(encoding), encoding.ids.tolist().count(film)) for encoding in encoded.encodings]
@@ -150,7 +149,7 @@ def test_a_pair_windows_its_second_text(tokenizer: Tokenizer) -> None:
 def test_windows_without_room_are_an_error(tokenizer: Tokenizer, request_: classify.Request, message: str) -> None:
     """A stride that leaves no room to move on is refused with the numbers."""
     with pytest.raises(InvalidValueError, match=message):
-        classify.encode(request_, tokenizer)
+        encode(classify, request_, tokenizer)
 
 
 def test_the_estimate_is_bounded_where_text_is_cut() -> None:

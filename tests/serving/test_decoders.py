@@ -21,8 +21,9 @@ from service.errors import InvalidValueError
 from service.tasks import answer, fill_mask, ner
 from service.tasks.decoding import spans
 from service.tasks.decoding.scores import Floats, activate
-from service.text.tokenizer import Encoding, Tokenizer
+from service.text.tokenizer import Encoding, Tokenizer, Tokens
 from service.text.windows import windows
+from task_runs import decode, encode
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Known words, words in pieces, unknown ones, punctuation that joins, white space of many kinds, marks that the tokenizer strips.
@@ -115,9 +116,9 @@ def word_scores(members: list[dict[str, Any]], strategy: str) -> tuple[str, np.f
     return LABELS[best], scores[best]
 
 
-def hugging_face(request: ner.Request, encoded: ner.EncodedText, logits: Floats) -> list[dict[str, Any]]:
+def hugging_face(request: ner.Request, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
     """Returns entities by the pipeline's rules, words by the prefix and texts cut from the request, as decided in issue 4."""
-    text, offsets, pieces = request.text, encoded.tokens.offsets, encoded.tokens.pieces
+    text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
     scores = activate(logits, "softmax")
     tokens = []
     for i, (start, end) in enumerate(offsets):
@@ -178,11 +179,12 @@ def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) ->
 def test_aggregation_equals_the_rules_of_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
     """Every strategy, label form and ignored label gives the pipeline's entities, scores, offsets and order."""
     request = ner.Request(text, ner.NerParameters(aggregation_strategy=strategy, ignore_labels=list(ignored)))
-    encoded = ner.encode(request, tokenizer_of(ner.TASK, 4096))
-    rows = [{"logits": random_logits(seed, len(encoding), len(LABELS), coarse=coarse)} for encoding in encoded.encodings]
-    expected = hugging_face(request, encoded, rows[0]["logits"][1:-1]) if rows else []
+    tokenizer = tokenizer_of(ner.TASK, 4096)
+    encodings = encode(ner, request, tokenizer).encodings
+    rows = [{"logits": random_logits(seed, len(encoding), len(LABELS), coarse=coarse)} for encoding in encodings]
+    expected = hugging_face(request, tokenizer.tokenize([text])[0], rows[0]["logits"][1:-1]) if rows else []
 
-    assert_same(expected, ner.decode(request, encoded, rows, Head(LABELS)))
+    assert_same(expected, decode(ner, request, rows, Head(LABELS), tokenizer))
 
 
 @MANY
@@ -191,26 +193,29 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
     text: str, strategy: Any, room: int, data: st.DataObject, seed: int
 ) -> None:
     """Where every window says the same of a token, cutting and merging leaves no trace: no seam splits or doubles an entity."""
-    request = ner.Request(text, ner.NerParameters(aggregation_strategy=strategy, stride=data.draw(st.integers(0, room - 1))))
-    whole, cut = (ner.encode(request, tokenizer_of(ner.TASK, length)) for length in (4096, room + 2))
-    logits = random_logits(seed, len(whole.tokens), len(LABELS))
+    stride = data.draw(st.integers(0, room - 1))
+    request = ner.Request(text, ner.NerParameters(aggregation_strategy=strategy, stride=stride))
+    whole, cut = (tokenizer_of(ner.TASK, length) for length in (4096, room + 2))
+    ids = whole.tokenize([text])[0].ids
+    count = len(ids)
+    logits = random_logits(seed, count, len(LABELS))
     border = random_logits(seed + 1, 1, len(LABELS))
-    rows = [
-        [{"logits": np.concatenate([border, logits[part.start : part.stop], border])} for part in encoded.cuts] for encoded in (whole, cut)
-    ]
+    cuts = [[range(count)], windows(count, room, stride if count > room else 0)] if count else [[], []]
+    rows = [[{"logits": np.concatenate([border, logits[part.start : part.stop], border])} for part in parts] for parts in cuts]
     head = Head(LABELS)
+    encodings = encode(ner, request, cut).encodings
 
-    assert all(len(encoding) <= room + 2 for encoding in cut.encodings)
-    assert ner.decode(request, whole, rows[0], head) == ner.decode(request, cut, rows[1], head)
+    assert [ids[part.start : part.stop] for part in cuts[1]] == [encoding.ids[1:-1].tolist() for encoding in encodings]
+    assert all(len(encoding) <= room + 2 for encoding in encodings)
+    assert decode(ner, request, rows[0], head, whole) == decode(ner, request, rows[1], head, cut)
 
 
 def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
     """With strategy max two tokens that are equally sure of different labels give the word the first one's."""
     request = ner.Request("films", ner.NerParameters(aggregation_strategy="max", ignore_labels=[]))
-    encoded = ner.encode(request, tokenizer_of(ner.TASK, 32))
     rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
 
-    assert ["B"] == [item["entity_group"] for item in ner.decode(request, encoded, rows, Head(("A", "B")))]
+    assert ["B"] == [item["entity_group"] for item in decode(ner, request, rows, Head(("A", "B")), tokenizer_of(ner.TASK, 32))]
 
 
 @MANY
@@ -218,20 +223,21 @@ def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
 def test_neighbors_are_grouped_by_tag(labels: list[str]) -> None:
     """Any sequence of labels is grouped as in the pipeline, labels of other schemes too."""
     request = ner.Request("good " * len(labels), ner.NerParameters(aggregation_strategy="simple", ignore_labels=[]))
-    encoded = ner.encode(request, tokenizer_of(ner.TASK, 4096))
+    tokenizer = tokenizer_of(ner.TASK, 4096)
+    (tokens,) = tokenizer.tokenize([request.text])
     logits = 5 * np.eye(len(LABELS), dtype=np.float32)[[0, *(LABELS.index(label) for label in labels), 0]]
 
-    assert_same(hugging_face(request, encoded, logits[1:-1]), ner.decode(request, encoded, [{"logits": logits}], Head(LABELS)))
+    assert_same(hugging_face(request, tokens, logits[1:-1]), decode(ner, request, [{"logits": logits}], Head(LABELS), tokenizer))
 
 
 # ---- answers
 
 
-def probabilities(encoded: answer.EncodedPassage, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
+def probabilities(read: answer.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
     """Returns start and end probabilities of each window over [CLS], at 0, and its part of the passage."""
     found = []
-    for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
-        allowed = [encoded.cls_index, *(encoding.start + i for i in range(len(cut)))]
+    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
+        allowed = [read.cls_index, *(encoding.start + i for i in range(len(cut)))]
         start, end = (activate(np.array([row[name][i] for i in allowed]), "softmax") for name in ("start_logits", "end_logits"))
         found.append((start, end))
     return found
@@ -257,19 +263,19 @@ def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
     return {"answer": "", "score": min(float(start[0]) * float(end[0]) for start, end in pairs), "start": 0, "end": 0}
 
 
-def best_answers(request: answer.Request, encoded: answer.EncodedPassage, rows: Sequence[dict[str, Floats]]) -> list[dict[str, Any]]:
+def best_answers(request: answer.Request, read: answer.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[dict[str, Any]]:
     """Returns all distinct answers by loops over windows, starts and ends: by falling score, then start, then end."""
-    pairs = probabilities(encoded, rows)
+    pairs = probabilities(read, rows)
     spans = []
-    for cut, (start, end) in zip(encoded.cuts, pairs, strict=True):
+    for cut, (start, end) in zip(read.cuts, pairs, strict=True):
         for i in range(len(cut)):
             for j in range(i, len(cut)):
                 if j < i + request.parameters.max_answer_len:
                     spans.append((float(start[i + 1] * end[j + 1]), cut.start + i, cut.start + j))
-    whole = range(len(encoded.passage))
+    whole = range(len(read.passage))
     found: dict[str, dict[str, Any]] = {}
     for score, first, last in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
-        begin, stop, text = plain_text(request, encoded.passage, first, last, whole)
+        begin, stop, text = plain_text(request, read.passage, first, last, whole)
         found.setdefault(text.lower(), {"answer": text, "score": score, "start": begin, "end": stop})
     answers = sorted(found.values(), key=lambda item: (-item["score"], item["start"], item["end"]))
     return [*answers[: request.parameters.top_k], *([null_answer(pairs)] if request.parameters.handle_impossible_answer else [])]
@@ -293,26 +299,31 @@ REQUESTS = st.builds(
 
 
 def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: bool = False, **more: Any) -> tuple[Any, Any, Any]:
-    """Returns a request whose windows have room for so many tokens of the passage, its encoding, and random rows."""
+    """Returns a request whose windows have room for so many tokens of the passage, what the model reads of it, and random rows."""
     how = {name: value for name, value in fields.items() if name != "context"}
     parameters = answer.AnswerParameters(**how, max_seq_len=room + 5, doc_stride=stride, **more)
     request = answer.Request("good?", fields["context"], parameters)
-    encoded = answer.encode(request, tokenizer_of(answer.TASK, 4096))
+    read = answer.windows_of(request, tokenizer_of(answer.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding), coarse=coarse) for m, name in enumerate(("start_logits", "end_logits"))}
-        for n, encoding in enumerate(encoded.encodings)
+        for n, encoding in enumerate(read.encodings)
     ]
-    return request, encoded, rows
+    return request, read, rows
+
+
+def answered(request: answer.Request, rows: Sequence[dict[str, Floats]]) -> Any:
+    """Returns the answer to such a request."""
+    return decode(answer, request, rows, tokenizer=tokenizer_of(answer.TASK, 4096))
 
 
 @MANY
 @given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
 def test_the_best_answers_are_those_of_loops_over_all_spans(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
     """Over all windows, with any `top_k`, answer length and alignment; equal texts once, and every score a probability."""
-    request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed)
-    expected = best_answers(request, encoded, rows)
+    request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed)
+    expected = best_answers(request, read, rows)
     expected = sorted(expected, key=lambda item: -item["score"])[: request.parameters.top_k]
-    actual = listed(answer.decode(request, encoded, rows, Head()), request.parameters.top_k)
+    actual = listed(answered(request, rows), request.parameters.top_k)
 
     assert_same(expected, actual)
     assert all(0 <= item["score"] <= 1 for item in actual)
@@ -323,9 +334,9 @@ def test_the_best_answers_are_those_of_loops_over_all_spans(fields: dict[str, An
 def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
     """With many equal scores the order, and which of them `top_k` keeps, are still those of the loops."""
     fields = {**fields, "handle_impossible_answer": False}
-    request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, coarse=True)
+    request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, coarse=True)
 
-    assert best_answers(request, encoded, rows) == listed(answer.decode(request, encoded, rows, Head()), request.parameters.top_k)
+    assert best_answers(request, read, rows) == listed(answered(request, rows), request.parameters.top_k)
 
 
 @MANY
@@ -333,18 +344,18 @@ def test_answers_of_equal_score_are_ordered_by_start_then_end(fields: dict[str, 
 def test_few_texts_are_found_behind_many_spans_of_one(words: list[str], top_k: int, seed: int, coarse: bool) -> None:
     """In words of many pieces hundreds of spans have one text; the next best texts are still found, and none is left out."""
     fields = {"context": " ".join(words), "top_k": top_k, "max_answer_len": 30}
-    request, encoded, rows = asked(fields, 200, 0, seed, coarse=coarse)
+    request, read, rows = asked(fields, 200, 0, seed, coarse=coarse)
 
-    assert best_answers(request, encoded, rows) == listed(answer.decode(request, encoded, rows, Head()), top_k)
+    assert best_answers(request, read, rows) == listed(answered(request, rows), top_k)
 
 
 def transformers_5_2_0(
-    request: answer.Request, encoded: answer.EncodedPassage, rows: Sequence[dict[str, Floats]]
+    request: answer.Request, read: answer.PassageWindows, rows: Sequence[dict[str, Floats]]
 ) -> tuple[list[dict[str, Any]], float]:
     """Returns the answers of the last `question-answering` pipeline, in its own way over full matrices, and the null score."""
     answers: list[dict[str, Any]] = []
     nulls = 1000000.0
-    for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
+    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
         allowed = np.zeros(len(encoding), dtype=bool)
         allowed[0] = True
         allowed[encoding.start : encoding.start + len(cut)] = True
@@ -370,7 +381,7 @@ def transformers_5_2_0(
             if score == 0:  # its fillers, of which there is no telling
                 continue
             first, last = cut.start + int(s) - encoding.start, cut.start + int(e) - encoding.start
-            begin, stop, text = plain_text(request, encoded.passage, first, last, cut)
+            begin, stop, text = plain_text(request, read.passage, first, last, cut)
             earlier = next((item for item in answers if item["answer"].lower() == text.lower()), None)
             if earlier:
                 earlier["score"] += score.item()
@@ -383,13 +394,13 @@ def transformers_5_2_0(
 @given(REQUESTS, st.integers(1, 40), st.data(), SEEDS)
 def test_summed_duplicates_are_those_of_transformers_5_2_0(fields: dict[str, Any], room: int, data: st.DataObject, seed: int) -> None:
     """With `duplicates: "sum"` the candidates of each window, the sums and the order are the last pipeline's."""
-    request, encoded, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, duplicates="sum")
-    expected, null = transformers_5_2_0(request, encoded, rows)
+    request, read, rows = asked(fields, room, data.draw(st.integers(0, room - 1)), seed, duplicates="sum")
+    expected, null = transformers_5_2_0(request, read, rows)
     if request.parameters.handle_impossible_answer:
         expected.append({"answer": "", "score": null, "start": 0, "end": 0})
     expected = sorted(expected, key=lambda item: item["score"], reverse=True)[: request.parameters.top_k]
 
-    assert_same(expected, listed(answer.decode(request, encoded, rows, Head()), request.parameters.top_k))
+    assert_same(expected, listed(answered(request, rows), request.parameters.top_k))
 
 
 def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:
@@ -397,13 +408,13 @@ def test_summed_scores_may_pass_one_and_best_ones_do_not() -> None:
     fields = {"context": "bad good bad bad good bad", "align_to_words": True, "top_k": 1, "max_answer_len": 3}
     sums = {}
     for duplicates in ("sum", "best"):
-        request, encoded, _ = asked({**fields, "duplicates": duplicates}, 3, 0, 0)
+        request, read, _ = asked({**fields, "duplicates": duplicates}, 3, 0, 0)
         rows = []
-        for encoding in encoded.encodings:
+        for encoding in read.encodings:
             logits = np.where(encoding.ids == tiny.VOCABULARY.index("good"), 20, 0).astype(np.float32)
             logits[: encoding.start] = 0
             rows.append({"start_logits": logits, "end_logits": logits})
-        sums[duplicates] = answer.decode(request, encoded, rows, Head())
+        sums[duplicates] = answered(request, rows)
 
     assert {"answer": "good", "score": pytest.approx(2, abs=1e-5), "start": 4, "end": 8} == sums["sum"]
     assert {"answer": "good", "score": pytest.approx(1, abs=1e-5), "start": 4, "end": 8} == sums["best"]
@@ -455,12 +466,12 @@ def test_fillings_are_those_of_a_full_sort(
     """Scores, tokens, ties by id, targets and whole sequences, for one mask and several, in one window and in many."""
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
     request = fill_mask.Request(text, fill_mask.FillMaskParameters(top_k=top_k, targets=None if targets is None else list(targets)))
-    encoded = fill_mask.encode(request, tokenizer)
+    encodings = encode(fill_mask, request, tokenizer).encodings
     logits = random_logits(seed, text.count("[MASK]"), len(tiny.VOCABULARY), coarse=coarse)
-    ends = np.cumsum([len(encoding.masks) for encoding in encoded.encodings])
+    ends = np.cumsum([len(encoding.masks) for encoding in encodings])
     rows = [{"logits": part} for part in np.split(logits, ends[:-1])]
 
-    assert plain_fill(request, tokenizer, logits) == fill_mask.decode(request, encoded, rows, Head())
+    assert plain_fill(request, tokenizer, logits) == decode(fill_mask, request, rows, tokenizer=tokenizer)
 
 
 @MANY
@@ -468,7 +479,7 @@ def test_fillings_are_those_of_a_full_sort(
 def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -> None:
     """A window is a full run of the text with its mask in the middle, or as near to it as the text's ends let it be."""
     tokenizer = tokenizer_of(fill_mask.TASK, max_length)
-    encoded = fill_mask.encode(fill_mask.Request(text), tokenizer)
+    encodings = encode(fill_mask, fill_mask.Request(text), tokenizer).encodings
     ids, room = tokenizer.tokenize([text])[0].ids, max_length - 2
     masks = [i for i, id_ in enumerate(ids) if id_ == tiny.VOCABULARY.index("[MASK]")]
     if len(ids) <= room:
@@ -480,14 +491,14 @@ def test_a_long_text_has_a_window_around_each_mask(text: str, max_length: int) -
             start = min(range(len(ids) - room + 1), key=lambda s: (abs(s + room // 2 - mask), s))
             expected.append(([2, *ids[start : start + room], 3], (mask - start + 1,)))
 
-    assert expected == [(encoding.ids.tolist(), encoding.masks) for encoding in encoded.encodings]
+    assert expected == [(encoding.ids.tolist(), encoding.masks) for encoding in encodings]
 
 
 def test_targets_without_a_token_are_an_error() -> None:
     """Targets that normalize to nothing leave nothing to choose from."""
     with pytest.raises(InvalidValueError, match="`targets` has no word that the vocabulary knows"):
-        fill_mask.encode(
-            fill_mask.Request("a [MASK]", fill_mask.FillMaskParameters(targets=["", "\u200b"])), tokenizer_of(fill_mask.TASK, 32)
+        encode(
+            fill_mask, fill_mask.Request("a [MASK]", fill_mask.FillMaskParameters(targets=["", "\u200b"])), tokenizer_of(fill_mask.TASK, 32)
         )
 
 

@@ -20,11 +20,12 @@ from fakes import FakeEngine, Head
 from service.backend.onnx_engine import OnnxEngine, Row
 from service.bundle.files import load_bundle
 from service.tasks import answer, classify
+from service.tasks.batch import Batch
 from service.tasks.decoding.scores import activate
-from service.tasks.further import Further
 from service.tasks.occlusion import MAX_WORDS
 from service.text.tokenizer import Encoding, Tokenizer
 from service.text.words import Word, most_within, words_of
+from task_runs import begin, send
 
 CLASSIFY, ANSWER = "/classify", "/answer"
 TEXT = "the film was not bad , but very long"
@@ -301,11 +302,11 @@ def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None
         if spec is classify
         else answer.Request("good ?", text, answer.AnswerParameters(explain=True))
     )
-    encoded, head = spec.encode(request, graph.tokenizer), Head(labels=tiny.LABELS)
-    further = spec.decode(request, encoded, [graph.engine.run([each])[0] for each in encoded.encodings], head)
-    assert isinstance(further, Further)
-    ran = len(encoded.encodings[0]) + further.tokens
-    assert further.tokens <= spec.cost(request, encoded, head).reserved_tokens
+    begun = begin(spec, request, graph.tokenizer, Head(labels=tiny.LABELS))
+    variants = begun.advance([graph.engine.run([each])[0] for each in begun.batch.encodings])
+    assert isinstance(variants, Batch)
+    ran = len(begun.batch.encodings[0]) + variants.tokens
+    assert variants.tokens <= begun.batch.cost.reserved_tokens
     assert ran / 2 < spec.estimate(request, 64) < 2 * ran
 
 
@@ -352,12 +353,10 @@ def test_the_words_that_a_reader_would_name_come_out() -> None:
     model = load("sentiment")
     for text, key in {"The script is awful.": "awful", "I loved every minute of it.": "loved", "It never bores.": "never"}.items():
         request = classify.Request(text, None, classify.ClassifyParameters(explain=True, function_to_apply="none"))
-        encoded = classify.encode(request, model.tokenizer)
-        further = classify.decode(request, encoded, model.rows(encoded.encodings), model.manifest)
-        assert isinstance(further, Further)
-        found = further.finish(
-            [keep(row) for (_, keep), row in zip(further.work, model.rows([each for each, _ in further.work]), strict=True)]
-        )
+        begun = begin(classify, request, model.tokenizer, model.manifest)
+        variants = begun.advance(model.rows(begun.batch.encodings))
+        assert isinstance(variants, Batch)
+        found = send(begun.run, variants, model.rows(variants.encodings))
         assert key == max(found[0]["explanation"], key=lambda item: item["importance"])["word"]
 
 

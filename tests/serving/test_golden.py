@@ -18,14 +18,13 @@ from service.backend.onnx_engine import OnnxEngine
 from service.bundle import files
 from service.tasks import classify
 from service.tasks.decoding.scores import Row, activate
-from service.tasks.encoded import Encoded
 from service.text.tokenizer import Tokenizer
 from service.wire.reading import Limits, read_body
+from task_runs import decode, encode
 
 ROOT = Path(__file__).parents[2]
 CASES = [json.loads(line) for line in (ROOT / "tests/golden/text_classification.jsonl").read_text(encoding="utf-8").split("\n") if line]
 HEAD = Head(("negative", "positive"))
-NOTHING = Encoded(encodings=[])
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
 NEAR_TIE = 0.1
 FLOOR = 0.98
@@ -50,7 +49,7 @@ def test_stored_logits_decode_to_the_reference_answer(case: dict[str, Any]) -> N
     """Labels and their order exactly, scores to 1e-6."""
     requests = requests_of(case)
     answers = [
-        classify.decode(request, NOTHING, [{"logits": np.array(row, dtype=np.float32)} for row in windows], HEAD)
+        decode(classify, request, [{"logits": np.array(row, dtype=np.float32)} for row in windows], HEAD)
         for request, windows in zip(requests, case["logits"], strict=True)
     ]
 
@@ -64,7 +63,7 @@ def test_every_text_is_cut_into_as_many_windows_as_the_reference_has() -> None:
     loaded = files.load_bundle(ROOT / "models/sentiment")
     tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
     for case in CASES:
-        counts = [len(classify.encode(request, tokenizer).encodings) for request in requests_of(case)]
+        counts = [len(encode(classify, request, tokenizer).encodings) for request in requests_of(case)]
         assert [len(windows) for windows in case["logits"]] == counts, case["id"]
 
 
@@ -84,14 +83,14 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
                 request.text_pair,
                 classify.ClassifyParameters(window=request.parameters.window, stride=request.parameters.stride),
             )
-            encodings = classify.encode(best, tokenizer).encodings
+            encodings = encode(classify, best, tokenizer).encodings
             for encoding in encodings:
                 if encoding.ids.tobytes() not in ran:
                     ran[encoding.ids.tobytes()] = engine.run([encoding])[0]
             rows = [ran[encoding.ids.tobytes()] for encoding in encodings]
             expected = [{"logits": np.array(row, dtype=np.float32)} for row in windows]
             probabilities = np.sort(activate(np.array(windows, dtype=np.float32), "softmax").mean(axis=0))
-            same = classify.decode(best, NOTHING, rows, HEAD)[0]["label"] == classify.decode(best, NOTHING, expected, HEAD)[0]["label"]
+            same = decode(classify, best, rows, HEAD)[0]["label"] == decode(classify, best, expected, HEAD)[0]["label"]
             if probabilities[-1] - probabilities[-2] >= NEAR_TIE:
                 clear, agreed = clear + 1, agreed + same
             else:

@@ -14,20 +14,21 @@ import pytest
 
 import embedded
 from service.tasks import answer
+from task_runs import decode
 
 CASES = embedded.golden("question_answering")
 QA = embedded.load("qa")
 FLOOR = 0.9
 
 
-def stored(request: answer.Request, windows: list[dict[str, Any]]) -> tuple[answer.EncodedPassage, list[dict[str, Any]]]:
-    """Returns the encoding of a request and the stored rows, having checked that the windows are the reference's."""
-    encoded = answer.encode(request, QA.tokenizer)
+def stored(request: answer.Request, windows: list[dict[str, Any]]) -> tuple[answer.PassageWindows, list[dict[str, Any]]]:
+    """Returns what the model reads of a request and the stored rows, having checked that the windows are the reference's."""
+    read = answer.windows_of(request, QA.tokenizer)
     assert [(w["first"], w["count"], w["question"] + 2) for w in windows] == [
-        (cut.start, len(cut), encoding.start) for cut, encoding in zip(encoded.cuts, encoded.encodings, strict=True)
+        (cut.start, len(cut), encoding.start) for cut, encoding in zip(read.cuts, read.encodings, strict=True)
     ]
     rows = [{f"{name}_logits": np.array(w[name], dtype=np.float32) for name in ("start", "end")} for w in windows]
-    return encoded, rows
+    return read, rows
 
 
 def listed(result: Any) -> list[dict[str, Any]]:
@@ -53,8 +54,8 @@ def test_there_are_enough_cases() -> None:
 def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> None:
     """With `duplicates: "sum"` answers, offsets and order exactly (equal scores as sets), scores to 1e-6."""
     for request, windows, expected in pairs(case, duplicates="sum"):
-        encoded, rows = stored(request, windows)
-        result = answer.decode(request, encoded, rows, QA.manifest)
+        _, rows = stored(request, windows)
+        result = decode(answer, request, rows, QA.manifest, QA.tokenizer)
         assert isinstance(result, list) == (request.parameters.top_k > 1)
         actual, wanted = listed(result), listed(expected)
         assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in actual]
@@ -63,11 +64,11 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
             assert same[0] == same[1]
 
 
-def brute_force(request: answer.Request, encoded: answer.EncodedPassage, rows: list[dict[str, Any]]) -> list[tuple[float, int, int, str]]:
+def brute_force(request: answer.Request, read: answer.PassageWindows, rows: list[dict[str, Any]]) -> list[tuple[float, int, int, str]]:
     """Returns every distinct answer with its best score, by the plain definition: loops over windows, starts and ends."""
-    offsets, words = encoded.passage.spans(request.context), encoded.passage.word_ids
+    offsets, words = read.passage.spans(request.context), read.passage.word_ids
     found: dict[str, tuple[float, int, int, str]] = {}
-    for encoding, cut, row in zip(encoded.encodings, encoded.cuts, rows, strict=True):
+    for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
         allowed = [0, *range(encoding.start, encoding.start + len(cut))]
         p = []
         for name in ("start_logits", "end_logits"):
@@ -91,10 +92,10 @@ def brute_force(request: answer.Request, encoded: answer.EncodedPassage, rows: l
 def test_by_default_every_span_is_searched_and_equal_texts_keep_their_best(case: dict[str, Any]) -> None:
     """The best scores are those of brute force over all spans, stay within [0, 1], and no text comes twice."""
     for request, windows, _ in pairs(case, duplicates="best", handle_impossible_answer=False):
-        encoded, rows = stored(request, windows)
-        result = answer.decode(request, encoded, rows, QA.manifest)
+        read, rows = stored(request, windows)
+        result = decode(answer, request, rows, QA.manifest, QA.tokenizer)
         actual = result if isinstance(result, list) else [result]
-        expected = brute_force(request, encoded, rows)[: request.parameters.top_k]
+        expected = brute_force(request, read, rows)[: request.parameters.top_k]
         assert [pytest.approx(item[0], abs=1e-6) for item in expected] == [item["score"] for item in actual]
         assert len(actual) == len({item["answer"].lower() for item in actual})
         assert all(0 <= item["score"] <= 1 for item in actual)
@@ -110,9 +111,9 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
     total, count = 0.0, 0
     for case in CASES[::step]:
         for request, windows, _ in pairs(case, duplicates="best", top_k=2, handle_impossible_answer=False):
-            encoded, rows = stored(request, windows)
-            expected = answer.decode(request, encoded, rows, QA.manifest)
-            served = answer.decode(request, encoded, QA.rows(encoded.encodings), QA.manifest)
+            read, rows = stored(request, windows)
+            expected = decode(answer, request, rows, QA.manifest, QA.tokenizer)
+            served = decode(answer, request, QA.rows(read.encodings), QA.manifest, QA.tokenizer)
             assert isinstance(expected, list)
             assert isinstance(served, list)
             if len(expected) > 1 and expected[0]["score"] < expected[1]["score"] + 0.1:

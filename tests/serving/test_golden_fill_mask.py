@@ -14,6 +14,7 @@ import pytest
 
 import embedded
 from service.tasks import fill_mask
+from task_runs import decode, encode
 
 CASES = embedded.golden("fill_mask")
 FILL = embedded.load("fill-mask")
@@ -31,14 +32,15 @@ def rebuilt(mask: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 def decoded(request: fill_mask.Request, masks: list[dict[str, Any]]) -> list[Any]:
     """Decodes stored logits, having checked that the windows are those of the golden file."""
-    encoded = fill_mask.encode(request, FILL.tokenizer)
-    assert len(masks) == len(encoded.masks)
+    encodings, (tokens,) = encode(fill_mask, request, FILL.tokenizer).encodings, FILL.tokenizer.tokenize([request.text])
+    places = [place for place, id_ in enumerate(tokens.ids) if FILL.tokenizer.mask is not None and id_ == FILL.tokenizer.mask.id]
+    assert len(masks) == len(places)
     if "window" in masks[0]:
-        cuts = [mask - encoding.masks[0] + encoding.start for mask, encoding in zip(encoded.masks, encoded.encodings, strict=True)]
+        cuts = [place - encoding.masks[0] + encoding.start for place, encoding in zip(places, encodings, strict=True)]
         assert [mask["window"]["first"] for mask in masks] == cuts
     logits = [rebuilt(mask)[None] for mask in masks]
     rows = [{"logits": row} for row in logits] if "window" in masks[0] else [{"logits": np.concatenate(logits)}]
-    return fill_mask.decode(request, encoded, rows, FILL.manifest)
+    return list(decode(fill_mask, request, rows, FILL.manifest, FILL.tokenizer))
 
 
 def test_there_are_enough_cases() -> None:
@@ -68,8 +70,8 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
     same = count = 0
     for case in CASES[::step]:
         for request, masks in zip(embedded.read(fill_mask.TASK, case["request"]).requests(), case["masks"], strict=True):
-            encoded = fill_mask.encode(request, FILL.tokenizer)
-            logits = np.concatenate([row["logits"] for row in FILL.rows(encoded.encodings)])
+            encodings = encode(fill_mask, request, FILL.tokenizer).encodings
+            logits = np.concatenate([row["logits"] for row in FILL.rows(encodings)])
             for mask, row in zip(masks, logits, strict=True):
                 first, second = (math.exp(logit - mask["logsumexp"]) for _, logit in mask["best"][:2])
                 if first - second >= 0.1:

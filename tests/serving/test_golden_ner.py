@@ -14,6 +14,8 @@ import pytest
 
 import embedded
 from service.tasks import ner
+from service.tasks.batch import spans_read
+from task_runs import decode, encode
 
 CASES = embedded.golden("token_classification")
 NER = embedded.load("ner")
@@ -23,14 +25,16 @@ FLOOR = 0.9
 
 def decoded(request: ner.Request, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Decodes stored logits, put into place between the special tokens."""
-    encoded = ner.encode(request, NER.tokenizer)
-    assert [(w["first"], w["count"]) for w in windows if w["count"]] == [(cut.start, len(cut)) for cut in encoded.cuts]
+    batch, (tokens,) = encode(ner, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
+    cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
+    assert [tokens.ids[cut.start : cut.stop] for cut in cuts] == [encoding.ids[1:-1].tolist() for encoding in batch.encodings]
+    assert (spans_read(tokens, cuts) if len(cuts) > 1 else ()) == batch.read
     rows = []
-    for encoding, window in zip(encoded.encodings, windows, strict=False):
+    for encoding, window in zip(batch.encodings, windows, strict=False):
         logits = np.zeros((len(encoding), LABELS), dtype=np.float32)
         logits[encoding.start : encoding.start + window["count"]] = window["logits"]
         rows.append({"logits": logits})
-    return ner.decode(request, encoded, rows, NER.manifest)
+    return list(decode(ner, request, rows, NER.manifest, NER.tokenizer))
 
 
 def test_there_are_enough_cases() -> None:
@@ -72,8 +76,8 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
             if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
                 continue
             plain = ner.Request(request.text, ner.NerParameters(stride=request.parameters.stride))
-            encoded = ner.encode(plain, NER.tokenizer)
-            served = ner.decode(plain, encoded, NER.rows(encoded.encodings), NER.manifest)
+            rows = NER.rows(encode(ner, plain, NER.tokenizer).encodings)
+            served = decode(ner, plain, rows, NER.manifest, NER.tokenizer)
             a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (decoded(plain, windows), served))
             right, found, wanted, texts = right + len(a & b), found + len(b), wanted + len(a), texts + 1
     f1 = 2 * right / (found + wanted)

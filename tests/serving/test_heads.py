@@ -24,13 +24,12 @@ from service.tasks import embed, ner, rerank, similarity, zero_shot
 from service.tasks.catalog import tasks_of
 from service.tasks.decoding.offsets import rebase
 from service.tasks.decoding.tag_schemes import scheme_of, split
-from service.tasks.encoded import Encoded
 from service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from service.text.tokenizer import Tokenizer
+from task_runs import decode, encode
 
 Floats = NDArray[np.float32]
 NLI = Head(labels=("contradiction", "neutral", "entailment"))
-NOTHING = Encoded(encodings=[])
 LONG = " ".join(["good", "film", "bad"] * 20)
 ROOM = 30  # text tokens of a tiny bundle, 29 of a pair
 
@@ -60,7 +59,7 @@ def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]],
     request = zero_shot.Request(
         "text", zero_shot.ZeroShotParameters(candidate_labels=[f"label {i}" for i in range(len(values))], multi_label=multi_label)
     )
-    found = zero_shot.decode(request, NOTHING, logits(*values), Head(labels=tuple(names)))
+    found = decode(zero_shot, request, logits(*values), Head(labels=tuple(names)))
     matrix = np.array(values, dtype=np.float64)
     if multi_label or len(values) == 1:
         other = matrix[:, -1 if place == 0 else 0]
@@ -78,14 +77,17 @@ def test_labels_are_scored_as_the_pipeline_does(values: list[tuple[float, ...]],
 def test_equal_labels_come_last_first() -> None:
     """Labels of one score are in the reverse of the caller's order, as numpy's argsort reversed has them."""
     request = zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b", "c"]))
-    found = zero_shot.decode(request, NOTHING, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
+    found = decode(zero_shot, request, logits((0, 0, 1), (0, 0, 1), (0, 0, 1)), NLI)
     assert ["c", "b", "a"] == [item["label"] for item in found]
 
 
 def test_great_logits_do_not_overflow() -> None:
     """Where the pipeline's plain exponentials overflow, scores stay numbers."""
-    found = zero_shot.decode(
-        zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])), NOTHING, logits((0, 0, 500), (0, 0, 499)), NLI
+    found = decode(
+        zero_shot,
+        zero_shot.Request("text", zero_shot.ZeroShotParameters(candidate_labels=["a", "b"])),
+        logits((0, 0, 500), (0, 0, 499)),
+        NLI,
     )
     assert pytest.approx([1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))], abs=1e-6) == [item["score"] for item in found]
 
@@ -109,7 +111,8 @@ def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], pl
 
 def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None:
     """Of a long text the end is cut, for each label as much as its hypothesis needs."""
-    encoded = zero_shot.encode(
+    encoded = encode(
+        zero_shot,
         zero_shot.Request(LONG, zero_shot.ZeroShotParameters(candidate_labels=["good", "a very bad book"], hypothesis_template="is {} ?")),
         tokenizer,
     )
@@ -119,20 +122,22 @@ def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None
         assert [2, *text[: 29 - len(ids)], 3, *ids, 3] == encoding.ids.tolist()
         assert [0] * (31 - len(ids)) + [1] * (len(ids) + 1) == encoding.type_ids.tolist()
     assert encoded.truncated
-    assert not zero_shot.encode(zero_shot.Request("good", zero_shot.ZeroShotParameters(candidate_labels=["bad"])), tokenizer).truncated
+    assert not encode(zero_shot, zero_shot.Request("good", zero_shot.ZeroShotParameters(candidate_labels=["bad"])), tokenizer).truncated
 
 
 def test_a_hypothesis_without_room_is_refused(tokenizer: Tokenizer) -> None:
     """A label that leaves no token of the text is named; without a text it may take all."""
     label = " ".join(["good"] * 29)
     with pytest.raises(InvalidValueError, match=r"`good good .*` has 29 tokens and the model takes 28 beside a text"):
-        zero_shot.encode(
-            zero_shot.Request("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")), tokenizer
+        encode(
+            zero_shot,
+            zero_shot.Request("film", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")),
+            tokenizer,
         )
     assert [32] == [
         len(e)
-        for e in zero_shot.encode(
-            zero_shot.Request("", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")), tokenizer
+        for e in encode(
+            zero_shot, zero_shot.Request("", zero_shot.ZeroShotParameters(candidate_labels=[label], hypothesis_template="{}")), tokenizer
         ).encodings
     ]
 
@@ -144,11 +149,11 @@ def test_texts_are_ranked_by_sigmoid_or_logit() -> None:
     """Scores are sigmoids of the one logit, or on request the logits; equal ones keep the order of the texts."""
     rows = logits((-1.0,), (2.0,), (-1.0,), (100.0,))
     request = rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(return_text=True))
-    found = rerank.decode(request, NOTHING, rows, Head(labels=("LABEL_0",)))
+    found = decode(rerank, request, rows, Head(labels=("LABEL_0",)))
     assert [(3, "d"), (1, "b"), (0, "a"), (2, "c")] == [(item["index"], item["text"]) for item in found]
     assert pytest.approx([1.0, 1 / (1 + np.exp(-2)), 1 / (1 + np.e), 1 / (1 + np.e)], abs=1e-6) == [item["score"] for item in found]
-    raw = rerank.decode(
-        rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(raw_scores=True)), NOTHING, rows, Head(labels=("LABEL_0",))
+    raw = decode(
+        rerank, rerank.Request("query", ("a", "b", "c", "d"), rerank.RerankOptions(raw_scores=True)), rows, Head(labels=("LABEL_0",))
     )
     assert [{"index": 3, "score": 100.0}, {"index": 1, "score": 2.0}] == raw[:2]
 
@@ -169,7 +174,7 @@ def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], p
     for activation, (expected, logits_) in cases.items():
         head = Head(labels=tuple(names), activation=activation)
         for raw, numbers in ((False, expected), (True, logits_)):
-            found = rerank.decode(rerank.Request("query", texts, rerank.RerankOptions(raw_scores=raw)), NOTHING, logits(*values), head)
+            found = decode(rerank, rerank.Request("query", texts, rerank.RerankOptions(raw_scores=raw)), logits(*values), head)
             assert {item["index"]: pytest.approx(item["score"], abs=1e-4) for item in found} == dict(enumerate(numbers.tolist()))
             assert all(a["score"] >= b["score"] for a, b in pairwise(found))
 
@@ -195,7 +200,7 @@ def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: 
 
 def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
     """Each text stands behind the query, an empty one too."""
-    encoded = rerank.encode(rerank.Request("good", ("bad film", "")), tokenizer)
+    encoded = encode(rerank, rerank.Request("good", ("bad film", "")), tokenizer)
     good, bad, film = (tiny.VOCABULARY.index(word) for word in ("good", "bad", "film"))
     assert [[2, good, 3, bad, film, 3], [2, good, 3, 3]] == [encoding.ids.tolist() for encoding in encoded.encodings]
     assert not encoded.truncated
@@ -204,13 +209,13 @@ def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> 
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_pair_is_cut_at_its_longer_text(tokenizer: Tokenizer, direction: Any) -> None:
     """The longer of query and text is cut, at the end that the caller names, or refused."""
-    encoded = rerank.encode(rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncation_direction=direction)), tokenizer)
+    encoded = encode(rerank, rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncation_direction=direction)), tokenizer)
     words = tokenizer.tokenize([LONG])[0].ids
     kept = words[-26:] if direction == "left" else words[:26]
     assert [*kept, 3] == encoded.encodings[1].ids.tolist()[-27:]
     assert encoded.truncated
     with pytest.raises(InvalidValueError, match=r"texts\[1\] have 63 tokens and the model takes 29"):
-        rerank.encode(rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncate=False)), tokenizer)
+        encode(rerank, rerank.Request("a good book", ("bad", LONG), rerank.RerankOptions(truncate=False)), tokenizer)
 
 
 # ---- embeddings
@@ -236,7 +241,7 @@ def test_vectors_are_pooled_cut_and_normalized(layers: Any, normalize: bool, dim
     expected = {"none": tokens, "cls": tokens[0], "mean": sum(tokens) / 5, "max": np.max(tokens, axis=0)}[pooling][..., :dimensions]
     if normalize:
         expected = expected / np.linalg.norm(expected, axis=-1, keepdims=True)
-    np.testing.assert_allclose(expected, embed.decode(request, NOTHING, [ROW], Head()), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(expected, decode(embed, request, [ROW]), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("places", [(0,), (3, 1), (0, 1, 2, 3)])
@@ -319,10 +324,8 @@ def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], messag
 def test_base64_has_the_bytes_of_the_values(pooling: Any) -> None:
     """Four bytes a value, little-endian; of a text's tokens a text for each."""
     request = embed.Request("text", embed.EmbedParameters(pooling=pooling, dimensions=3))
-    numbers: Any = embed.decode(request, NOTHING, [ROW], Head())
-    found: Any = embed.decode(
-        replace(request, parameters=request.parameters.model_copy(update={"encoding_format": "base64"})), NOTHING, [ROW], Head()
-    )
+    numbers: Any = decode(embed, request, [ROW])
+    found: Any = decode(embed, replace(request, parameters=request.parameters.model_copy(update={"encoding_format": "base64"})), [ROW])
     vectors, texts = (numbers, found) if pooling == "none" else ([numbers], [found])
 
     assert [list(vector) for vector in vectors] == [list(struct.unpack("<3f", base64.b64decode(text, validate=True))) for text in texts]
@@ -336,14 +339,14 @@ def test_a_vector_of_zeros_stays_one() -> None:
 @pytest.mark.parametrize("direction", ["left", "right"])
 def test_a_long_text_is_cut_at_the_end_that_is_asked_for(tokenizer: Tokenizer, direction: Any) -> None:
     """A text over the length loses its end, or its beginning; the prompt stands before it."""
-    encoded = embed.encode(
-        embed.Request(LONG, prompt="the book ! ", parameters=embed.EmbedParameters(truncation_direction=direction)), tokenizer
+    encoded = encode(
+        embed, embed.Request(LONG, prompt="the book ! ", parameters=embed.EmbedParameters(truncation_direction=direction)), tokenizer
     )
     ids = tokenizer.tokenize(["the book ! " + LONG])[0].ids
     assert [2, *(ids[-ROOM:] if direction == "left" else ids[:ROOM]), 3] == encoded.encodings[0].ids.tolist()
     assert encoded.truncated
     with pytest.raises(InvalidValueError, match="the text has 60 tokens and the model takes 30; shorten it, or set `truncate` to true"):
-        embed.encode(embed.Request(LONG, embed.EmbedParameters(truncate=False)), tokenizer)
+        encode(embed, embed.Request(LONG, embed.EmbedParameters(truncate=False)), tokenizer)
 
 
 def test_what_is_left_open_is_as_the_bundle_says() -> None:
@@ -377,7 +380,7 @@ def test_similarity_is_the_cosine() -> None:
     expected = [float(v @ means[0] / np.linalg.norm(v) / np.linalg.norm(means[0])) for v in means[1:]]
     for normalize in (False, True):
         request = similarity.Request("a", ("b", "c", "a"), embed.Request("", embed.EmbedParameters(pooling="mean", normalize=normalize)))
-        assert pytest.approx(expected, abs=1e-6) == similarity.decode(request, NOTHING, rows, Head())
+        assert pytest.approx(expected, abs=1e-6) == decode(similarity, request, rows)
 
 
 # ---- what a bundle can do
@@ -451,11 +454,10 @@ def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer) ->
     """Returns the groups that the service makes of one token for each label."""
     text = " ".join(["film"] * len(labels))
     request = ner.Request(text)
-    encoded = ner.encode(request, tokenizer)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9
-    found = ner.decode(request, encoded, [{"logits": scores}], Head(labels=known))
+    found = decode(ner, request, [{"logits": scores}], Head(labels=known), tokenizer)
     return [(item["entity_group"], item["start"] // 5, item["end"] // 5) for item in found]
 
 

@@ -18,9 +18,11 @@ from service.backend.onnx_engine import OnnxEngine
 from service.bundle.files import load_bundle
 from service.errors import InvalidValueError
 from service.tasks import fill_mask, joint_masks
-from service.tasks.further import Further
-from service.tasks.joint_masks import JointText, prepare, search
+from service.tasks.batch import Batch, TaskRun
+from service.tasks.cost import Cost
+from service.tasks.joint_masks import prepare, search
 from service.text.tokenizer import Encoding, Tokenizer
+from task_runs import Begun, begin, send
 
 LONG = "good " * 40
 WORDS = ["good", "bad", "fine", "dull", "great"]
@@ -41,15 +43,16 @@ class Runs:
         """Returns the row of an encoding, run alone."""
         return self.engine.run([encoding])[0]
 
-    def drive(self, text: Any) -> list[Any]:
-        """Returns the result of a search, stage by stage."""
+    def drive(self, begun: Begun) -> list[Any]:
+        """Returns the result of a search, batch by batch. The first one has no encodings, and the cost of all."""
         self.tokens, self.stages = 0, []
-        result: Any = search(text)
-        while isinstance(result, Further):
+        reserved_tokens = begun.batch.cost.reserved_tokens
+        result = begun.advance([])
+        while isinstance(result, Batch):
             self.tokens += result.tokens
-            self.stages.append(len(result.work))
-            assert self.tokens + result.reserve <= text.reserved_tokens
-            result = result.finish([reduce(self.of(encoding)) for encoding, reduce in result.work])
+            self.stages.append(len(result.encodings))
+            assert self.tokens + result.cost.reserved_tokens <= reserved_tokens
+            result = send(begun.run, result, [self.of(encoding) for encoding in result.encodings])
         return list(result)
 
     def ids(self, text: str) -> list[int]:
@@ -81,15 +84,14 @@ def tiny_runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("masks"))
 
 
-def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[str] | None = None) -> JointText:
-    """Returns a text to search, with a beam of any width."""
+def text_of(runs: Runs, text: str, *, beam: int, top_k: int, targets: Sequence[str] | None = None) -> Begun:
+    """Returns the search of a text, with a beam of any width, before it runs anything."""
     parameters = fill_mask.FillMaskParameters.model_construct(
         joint=True, beam=beam, top_k=top_k, targets=None if targets is None else list(targets)
     )
-    found = fill_mask.encode(fill_mask.Request(text, parameters), runs.tokenizer)
-    assert isinstance(found, JointText)
-    assert [] == found.encodings
-    return found
+    begun = begin(fill_mask, fill_mask.Request(text, parameters), runs.tokenizer)
+    assert [] == begun.batch.encodings
+    return begun
 
 
 def test_a_beam_wide_enough_finds_the_best_of_all_fillings(runs: Runs) -> None:
@@ -152,11 +154,12 @@ def test_targets_of_several_pieces_have_their_joint_score(runs: Runs, masks: int
 
 def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
     """All masks are read together, with as much of the text around them as there is room for; `sequence` is the whole text."""
-    text = text_of(runs, f"{LONG} [MASK] bad bad [MASK] {LONG}", beam=2, top_k=1)
-    (encoding, _), *_ = search(text).work
+    text = f"{LONG} [MASK] bad bad [MASK] {LONG}"
+    begun = text_of(runs, text, beam=2, top_k=1)
+    encoding = begun.advance([]).encodings[0]
     assert (32, 1, 2) == (len(encoding), len(encoding.masks), int((encoding.ids == 4).sum()))
-    assert text.truncated
-    assert 84 == len(runs.drive(text)[0]["sequence"].split())
+    assert begun.batch.truncated
+    assert 84 == len(runs.drive(text_of(runs, text, beam=2, top_k=1))[0]["sequence"].split())
     with pytest.raises(InvalidValueError, match="the masks of the text stand within 42 tokens and the model takes 30; shorten it, or fill"):
         text_of(runs, f"[MASK] {LONG} [MASK]", beam=2, top_k=1)
 
@@ -165,8 +168,8 @@ def test_masks_far_into_a_long_text_are_in_one_window(runs: Runs) -> None:
 @pytest.mark.parametrize("between", [0, 11, 28])
 def test_a_window_has_every_mask(runs: Runs, before: int, between: int) -> None:
     """Wherever they stand, also as far apart as they may."""
-    text = text_of(runs, "good " * before + "[MASK] " + "bad " * between + "[MASK]" + " good" * (40 - before // 2), beam=2, top_k=1)
-    (encoding, _), *_ = search(text).work
+    begun = text_of(runs, "good " * before + "[MASK] " + "bad " * between + "[MASK]" + " good" * (40 - before // 2), beam=2, top_k=1)
+    encoding = begun.advance([]).encodings[0]
     assert (32, 2) == (len(encoding), int((encoding.ids == 4).sum()))
     assert 4 == encoding.ids[encoding.masks[0]]
 
@@ -206,8 +209,13 @@ def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.Monke
     logits[0, :2] = [-1, 0]
     monkeypatch.setattr(runs, "of", lambda encoding: {"logits": logits})
     patterns, tokens, _ = prepare([4, 4, 4], [0, 1, 2], {(0,): "worse", (1,): "better"}, beam=8, top_k=8, tokenizer=runs.tokenizer)
-    text = JointText(encodings=[], patterns=patterns, beam=8, top_k=8, choices=2, reserved_tokens=tokens, tokenizer=runs.tokenizer)
-    found = runs.drive(text)
+
+    def searched() -> TaskRun:
+        yield Batch([], Cost(answer_bytes=0, reserved_tokens=tokens))
+        return (yield from search(patterns, beam=8, top_k=8, tokenizer=runs.tokenizer))
+
+    run = searched()
+    found = runs.drive(Begun(run, next(run)))
     assert [0.0] * 8 == [item["score"] for item in found]
     assert (["better"] * 3, ["worse"] * 3) == (found[0]["targets"], found[-1]["targets"])
 
@@ -311,7 +319,7 @@ def test_what_is_estimated_is_about_what_runs(runs: Runs) -> None:
     text = "the very good [MASK] film and the [MASK] [MASK] book"
     body = fill_mask.FillMaskBody(inputs=text, parameters=fill_mask.FillMaskParameters(joint=True, beam=4))
     (request,) = body.requests(Head(mask=runs.manifest.mask))
-    runs.drive(fill_mask.encode(request, runs.tokenizer))
+    runs.drive(begin(fill_mask, request, runs.tokenizer))
     estimated = fill_mask.estimate(request, 32)
     assert [1, 4, 4] == runs.stages
     assert estimated / 2 < runs.tokens < 2 * estimated

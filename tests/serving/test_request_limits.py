@@ -25,9 +25,11 @@ from service.serving.model import Model
 from service.settings import Settings
 from service.tasks import answer, embed, fill_mask, ner
 from service.tasks import classify as classification
+from service.tasks.batch import TaskModel, TaskRun
 from service.tasks.catalog import TASKS
 from service.text.tokenizer import SHORT_CHARS, Tokenizer
 from service.wire.reading import Limits, read_body
+from task_runs import begin
 
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
 
@@ -44,7 +46,7 @@ def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, M
 
 def rows_of(model: Model, task: str, requests: list[Any]) -> list[dict[str, Any]]:
     """Returns what is held of the requests' encodings, all run in one batch."""
-    stage = model._encode(requests, TASKS[task], None)
+    stage = model._begin(requests, TASKS[task], None)
     return list(stage.run([payload for _, payload in stage.work]))
 
 
@@ -57,7 +59,7 @@ def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: asked.append(len(texts)) or tokenize(self, texts))
     body = b'{"inputs": [%s], "parameters": {"targets": ["good", "zq", "xq"]}}' % b", ".join([b'"a [MASK] film"'] * 64)
-    models_of_all["fill-mask"]._encode(read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"], None)
+    models_of_all["fill-mask"]._begin(read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"], None)
 
     assert sorted([*[1] * 64, 2]) == sorted(asked)
 
@@ -126,7 +128,7 @@ def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], strid
         classification.Request("good " * 600, None, classification.ClassifyParameters(window="mean", stride=stride)),
         classification.Request("good " * 4, "good " * 600, parameters),
     ):
-        real = sum(tokens for tokens, _ in model._encode([request], TASKS[model.task], None).work)
+        real = sum(tokens for tokens, _ in model._begin([request], TASKS[model.task], None).work)
         assert real / 2 <= classification.estimate(request, 32) <= 2 * real
 
 
@@ -145,19 +147,24 @@ def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(model
     assert 0 == service.scheduler._backlog.queue_tokens
 
 
-def test_windows_over_the_queue_are_not_all_made(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_over_the_queue_are_not_all_made(models: Path) -> None:
     """A request is given up at the text that is too much, before the windows of the others take memory."""
-    encoded: list[int] = []
-    encode = classification.encode
+    begun: list[Any] = []
     spec = TASKS["text-classification"]
-    object.__setattr__(spec, "encode", lambda request, tokenizer: encoded.append(1) or encode(request, tokenizer))
+    run = spec.run
+
+    def noted(request: Any, model: TaskModel) -> TaskRun:
+        begun.append(request)
+        return (yield from run(request, model))
+
+    object.__setattr__(spec, "run", noted)
     try:
         service = faked(models, FakeEngine(), max_queue_tokens=64)
         rejected(play(service, lambda client: client.post("/classify", json={"inputs": ["?" * 10] * 15})), 413, "too_large")
     finally:
-        object.__setattr__(spec, "encode", encode)
+        object.__setattr__(spec, "run", run)
 
-    assert 6 == len(encoded)  # of 12 tokens each
+    assert 6 == len(begun)  # of 12 tokens each
 
 
 def put(backlog: Backlog, estimate: int, real: int) -> None:
@@ -268,11 +275,12 @@ def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model],
     peaks = []
     for words in (60, 600):
         request = answer.Request("who", "good bad " * words, answer.AnswerParameters(duplicates=duplicates, max_answer_len=512))
-        encoded = answer.encode(request, model._tokenizer)
-        rows = [{name: np.zeros(len(item), dtype=np.float32) for name in ("start_logits", "end_logits")} for item in encoded.encodings]
+        begun = begin(answer, request, model._tokenizer, model.bundle.manifest)
+        encodings, cuts = begun.batch.encodings, answer.windows_of(request, model._tokenizer).cuts
+        rows = [{name: np.zeros(len(item), dtype=np.float32) for name in ("start_logits", "end_logits")} for item in encodings]
         tracemalloc.start()
-        answer.decode(request, encoded, rows, model.bundle.manifest)
-        peaks.append((tracemalloc.get_traced_memory()[1], sum(len(cut) for cut in encoded.cuts) * 30 * 20))
+        begun.finish(rows)
+        peaks.append((tracemalloc.get_traced_memory()[1], sum(map(len, cuts)) * 30 * 20))
         tracemalloc.stop()
 
     assert peaks[1][0] - peaks[0][0] < peaks[1][1] / 4  # spans of 20 bytes, of which a window of 30 tokens has 465

@@ -15,6 +15,7 @@ from service.backend.onnx_engine import OnnxEngine
 from service.bundle import files
 from service.tasks import answer, choose, classify, fill_mask, ner
 from service.text.tokenizer import Encoding, Tokenizer
+from task_runs import decode, encode
 
 LONG = "the film was not very good , but the book is great ! " * 4
 REQUESTS: dict[str, tuple[Any, list[Any]]] = {
@@ -68,9 +69,9 @@ class Served:
         self.engine = OnnxEngine(path / graph.file, graph, pad_id=0, padding_side=side)
         self.manifest = loaded.manifest
         self.task, self.requests = REQUESTS[task]
-        tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
-        self.encoded = [self.task.encode(request, tokenizer) for request in self.requests]
-        self.encodings: list[Encoding] = [encoding for encoded in self.encoded for encoding in encoded.encodings]
+        self.tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
+        self.batches = [encode(self.task, request, self.tokenizer, self.manifest) for request in self.requests]
+        self.encodings: list[Encoding] = [encoding for batch in self.batches for encoding in batch.encodings]
 
 
 @pytest.fixture(name="served", params=CASES, ids=["-".join(case) for case in CASES])
@@ -113,11 +114,11 @@ def test_a_row_beside_each_other_one_equals_the_row_alone(served: Served) -> Non
 
 def test_answers_from_a_batch_are_those_of_texts_alone(served: Served) -> None:
     """Decoded results are the same, whichever way the rows were computed."""
-    batch = served.engine.run(served.encodings)
-    for request, encoded in zip(served.requests, served.encoded, strict=True):
-        rows = [batch.pop(0) for _ in encoded.encodings]
-        alone = [served.engine.run([encoding])[0] for encoding in encoded.encodings]
-        expected, actual = (served.task.decode(request, encoded, some, served.manifest) for some in (alone, rows))
+    together = served.engine.run(served.encodings)
+    for request, batch in zip(served.requests, served.batches, strict=True):
+        rows = [together.pop(0) for _ in batch.encodings]
+        alone = [served.engine.run([encoding])[0] for encoding in batch.encodings]
+        expected, actual = (decode(served.task, request, some, served.manifest, served.tokenizer) for some in (alone, rows))
         assert without_scores(expected) == without_scores(actual)
 
 

@@ -18,6 +18,7 @@ from service.bundle import files
 from service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
 from service.tasks import answer, classify, fill_mask, zero_shot
 from service.text.tokenizer import Tokenizer
+from task_runs import encode
 
 SPECIALS = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "roberta": ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]}
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
@@ -159,11 +160,11 @@ def test_a_pair_is_not_split_by_its_texts(made: Callable[..., Tokenizer], a: str
 def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokenizer], spelled: str) -> None:
     """Neither a passage, a question, a label, a template nor a text gives its model more special tokens than others do."""
     tokenizer, plain = made(), made(mask=True)
-    passage = answer.encode(answer.Request(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
+    passage = encode(answer, answer.Request(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
-    hypothesis = zero_shot.encode(zero_shot.Request(f"good {spelled}", parameters), tokenizer).encodings[0]
-    pair = classify.encode(classify.Request(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
-    filled = fill_mask.encode(fill_mask.Request(f"{spelled} {plain.mask and plain.mask.token}"), plain).encodings[0]
+    hypothesis = encode(zero_shot, zero_shot.Request(f"good {spelled}", parameters), tokenizer).encodings[0]
+    pair = encode(classify, classify.Request(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]
+    filled = encode(fill_mask, fill_mask.Request(f"{spelled} {plain.mask and plain.mask.token}"), plain).encodings[0]
 
     for encoding, seps in ((passage, 2), (hypothesis, 2), (pair, 2), (filled, 1)):
         assert (1, seps) == (encoding.ids.tolist().count(CLS), encoding.ids.tolist().count(SEP))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 
 from application import started
 from service.tasks import classify
+from service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
 from service.tasks.catalog import TASKS
-from service.tasks.cost import Budget, Cost
-from service.tasks.encoded import Encoded, ModelConfig
+from service.tasks.cost import Cost
 from service.tasks.spec import Derivation, TaskSpec
-from service.text.tokenizer import Tokenizer
 
 EVERY_TASK = pytest.mark.parametrize("spec", TASKS.values(), ids=lambda spec: spec.path)
 
@@ -62,16 +60,10 @@ class _LengthBody(classify.ClassifyBody):
         return _Length(item)
 
 
-def _encode(request: _Length, tokenizer: Tokenizer) -> Encoded:
-    return classify.encode(classify.Request(request.text), tokenizer)
-
-
-def _cost(request: _Length, encoded: Encoded, config: ModelConfig) -> Cost:
-    return Cost(answer_bytes=4)
-
-
-def _decode(request: _Length, encoded: Encoded, rows: Sequence[Any], config: ModelConfig, budget: Budget | None = None) -> int:
-    return len(encoded.encodings[0])
+def _count_tokens(request: _Length, model: TaskModel) -> TaskRun:
+    batch = first_batch(classify.classify, classify.Request(request.text), model)
+    yield Batch(batch.encodings, Cost(answer_bytes=4))
+    return len(batch.encodings[0])
 
 
 def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,9 +75,7 @@ def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPa
         body=_LengthBody,
         answer=list[int],
         estimate=lambda request, max_length: 8,
-        encode=_encode,
-        cost=_cost,
-        decode=_decode,
+        run=_count_tokens,
         derivation=Derivation(base=classify.TASK, fits=lambda config: len(config.labels) > 1, needs="two labels", marker=("count_tokens",)),
     )
     monkeypatch.setitem(TASKS, spec.name, spec)  # type: ignore[arg-type]  # a dict, which only tests change

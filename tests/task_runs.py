@@ -1,0 +1,96 @@
+"""Runs task functions on outputs that a test gives, without a scheduler and a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fakes import Head
+from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, kept
+from service.tasks.cost import Budget
+from service.tasks.decoding.scores import Row
+from service.text.tokenizer import Encoding
+
+
+class OneToken:
+    """A tokenizer for tests of decoding, to which a text is one token whatever it says."""
+
+    pairs_only = False
+    max_length = 512
+    vocabulary_size = 1000
+
+    def tokenize(self, texts: Sequence[str]) -> list[Any]:
+        """Returns one token per text."""
+        return [_Tokens() for _ in texts]
+
+    def each(self, texts: Sequence[str]) -> Iterator[Any]:
+        """Yields one token per text."""
+        return iter(self.tokenize(texts))
+
+    def room(self, *, pair: bool) -> int:
+        """Returns the room for tokens of texts."""
+        return 510 - pair
+
+    def assemble(self, *texts: Sequence[int]) -> Encoding:
+        """Returns an encoding of three or more tokens."""
+        return Encoding(np.ones(3, dtype=np.int64), np.zeros(3, dtype=np.int64))
+
+
+class _Tokens:
+    ids = (5,)
+
+    def __len__(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A task under way, with the first batch that it yielded."""
+
+    run: TaskRun
+    batch: Batch
+
+    def finish(self, rows: Sequence[Row]) -> Any:
+        """Returns the task's result; `rows` has the outputs of its only batch."""
+        result = self.advance(rows)
+        assert not isinstance(result, Batch), "the task runs more than one batch"
+        return result
+
+    def advance(self, rows: Sequence[Row]) -> Any:
+        """Returns the task's next batch, or its result."""
+        return send(self.run, self.batch, rows)
+
+
+def send(run: TaskRun, batch: Batch, rows: Sequence[Row]) -> Any:
+    """Returns a task's batch after the outputs of another one, or its result."""
+    try:
+        return run.send(kept(batch, rows))
+    except StopIteration as end:
+        return end.value
+
+
+def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | None = None) -> Begun:
+    """Starts a task.
+
+    Args:
+        task: A module with a `SPEC`, or a `TaskSpec`.
+        request: A request of it.
+        tokenizer: The model's; None for one to which every text is a token.
+        config: The model's labels and activation.
+    """
+    spec = getattr(task, "SPEC", task)
+    run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head(), Budget()))
+    return Begun(run, next(run))
+
+
+def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Batch:
+    """Returns the first batch of a task."""
+    return begin(task, request, tokenizer, config).batch
+
+
+def decode(task: Any, request: Any, rows: Sequence[Row], config: ModelConfig | None = None, tokenizer: Any = None) -> Any:
+    """Returns the result of a task whose only batch has these outputs."""
+    return begin(task, request, tokenizer, config).finish(rows)
