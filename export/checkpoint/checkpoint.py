@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from export.checkpoint.card_metadata import CardMetadata
 from export.checkpoint.flops import count_flops
 from service.bundle.graph_spec import InputSpec, OutputSpec
-from service.bundle.manifest import Activation, AddedToken, Embedding, Flops, MaskToken, Piece, SpecialPiece, Task, TokenizerSpec
+from service.bundle.manifest import Activation, AddedToken, Embedding, Flops, MaskToken, Piece, Side, SpecialPiece, Task, TokenizerSpec
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Checkpoint:
         pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
         attention_heads: Heads of each layer, where the graph gives attention maps out; else none.
         ignored_weights: Patterns of the names of weights that the model may leave unused, because the user said so.
+        truncation_side: At which end the tokenizer cuts a text over the length.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Checkpoint:
     tokenizer_json: str
     max_length: int
     pad_id: int
-    padding_side: Literal["left", "right"]
+    padding_side: Side
     single: tuple[Piece, ...]
     pair: tuple[Piece, ...]
     cls_index: int | None
@@ -77,6 +78,7 @@ class Checkpoint:
     pairs_only: bool = False
     attention_heads: tuple[int, ...] = ()
     ignored_weights: tuple[str, ...] = ()
+    truncation_side: Side = "right"
 
     @property
     def attention_size(self) -> tuple[int, int]:
@@ -121,6 +123,7 @@ class Checkpoint:
             "mask",
             "pairs_only",
             "added_tokens",
+            "truncation_side",
         )
         return TokenizerSpec.model_validate({"sha256": sha256} | {fact: getattr(self, fact) for fact in facts})
 

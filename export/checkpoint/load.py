@@ -157,6 +157,7 @@ def _describe(
         card_metadata=files.card_metadata,
         embedding=embedding,
         pairs_only=judges_pairs(model),
+        truncation_side=tokenizer.truncation_side,
     )
 
 

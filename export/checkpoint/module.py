@@ -127,6 +127,7 @@ def load_module(reference: str) -> Checkpoint:
         card=None,
         card_metadata=CardMetadata(),
         embedding=embedding,
+        truncation_side=spec_tokenizer.truncation_side,
     )
 
 

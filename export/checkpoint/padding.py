@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from export.errors import CheckpointError
-from service.bundle.manifest import Piece, SpecialPiece
-
-Side = Literal["left", "right"]
+from service.bundle.manifest import Piece, Side, SpecialPiece
 
 SIDES: tuple[Side, ...] = ("right", "left")
 MAX_DIFFERENCE = 1e-3

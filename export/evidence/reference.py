@@ -103,7 +103,9 @@ def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]
     is_nested = stride is not None or isinstance(request, choose.Request)
     nested = batch if is_nested else {name: [values] for name, values in batch.items()}
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
-    return [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
+    found = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
+    # where the beginning of a text is cut, transformers gives its last window first
+    return found[::-1] if stride is not None and checkpoint.truncation_side == "left" else found
 
 
 def _tokenizer_arguments(checkpoint: Checkpoint, request: Any) -> tuple[tuple[Any, ...], str, int | None, int]:

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter, model_validator
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.bundle.record import Record
 
+Side = Literal["left", "right"]
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 Task = str  # a Hugging Face name; service/tasks/catalog.py says which are served, and what a manifest of each must have
@@ -75,12 +76,13 @@ class TokenizerSpec(Record):
         pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
         added_tokens: Tokens that texts may spell besides those of the vocabulary's own. Not among them are the tokens of the templates,
             of padding, of unknown text and of the mask: spelled in a text these are plain text.
+        truncation_side: At which end a text over the length is cut, unless the request says otherwise.
     """
 
     sha256: str
     max_length: Annotated[int, Field(ge=3)]
     pad_id: Annotated[int, Field(ge=0)]
-    padding_side: Literal["left", "right"]
+    padding_side: Side
     single: Annotated[tuple[Piece, ...], Field(strict=False)]
     pair: Annotated[tuple[Piece, ...], Field(strict=False)]
     cls_index: int | None
@@ -88,6 +90,7 @@ class TokenizerSpec(Record):
     mask: MaskToken | None
     pairs_only: bool = False
     added_tokens: Annotated[tuple[AddedToken, ...], Field(strict=False)] = ()
+    truncation_side: Side = "right"
 
 
 class Flops(Record):

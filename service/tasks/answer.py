@@ -186,7 +186,7 @@ def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
             f"a window of {length} tokens has room for {max(room, 0)} of the passage beside a question of {len(question)}, and "
             f"`doc_stride` is {stride}; make `doc_stride` or the question smaller, or `max_seq_len` greater."
         )
-    cuts = windows(len(passage), room, stride) if len(passage) > room else [range(len(passage))]
+    cuts = windows(len(passage), room, stride, tokenizer.truncation_side) if len(passage) > room else [range(len(passage))]
     encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]
     return PassageWindows(question, passage, cuts, encodings, tokenizer.cls_index)
 

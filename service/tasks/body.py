@@ -56,7 +56,7 @@ Truncate = Annotated[bool | None, Field(description="Cut a text over the model's
 TruncationDirection = Annotated[
     Literal["left", "right"] | None,
     BeforeValidator(lower),
-    Field(description="At which end a text over the model's length is cut."),
+    Field(description="Which end of a text over the model's length is cut; by default the one that the model's tokenizer cuts."),
 ]
 Stride = Annotated[int | None, Field(ge=0, description="Tokens that neighboring windows share; 128, at most half a window.")]
 OffsetUnit = Annotated[

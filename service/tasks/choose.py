@@ -22,7 +22,7 @@ from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from service.tasks.decoding.scores import activate, best_first
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import estimate_tokens
-from service.text.windows import truncate_longest_first
+from service.text.windows import kept_tokens, truncate_longest_first
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64
@@ -99,8 +99,9 @@ def choose(request: Request, model: TaskModel) -> TaskRun:
                 "true."
             )
         truncated |= total > room
-        keep_first, keep_second = truncate_longest_first(len(first), len(second), room)
-        encodings.append(tokenizer.assemble(first.ids[:keep_first], second.ids[:keep_second]))
+        keep = truncate_longest_first(len(first), len(second), room)
+        kept = [kept_tokens(len(tokens), count, tokenizer.truncation_side) for tokens, count in zip((first, second), keep, strict=True)]
+        encodings.append(tokenizer.assemble(first.ids[kept[0].start : kept[0].stop], second.ids[kept[1].start : kept[1].stop]))
     cost = Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, held=count)
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")

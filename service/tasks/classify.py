@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
-from service.bundle.manifest import Manifest
+from service.bundle.manifest import Manifest, Side
 from service.errors import InvalidValueError
 from service.tasks import occlusion
 from service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun, spans_read
@@ -24,7 +24,7 @@ from service.tasks.decoding.scores import Floats, Row, activate, best_first
 from service.tasks.occlusion import Part, WordImportance
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
-from service.text.windows import default_stride, truncate_longest_first, windows
+from service.text.windows import default_stride, kept_tokens, truncate_longest_first, windows
 from service.text.words import words_of
 
 TASK = "text-classification"
@@ -87,11 +87,13 @@ class Request:
         text: The text, or the first of a pair.
         text_pair: The second text of a pair.
         parameters: How.
+        truncation_side: At which end it is cut; None for the model's own.
     """
 
     text: str
     text_pair: str | None = None
     parameters: ClassifyParameters = DEFAULTS
+    truncation_side: Side | None = None
 
     @property
     def chars(self) -> int:
@@ -196,26 +198,30 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
             f"the text has {total} tokens and the model takes {room}; shorten it, or set `truncation` to true or `window` "
             "to `mean` or `max`."
         )
-    kept = truncate_longest_first(len(a), len(b or ()), room)
-    encodings = [tokenizer.assemble(a.ids[: kept[0]], None if b is None else b.ids[: kept[1]])]
-    truncated, read = total > room, _read_of_cut(a, b, kept) if total > room else ()
-    parts = _parts(request, a, b, kept) if request.parameters.explain else []
+    side = request.truncation_side or tokenizer.truncation_side
+    texts = [a] if b is None else [a, b]
+    kept = [
+        kept_tokens(len(tokens), count, side)
+        for tokens, count in zip(texts, truncate_longest_first(len(a), len(b or ()), room), strict=False)
+    ]
+    encodings = [tokenizer.assemble(*(tokens.ids[cut.start : cut.stop] for tokens, cut in zip(texts, kept, strict=True)))]
+    truncated, read = total > room, _read_of_cut(texts, kept) if total > room else ()
+    parts = _parts(request, texts, kept) if request.parameters.explain else []
     occlusion.check_count(sum(len(part.words) for part in parts), "the text" if b is None else "the pair", "shorten it")
     return _Read(encodings, truncated, read, parts)
 
 
-def _read_of_cut(a: Tokens, b: Tokens | None, kept: tuple[int, int]) -> tuple[ReadSpan, ...]:
-    if b is None:
-        return spans_read(a, [range(kept[0])])
-    return (*spans_read(a, [range(kept[0])], FIRST), *spans_read(b, [range(kept[1])], SECOND))
+def _read_of_cut(texts: Sequence[Tokens], kept: Sequence[range]) -> tuple[ReadSpan, ...]:
+    fields = (FIRST, SECOND) if len(texts) > 1 else ("",)
+    return tuple(span for tokens, cut, field in zip(texts, kept, fields, strict=True) for span in spans_read(tokens, [cut], field))
 
 
-def _parts(request: Request, a: Tokens, b: Tokens | None, kept: tuple[int, int]) -> list[Part]:
+def _parts(request: Request, texts: Sequence[Tokens], kept: Sequence[range]) -> list[Part]:
     """Returns the text, or both, with the words of what is read."""
-    given = [(request.text, a, kept[0])] if b is None else [(request.text, a, kept[0]), (request.text_pair or "", b, kept[1])]
+    given = [(FIRST, request.text), (SECOND, request.text_pair or "")] if len(texts) > 1 else [("", request.text)]
     return [
-        Part(field if b is not None else "", text, tokens.ids[:count], 0, words_of(text, tokens, range(count)))
-        for field, (text, tokens, count) in zip((FIRST, SECOND), given, strict=False)
+        Part(field, text, tokens.ids[cut.start : cut.stop], cut.start, words_of(text, tokens, cut))
+        for (field, text), tokens, cut in zip(given, texts, kept, strict=True)
     ]
 
 
@@ -230,7 +236,7 @@ def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | N
             + ("" if b is None else f" beside a first text of {len(a)} tokens")
             + "; make `stride` or the first text smaller."
         )
-    cuts = windows(len(text), room, stride)
+    cuts = windows(len(text), room, stride, tokenizer.truncation_side)
     if request.parameters.explain:
         raise InvalidValueError(
             f"`explain` is for a text that the model reads at once, and this one takes {len(cuts)} windows; shorten it, or leave `window` out to "

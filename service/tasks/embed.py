@@ -35,6 +35,7 @@ from service.tasks.decoding.scores import Floats, Row
 from service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from service.tasks.spec import TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from service.text.windows import kept_tokens
 
 TASK = "feature-extraction"
 MAX_LAYERS = 256  # of one request
@@ -178,8 +179,8 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
     room = tokenizer.room(pair=False)
     if len(tokens) > room and request.parameters.truncate is False:
         raise InvalidValueError(f"the text has {len(tokens)} tokens and the model takes {room}; shorten it, or set `truncate` to true.")
-    ids = tokens.ids[-room:] if request.parameters.truncation_direction == "left" else tokens.ids[:room]
-    return tokenizer.assemble(ids), len(tokens) > room
+    kept = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
+    return tokenizer.assemble(tokens.ids[kept.start : kept.stop]), len(tokens) > room
 
 
 def packed(values: Floats) -> str:

@@ -123,7 +123,7 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
     """
     tokenizer, labels = model.tokenizer, model.config.labels
     (tokens,) = tokenizer.tokenize([request.text])
-    cuts = _windows(request, len(tokens), tokenizer.room(pair=False))
+    cuts = _windows(request, len(tokens), tokenizer)
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
     # how many entities there are is known from the outputs only
     cost = Cost(answer_bytes=2, steps=TOKEN_STEPS * len(tokens), held=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_HELD)
@@ -141,12 +141,13 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
     return found
 
 
-def _windows(request: Request, count: int, room: int) -> list[range]:
+def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
     """Returns which of so many tokens each window has; none for a text without tokens."""
+    room = tokenizer.room(pair=False)
     stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
     if count > room and room <= stride:
         raise InvalidValueError(f"windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.")
-    return windows(count, room, stride if count > room else 0) if count else []
+    return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 
 
 def _tokens(scored: _Scored, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:

@@ -23,7 +23,7 @@ from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from service.tasks.decoding.scores import activate, best_first
 from service.tasks.spec import Derivation, TaskSpec
 from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
-from service.text.windows import truncate_longest_first
+from service.text.windows import kept_tokens, truncate_longest_first
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
@@ -119,6 +119,7 @@ def _pairs(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding], bool
     texts = tokenizer.each([request.query, *request.texts])
     query = next(texts)
     room, encodings, truncated = tokenizer.room(pair=True), [], False
+    side = request.options.truncation_direction or tokenizer.truncation_side
     for i, text in enumerate(texts):
         total = len(query) + len(text)
         if total > room and request.options.truncate is False:
@@ -127,11 +128,8 @@ def _pairs(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding], bool
             )
         truncated |= total > room
         keep = truncate_longest_first(len(query), len(text), room)
-        cut = [
-            tokens.ids[len(tokens) - n :] if request.options.truncation_direction == "left" else tokens.ids[:n]
-            for tokens, n in zip((query, text), keep, strict=True)
-        ]
-        encodings.append(tokenizer.assemble(*cut))
+        kept = [kept_tokens(len(tokens), count, side) for tokens, count in zip((query, text), keep, strict=True)]
+        encodings.append(tokenizer.assemble(query.ids[kept[0].start : kept[0].stop], text.ids[kept[1].start : kept[1].stop]))
     return encodings, truncated
 
 

@@ -25,6 +25,7 @@ from service.tasks.cost import Cost, text_bytes
 from service.tasks.decoding.scores import activate
 from service.tasks.spec import Derivation, TaskSpec, inputs_body
 from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."
@@ -163,7 +164,8 @@ def _hypotheses(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding],
                 "shorten the label or `hypothesis_template`."
             )
         truncated |= len(text) > left
-        encodings.append(tokenizer.assemble(text.ids[:left], hypothesis.ids))
+        kept = kept_tokens(len(text), left, tokenizer.truncation_side)
+        encodings.append(tokenizer.assemble(text.ids[kept.start : kept.stop], hypothesis.ids))
     return encodings, truncated
 
 

@@ -126,6 +126,7 @@ class Tokenizer:
         self.mask = spec.mask
         self.pairs_only = spec.pairs_only
         self.cls_index = spec.cls_index
+        self.truncation_side = spec.truncation_side
         self.subword_prefix = spec.subword_prefix
         self.vocabulary_size: int = self._tokenizer.get_vocab_size()
         self.unknown: str | None = getattr(self._tokenizer.model, "unk_token", None)

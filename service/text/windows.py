@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from service.bundle.manifest import Side
 from service.errors import InvalidValueError
 
 # Of one text; a stride just short of a window would make one for each token.
@@ -25,15 +26,29 @@ def truncate_longest_first(a: int, b: int, room: int) -> tuple[int, int]:
     return (kept_long, short) if a > b else (short, kept_long)
 
 
-def windows(count: int, room: int, stride: int) -> list[range]:
-    """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens.
+def kept_tokens(count: int, keep: int, side: Side) -> range:
+    """Returns which of `count` tokens are left when all but `keep` are cut off.
 
-    There is always one window, also of nothing, and the last one ends with the last token.
+    Args:
+        count: Tokens of the text.
+        keep: Tokens to keep, at most `count` of which there are.
+        side: The end that is cut.
+    """
+    keep = min(keep, count)
+    return range(count - keep, count) if side == "left" else range(keep)
+
+
+def windows(count: int, room: int, stride: int, side: Side = "right") -> list[range]:
+    """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
+
+    There is always one window, also of nothing. The first begins with the first token and the last ends with the last one. The window at the
+    end `side` may be shorter than the others.
 
     Args:
         count: Tokens of the text.
         room: Tokens of a full window, greater than `stride`.
         stride: Tokens that a window shares with the one before.
+        side: The end at which a text is cut, to which the windows proceed from the other one.
 
     Raises:
         InvalidValueError: There are more windows than a text may have.
@@ -44,7 +59,8 @@ def windows(count: int, room: int, stride: int) -> list[range]:
             f"a text of {count} tokens needs {len(starts)} windows of {room} that share {stride}, and {MAX_WINDOWS} are allowed; "
             "make the stride or the text smaller."
         )
-    return [range(start, min(start + room, count)) for start in starts]
+    found = [range(start, min(start + room, count)) for start in starts]
+    return [range(count - cut.stop, count - cut.start) for cut in reversed(found)] if side == "left" else found
 
 
 def default_stride(room: int) -> int:

@@ -37,7 +37,11 @@ class SequencesBody(ForeignBody):
     ]
     raw_scores: Annotated[bool, Field(description="Return the model's logits.")] = False
     truncate: Truncate = None
-    truncation_direction: Annotated[Literal["right"], BeforeValidator(lower), Field(description="The end is what is cut.")] = "right"
+    truncation_direction: Annotated[
+        Literal["right"] | None,
+        BeforeValidator(lower),
+        Field(description="Cut the end, also where the model's tokenizer cuts the beginning."),
+    ] = None
 
     @field_validator("inputs")
     @classmethod
@@ -71,7 +75,8 @@ class SequencesBody(ForeignBody):
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text or pair."""
         parameters = ClassifyParameters(function_to_apply="none" if self.raw_scores else None, truncation=self.truncate is not False)
-        return [classify.Request(item[0], item[1] if len(item) > 1 else None, parameters) for item in self.items]
+        side = self.truncation_direction
+        return [classify.Request(item[0], item[1] if len(item) > 1 else None, parameters, side) for item in self.items]
 
 
 class EmbedAllBody(ForeignBody):

@@ -51,17 +51,25 @@ function inWindows(windows, more, text, found) {
   ];
 }
 
-function cutOff(windows, texts) {
-  return windows.flatMap(({ field, end }) => {
-    const points = [...(texts[field] ?? "")];
-    if (end >= points.length) return [];
-    const before = points.slice(Math.max(0, end - AROUND), end).join("");
-    const after = points.slice(end, end + AROUND).join("");
+// A text of which the model read `start` to `end`: a tokenizer cuts either the end, or the beginning.
+function cutText(points, start, end) {
+  const part = (from, to) => points.slice(Math.max(0, from), to).join("");
+  if (part(0, start).trim() === "") {
     const rest = points.length - end - AROUND;
+    return [end > AROUND ? "…" : "", part(end - AROUND, end), element("s", { class: "cut" }, part(end, end + AROUND)), rest > 0 ? ` and ${COUNT.format(rest)} more` : ""];
+  }
+  const rest = start - AROUND;
+  return [rest > 0 ? `${COUNT.format(rest)} more and ` : "", element("s", { class: "cut" }, part(start - AROUND, start)), part(start, start + AROUND), start + AROUND < points.length ? "…" : ""];
+}
+
+function cutOff(windows, texts) {
+  return windows.flatMap(({ field, start, end }) => {
+    const points = [...(texts[field] ?? "")];
+    if (start === 0 && end >= points.length) return [];
     return [
       element("h3", {}, field === "" ? "What was cut" : `What was cut of the ${field === "text" ? "first" : "second"} text`),
-      element("p", { class: "quiet" }, `The model read ${COUNT.format(end)} of ${COUNT.format(points.length)} characters. What is struck out played no part.`),
-      element("p", { class: "text" }, end > AROUND ? "…" : "", before, element("s", { class: "cut" }, after), rest > 0 ? ` and ${COUNT.format(rest)} more` : ""),
+      element("p", { class: "quiet" }, `The model read ${COUNT.format(end - start)} of ${COUNT.format(points.length)} characters. What is struck out played no part.`),
+      element("p", { class: "text" }, ...cutText(points, start, end)),
     ];
   });
 }

@@ -1,0 +1,185 @@
+"""`truncation_side: left` of a checkpoint's tokenizer: the beginning of a long text is cut, and windows proceed from its end, as in transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+import tiny
+from checkpoints import PyTorch, bert, edit_json
+from export import cli
+from export.checkpoint.load import load_checkpoint
+from fakes import Head
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import load_bundle
+from service.tasks import answer, choose, classify, embed, ner, rerank, tokens, zero_shot
+from service.tasks.batch import Batch, ReadSpan
+from service.text.tokenizer import Tokenizer
+from task_runs import begin, decode, encode, send
+
+pytestmark = pytest.mark.torch
+
+LENGTH = 24
+WORDS = [word for word in tiny.VOCABULARY if word.isalpha()]
+Rows = list[tuple[list[int], list[int]]]
+
+texts = st.lists(st.sampled_from([*WORDS, "goodish", "unfilmed", "很"]), max_size=60).map(" ".join)
+long_text = st.lists(st.sampled_from(WORDS), min_size=LENGTH, max_size=90).map(" ".join)
+some_text = st.lists(st.sampled_from(WORDS), min_size=1, max_size=60).map(" ".join)
+
+
+@pytest.fixture(name="left", scope="module")
+def left_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """The service's tokenizer of a bundle that cuts the beginning."""
+    bundle = load_bundle(tiny.bundle(tmp_path_factory.mktemp("left"), max_length=LENGTH))
+    return Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer.model_copy(update={"truncation_side": "left"}))
+
+
+def transformers_tokenizer(side: Literal["left", "right"] = "left") -> PreTrainedTokenizerFast:
+    """Returns the same tokenizer in transformers."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tiny.tokenizer(), unk_token="[UNK]", sep_token="[SEP]", pad_token="[PAD]", cls_token="[CLS]", truncation_side=side
+    )
+
+
+def expected(*texts: str, truncation: str = "longest_first", stride: int | None = None, side: Literal["left", "right"] = "left") -> Rows:
+    """Returns ids and type ids that transformers gives, of each window in the order of the text."""
+    batch = transformers_tokenizer(side)(
+        *texts,
+        truncation=truncation,
+        max_length=LENGTH,
+        stride=stride or 0,
+        return_overflowing_tokens=stride is not None,
+        return_token_type_ids=True,
+    )
+    if stride is None:
+        return [(batch["input_ids"], batch["token_type_ids"])]
+    return list(zip(batch["input_ids"], batch["token_type_ids"], strict=True))[::-1]
+
+
+def rows(encoded: Batch) -> Rows:
+    """Returns ids and type ids of the service's encodings."""
+    return [(encoding.ids.tolist(), encoding.type_ids.tolist()) for encoding in encoded.encodings]
+
+
+@given(texts | long_text, st.none() | some_text | long_text)
+def test_texts_and_pairs_keep_their_ends(left: Tokenizer, text: str, pair: str | None) -> None:
+    """/classify, /embed, /rerank and /choose read what transformers reads with `longest_first`."""
+    assert rows(encode(classify, classify.Request(text, pair), left)) == expected(text, *([] if pair is None else [pair]))
+    assert rows(encode(embed, embed.Request(text), left)) == expected(text)
+    if pair is not None:
+        both = [*expected(text, pair), *expected(text, pair * 2)]
+        assert rows(encode(rerank, rerank.Request(text, (pair, pair * 2), rerank.RerankOptions()), left)) == both
+        assert rows(encode(choose, choose.Request(text, (pair, pair * 2)), left)) == both
+
+
+@given(texts | long_text, st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True))
+def test_zero_shot_cuts_the_text_alone(left: Tokenizer, text: str, labels: list[str]) -> None:
+    """As the pipeline does with `only_first`."""
+    request = zero_shot.Request(text, zero_shot.ZeroShotParameters(candidate_labels=labels, hypothesis_template="a {} film"))
+    assert rows(encode(zero_shot, request, left)) == [
+        row for label in labels for row in expected(text, f"a {label} film", truncation="only_first")
+    ]
+
+
+@given(some_text | long_text, st.integers(0, 10))
+def test_windows_are_those_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
+    """/classify with `window`, and /ner: in the order of the text, the shorter window at its beginning."""
+    windowed = classify.Request(text, parameters=classify.ClassifyParameters(window="mean", stride=stride))
+    assert rows(encode(classify, windowed, left)) == expected(text, stride=stride)
+    found = encode(ner, ner.Request(text, ner.NerParameters(stride=stride)), left)
+    assert rows(found) == expected(text, stride=stride)
+    # the spans of what is read are the windows' places in the text
+    assert [span.start for span in found.read] == sorted(span.start for span in found.read)
+
+
+@given(some_text | long_text, st.integers(0, 8))
+def test_passages_are_read_in_the_windows_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
+    """/answer, with the windows' places for the answers."""
+    request = answer.Request("a film", text, answer.AnswerParameters(doc_stride=stride))
+    assert rows(encode(answer, request, left)) == expected("a film", text, truncation="only_second", stride=stride)
+    found = answer.windows_of(request, left)
+    assert found.cuts[0].start == 0
+    assert found.cuts[-1].stop == len(found.passage)
+
+
+def test_a_request_decides_for_itself(left: Tokenizer) -> None:
+    """`truncation_direction` is for the request, whatever the model's side is."""
+    text = " ".join(WORDS * 9)
+    direction: Any = {"truncation_direction": "right"}
+    assert rows(encode(embed, embed.Request(text, embed.EmbedParameters(**direction)), left)) == expected(text, side="right")
+    ranked = rerank.Request("a", (text,), rerank.RerankOptions(**direction))
+    assert rows(encode(rerank, ranked, left)) == expected("a", text, side="right")
+    assert rows(encode(classify, classify.Request(text, truncation_side="right"), left)) == expected(text, side="right")
+
+
+def test_what_was_read_is_the_end(left: Tokenizer) -> None:
+    """Of a text, of both texts of a pair, and of an explanation the words that are read, at their places in the whole text."""
+    text = " ".join(["bad"] * 30 + ["good"] * (LENGTH - 2))
+    found = encode(classify, classify.Request(text), left)
+    assert found.truncated
+    assert found.read == (ReadSpan("", text.index("good"), len(text)),)
+    pair = encode(classify, classify.Request("a film", text), left)
+    assert [span.field for span in pair.read] == ["text", "text_pair"]
+    assert (pair.read[0].start, pair.read[1].end) == (0, len(text))
+    assert "bad" not in text[pair.read[1].start :]
+    explained = begin(classify, classify.Request(text, parameters=classify.ClassifyParameters(explain=True)), left, Head(("a", "b")))
+    variants = explained.advance([{"logits": np.array([0, 1], dtype=np.float32)}])
+    assert len(variants.encodings) == LENGTH - 2
+    assert {len(encoding) for encoding in variants.encodings} == {LENGTH - 1}
+    result = send(explained.run, variants, [{"logits": np.array([0, 1], dtype=np.float32)}] * (LENGTH - 2))
+    assert {text[word["start"] : word["end"]] for word in result[0]["explanation"]} == {"good"}
+
+
+def test_tokens_are_shown_of_the_whole_text(left: Tokenizer) -> None:
+    """/tokenize cuts nothing."""
+    text = " ".join(WORDS * 9)
+    shown = decode(tokens.TOOLS[tokens.TOKENIZE], tokens.TextRequest(text, add_special_tokens=False), [], tokenizer=left)
+    assert transformers_tokenizer()(text, add_special_tokens=False)["input_ids"] == [token["id"] for token in shown]
+
+
+# ---- from the checkpoint
+
+
+def cut_at_the_beginning(folder: Path, **options: Any) -> Path:
+    """Writes a checkpoint whose tokenizer has `truncation_side: left`."""
+    source = bert(folder, **options)
+    edit_json(source / "tokenizer_config.json", truncation_side="left")
+    return source
+
+
+@pytest.mark.parametrize("head", ["ForTokenClassification", "ForQuestionAnswering", "Model", "ForMultipleChoice"])
+def test_checkpoints_of_other_tasks_are_exported(tmp_path: Path, head: str) -> None:
+    """The samples have texts over the length, in windows and cut, so that parity compares both."""
+    source = cut_at_the_beginning(tmp_path, architecture=f"Bert{head}", positions=64, labels=("first", "second"))
+    assert 0 == cli.main([str(source), "--output", str(tmp_path / "models"), "--precision", "fp32"])
+
+
+def test_a_bundle_answers_as_pytorch_does(tmp_path: Path) -> None:
+    """Long texts and long pairs, and the manifest says which end is cut."""
+    source = cut_at_the_beginning(tmp_path, positions=64)
+    assert load_checkpoint(str(source)).truncation_side == "left"
+    assert 0 == cli.main([str(source), "--output", str(tmp_path / "models"), "--precision", "fp32"])
+    bundle = load_bundle(tmp_path / "models" / source.name)
+    spec = bundle.manifest.tokenizer
+    assert spec.truncation_side == "left"
+    tokenizer = Tokenizer(bundle.tokenizer_path, spec)
+    engine = OnnxEngine(bundle.path / bundle.manifest.graphs[0].file, bundle.manifest.graphs[0], pad_id=spec.pad_id, padding_side="right")
+    pytorch = PyTorch(source)
+    end = " ".join(WORDS * 9)
+    pairs: Sequence[tuple[str, str | None]] = [("bad " * 99 + end, None), ("a film", "bad " * 99 + end), ("bad " * 99 + end, end)]
+    for text, pair in pairs:
+        [row] = engine.run(encode(classify, classify.Request(text, pair), tokenizer).encodings)
+        np.testing.assert_allclose(pytorch.logits(text, pair, max_length=64), row["logits"], rtol=0, atol=1e-4)
+
+
+def test_bundles_without_the_field_cut_the_end(tmp_path: Path) -> None:
+    """As those of earlier versions."""
+    assert load_bundle(tiny.bundle(tmp_path)).manifest.tokenizer.truncation_side == "right"
