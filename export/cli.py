@@ -1,7 +1,7 @@
 """bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `verify` and `analyze` are in `verify_cli` and `analyze_cli`.
 
-Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 a needed package is not installed, 4 the bundle is there
-without int8, which was tried, 130 and 143 stopped by SIGINT or SIGTERM.
+Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 a needed package is not installed, 4 the bundle lacks
+a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
 from service.tasks import catalog
 
 if TYPE_CHECKING:
-    from service.bundle.graph_spec import GraphSpec
+    from service.bundle.graph_spec import GraphSpec, Provider
     from service.bundle.manifest import Manifest
 
 TASKS = tuple(name for name, spec in catalog.TASKS.items() if spec.derivation is None)
 COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
-WITHOUT_INT8 = 4
+GRAPH_MISSING = 4
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -116,9 +116,9 @@ def _run(args: argparse.Namespace) -> int:
     for graph in manifest.graphs:
         if is_low(graph):
             print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
-    for omitted in manifest.omitted:
-        print(f"bert-export: the bundle has no {omitted.precision}, but fp32 as its default graph: {omitted.reason}", file=sys.stderr)
-    return WITHOUT_INT8 if manifest.omitted else 0
+    for line in missing_graphs(manifest):
+        print(f"bert-export: {line}", file=sys.stderr)
+    return GRAPH_MISSING if manifest.omitted else 0
 
 
 def _misused_module(args: argparse.Namespace) -> str | None:
@@ -155,6 +155,19 @@ def low_agreement(graph: GraphSpec) -> str:
         f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, and at least {ENOUGH_AGREEMENT:.0%} is expected; {chosen}. "
         "Measure it on texts of your own (`bert-export verify --data`), and try a lower --max-int8-error or --calibration texts of your own."
     )
+
+
+def missing_graphs(manifest: Manifest) -> list[str]:
+    """Returns which graphs a bundle lacks, what takes their place, and why: a line for each reason of each provider."""
+    names: dict[tuple[Provider, str], list[str]] = {}
+    for omitted in manifest.omitted:
+        name = omitted.precision if omitted.provider == "cpu" else f"{omitted.provider}/{omitted.precision}"
+        names.setdefault((omitted.provider, omitted.reason), []).append(name)
+    defaults = {graph.provider: f"but {graph.precision} as its default graph" for graph in manifest.graphs if graph.default}
+    return [
+        f"the bundle has no {' and no '.join(missing)}, {defaults.get(provider, f'and no other graph for {provider}')}: {reason}"
+        for (provider, reason), missing in names.items()
+    ]
 
 
 def _print_evidence(target: Path, manifest: Manifest) -> None:

@@ -3,8 +3,7 @@
 ExportError              1
 ├── CheckpointError      1  the checkpoint cannot be read, or is not understood
 ├── MissingPackageError  3  the checkpoint needs a package that is not installed
-├── GraphError           1  a graph is not what a stage expected it to be
-│   └── QuantizationError   int8 cannot be made, or does not answer as it must: the float graph is kept, and the command ends with 4
+├── GraphError           1  a graph is not what a stage expected it to be, or cannot be made
 ├── ParityError          1  the bundle does not answer as the checkpoint does
 ├── OutputExistsError    2  there is a bundle of that name already
 └── DataError            2  the data to verify a bundle on cannot be read
@@ -34,11 +33,7 @@ class MissingPackageError(ExportError):
 
 
 class GraphError(ExportError):
-    """A graph is not what a stage expected it to be."""
-
-
-class QuantizationError(GraphError):
-    """int8 cannot be made, or does not answer as it must; the message says why and what to try. It costs the int8 graph alone."""
+    """A graph is not what a stage expected it to be, or cannot be made; the message says why and what to try."""
 
 
 class ParityError(ExportError):

@@ -17,27 +17,23 @@ import transformers
 import service
 from export import calibration, trace
 from export.artifact import Artifact
-from export.bundle.example import answer_example
 from export.bundle.package import package_bundle, refuse_existing
 from export.calibration import Split, Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
 from export.checkpoint.module import load_module, module_name
 from export.cpu import build as cpu
-from export.errors import CheckpointError, ParityError, QuantizationError
-from export.evidence.measure import measure_graph
+from export.errors import CheckpointError, ParityError
 from export.evidence.reference import NO_TEXTS, Reference, sample_reference
 from export.gpu import build as gpu
-from export.graph import onnx_files
 from export.precisions import choose_precisions
 from export.progress import Progress, stage
+from export.provider_graphs import BundleGraphs, Comparison, measure_graphs
 from export.tracers import Tracer
 from export.workspace import workspace
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.evidence_policy import is_low
 from service.bundle.files import TOKENIZER_FILE, digest
-from service.bundle.graph_spec import GraphSpec, Precision, Provider
-from service.bundle.manifest import NAME_PATTERN, Combine, Example, Figure, Flops, Layers, Manifest, OmittedGraph, Source, TokenizerSpec
+from service.bundle.graph_spec import Precision, Provider
+from service.bundle.manifest import NAME_PATTERN, Combine, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
 from service.text.tokenizer import Tokenizer
 
 
@@ -89,15 +85,6 @@ class ExportSpec:
     ignored_weights: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """A provider's graphs, as the manifest has them, the engine of the default one, and what is not there."""
-
-    graphs: Sequence[GraphSpec]
-    engine: OnnxEngine
-    omitted: Sequence[OmittedGraph] = ()
-
-
 def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     """Turns a checkpoint into a bundle.
 
@@ -106,8 +93,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         progress: Called with a line for each finished stage.
 
     Returns:
-        The bundle's folder and its manifest. Where int8 was tried and missed what it must hold, the bundle has the verified float32 graph
-        in its place, and the manifest says so (`omitted`).
+        The bundle's folder and its manifest, which says which graphs failed and why (`omitted`); the bundle has all others.
 
     Raises:
         ExportError: A stage failed; nothing is left behind.
@@ -166,97 +152,19 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
         reference = _reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and without the weights of a large one sessions have room
-    graphs: list[GraphSpec] = []
-    omitted: list[OmittedGraph] = []
-    example = None
+    made: dict[Provider, Iterable[Artifact]] = {}
     for provider in sorted(precisions, key=lambda provider: provider != "cpu"):
-        artifacts: Iterable[Artifact]
         if provider == "cpu":
             int8 = cpu.Int8Options(texts, spec.max_int8_error, spec.quick)
-            artifacts = cpu.build_graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, int8, progress)
+            made[provider] = cpu.build_graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, int8, progress)
         else:
-            with stage(progress, "optimize", provider):
-                artifacts = gpu.build_graphs(
-                    provider, precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration
-                )
-        measured = _measure(artifacts, precisions[provider], checkpoint, tokenizer, reference, progress)
-        if spec.precisions is None and (better := _better_default(measured.graphs)) is not None:
-            measured = _with_default(measured.graphs, better, bundle, checkpoint, measured.omitted)
-        graphs += measured.graphs
-        omitted += measured.omitted
-        example = example or answer_example(checkpoint, tokenizer, measured.engine)
-    assert example is not None
-    return _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs, example, omitted)
-
-
-def _measure(
-    artifacts: Iterable[Artifact],
-    precisions: Sequence[Precision],
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    reference: Reference,
-    progress: Progress,
-) -> _Measured:
-    """Measures a provider's graphs, and removes those that are not kept."""
-    measured: list[Artifact] = []
-    graphs: list[GraphSpec] = []
-    engine, omitted = None, []
-    try:
-        # fp32 is measured even if it is not kept: without that a fault of the trace could hide in int8's wide bound
-        for artifact in artifacts:
-            default = artifact.precision == precisions[-1]
-            graph, graph_engine = _measure_graph(artifact, checkpoint, tokenizer, reference, progress, default=default)
-            measured.append(artifact)
-            graphs.append(graph)
-            engine = graph_engine if default else engine
-            del graph_engine  # the next graph needs the memory
-    except QuantizationError as error:  # int8 is made last
-        omitted = [OmittedGraph(provider="cpu", precision="int8", reason=str(error))]
-        precisions = [precision for precision in precisions if precision != "int8"] or ["fp32"]
-    kept = {artifact.path for artifact in measured if artifact.precision in precisions}
-    for path in {artifact.path for artifact in measured} - kept:
-        onnx_files.remove(path)
-    graphs = [graph for graph in graphs if graph.precision in precisions]
-    if omitted:
-        return _with_default(graphs, graphs[-1], measured[0].path.parent, checkpoint, omitted)
-    assert engine is not None
-    return _Measured(graphs, engine)
-
-
-def _measure_graph(
-    artifact: Artifact, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference, progress: Progress, *, default: bool
-) -> tuple[GraphSpec, OnnxEngine]:
-    """Returns a graph's entry in the manifest, and its engine.
-
-    Raises:
-        QuantizationError: It is int8 and does not answer as the checkpoint does, or not at all; it is removed.
-        ParityError: It is another one that does not.
-    """
-    try:
-        with stage(progress, "parity", f"{artifact.provider}/{artifact.precision}"):
-            onnx_files.finalize(artifact.path)
-            return measure_graph(artifact, checkpoint, tokenizer, reference, default=default)
-    except ParityError as error:
-        if artifact.precision != "int8":
-            raise
-        onnx_files.remove(artifact.path)
-        raise QuantizationError(str(error)) from error
-
-
-def _with_default(
-    graphs: Sequence[GraphSpec], default: GraphSpec, bundle: Path, checkpoint: Checkpoint, omitted: Sequence[OmittedGraph] = ()
-) -> _Measured:
-    """Returns the same graphs with another default one."""
-    engine = OnnxEngine(
-        bundle / default.file, default, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=default.evidence.provider
-    )
-    return _Measured([graph.model_copy(update={"default": graph is default}) for graph in graphs], engine, omitted)
-
-
-def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:
-    """Returns a provider's float32 graph where its default one answers too seldom as the checkpoint does; for those who did not ask for it."""
-    default = next(graph for graph in graphs if graph.default)
-    return next((graph for graph in graphs if graph.precision == "fp32"), None) if is_low(default) else None
+            traced_graph = gpu.TracedGraph(raw, traced.form)
+            made[provider] = gpu.build_graphs(
+                provider, precisions[provider], traced_graph, bundle, checkpoint, tokenizer, texts.calibration, progress
+            )
+    comparison = Comparison(bundle, checkpoint, tokenizer, reference, progress)
+    graphs = measure_graphs(made, precisions, comparison, default_must_agree=spec.precisions is None)
+    return _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs)
 
 
 def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
@@ -280,9 +188,7 @@ def _manifest(
     checkpoint: Checkpoint,
     tokenizer_spec: TokenizerSpec,
     flops: Flops,
-    graphs: Sequence[GraphSpec],
-    example: Example,
-    omitted: Sequence[OmittedGraph],
+    graphs: BundleGraphs,
 ) -> Manifest:
     """Returns the manifest of a finished bundle."""
     return Manifest(
@@ -295,10 +201,10 @@ def _manifest(
         embedding=checkpoint.embedding,
         tokenizer=tokenizer_spec,
         flops=flops,
-        graphs=tuple(graphs),
-        example=example,
+        graphs=tuple(graphs.graphs),
+        example=graphs.example,
         figures=tuple(spec.figures),
-        omitted=tuple(omitted),
+        omitted=tuple(graphs.omitted),
         attention_heads=checkpoint.attention_heads,
         source=Source(
             checkpoint=checkpoint.source,

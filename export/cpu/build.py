@@ -11,7 +11,6 @@ from export.artifact import Artifact
 from export.calibration import Split, Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
-from export.errors import GraphError, QuantizationError
 from export.graph import onnx_files
 from export.inference import Feed
 from export.int8 import quantize
@@ -91,7 +90,7 @@ def build_graphs(
         progress: Called with a line when it is.
 
     Raises:
-        QuantizationError: There is nothing to quantize, or the outputs do not bear it; the float32 graph came before.
+        GraphError: There is nothing to quantize, or the outputs do not bear it; the float32 graph came before.
     """
     path = folder / "model.cpu.fp32.onnx"
     onnx_files.copy(optimized.path, path)
@@ -108,18 +107,14 @@ def _build_int8(
 
     texts = int8.texts
     with stage(progress, "quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.validation)} others"):
-        try:
-            made = quantize.quantize(
-                optimized.path,
-                path,
-                optimized.path.parent,
-                feeds(texts.calibration),
-                feeds(texts.validation),
-                max_error=int8.max_error,
-                quick=int8.quick,
-            )
-        except GraphError as error:
-            onnx_files.remove(path)  # what was tried last
-            raise QuantizationError(str(error)) from error
+        made = quantize.quantize(
+            optimized.path,
+            path,
+            optimized.path.parent,
+            feeds(texts.calibration),
+            feeds(texts.validation),
+            max_error=int8.max_error,
+            quick=int8.quick,
+        )
     form = f"{optimized.form}, int8 by --quick" if int8.quick else optimized.form
     return Artifact(path, "cpu", "int8", form, checkpoint.inputs, fusions=optimized.fusions, quantized=made.counts, error=made.error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from export import calibration
@@ -10,33 +11,47 @@ from export.artifact import Artifact
 from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.gpu import cuda, fp16, shape_plan, tensorrt
+from export.progress import Progress, stage
 from service.bundle.graph_spec import Precision, Provider
 from service.text.tokenizer import Tokenizer
 
 PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
 
 
+@dataclass(frozen=True)
+class TracedGraph:
+    """The graph that the others are made of.
+
+    Attributes:
+        path: The file.
+        form: How it was traced, for the reader.
+    """
+
+    path: Path
+    form: str
+
+
 def build_graphs(
     provider: Provider,
     precisions: Sequence[Precision],
-    raw: Path,
-    traced: str,
+    traced: TracedGraph,
     folder: Path,
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     texts: Texts,
-) -> list[Artifact]:
-    """Makes the graphs of a provider; float32 first, and always: the others are made of it.
+    progress: Progress,
+) -> Iterator[Artifact]:
+    """Makes the graphs of a provider, each when it is asked for; float32 first, and always: the others are made of it.
 
     Args:
         provider: `cuda` or `tensorrt`.
         precisions: What to make.
-        raw: The traced graph.
-        traced: How it was traced, for the reader.
+        traced: The traced graph.
         folder: Where the files go, `model.<provider>.<precision>.onnx`.
         checkpoint: What was traced.
         tokenizer: The service's tokenizer, for the texts.
         texts: Calibration texts, on which half precision is measured.
+        progress: Called with a line when a graph is made.
 
     Raises:
         GraphError: The graph has operators that the provider does not know.
@@ -45,18 +60,23 @@ def build_graphs(
     plan = shape_plan.plan(checkpoint.max_length, masks=has_masks, rectangle=provider == "tensorrt")
     fp32 = folder / f"model.{provider}.fp32.onnx"
     if provider == "tensorrt":
-        tensorrt.write_standard(raw, fp32)
-        form = f"{traced}, {tensorrt.FORM}" + ("; fp16 is TensorRT's own" if "fp16" in precisions else "")
-        return [Artifact(fp32, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))]
-    fused = cuda.fuse(raw, fp32, checkpoint)
-    form = f"{traced}, {fused.form}"
-    graphs = [Artifact(fp32, provider, "fp32", form, fused.inputs, plan, fused.fusions)]
+        with stage(progress, "optimize", provider):
+            tensorrt.write_standard(traced.path, fp32)
+        form = f"{traced.form}, {tensorrt.FORM}" + ("; fp16 is TensorRT's own" if "fp16" in precisions else "")
+        yield from (
+            Artifact(fp32, provider, precision, form, checkpoint.inputs, plan) for precision in dict.fromkeys(("fp32", *precisions))
+        )
+        return
+    with stage(progress, "optimize", provider):
+        fused = cuda.fuse(traced.path, fp32, checkpoint)
+    form = f"{traced.form}, {fused.form}"
+    yield Artifact(fp32, provider, "fp32", form, fused.inputs, plan, fused.fusions)
     if "fp16" in precisions:
         path = folder / f"model.{provider}.fp16.onnx"
-        feeds = calibration.make_feeds(texts.lines, checkpoint, tokenizer, fused.inputs, passages=texts.passages)
-        ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
-        short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
-        padded = [calibration.pad(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
-        converted = fp16.convert_to_fp16(fp32, path, raw.parent, feeds, padded)
-        graphs.append(Artifact(path, provider, "fp16", form, fused.inputs, plan, fused.fusions, converted.counts, converted.error))
-    return graphs
+        with stage(progress, "optimize", f"{provider}, fp16"):
+            feeds = calibration.make_feeds(texts.lines, checkpoint, tokenizer, fused.inputs, passages=texts.passages)
+            ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
+            short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
+            padded = [calibration.pad(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]
+            converted = fp16.convert_to_fp16(fp32, path, traced.path.parent, feeds, padded)
+        yield Artifact(path, provider, "fp16", form, fused.inputs, plan, fused.fusions, converted.counts, converted.error)

@@ -52,9 +52,9 @@ class Bundle:
                 return graph
         have = ", ".join(f"{graph.provider}/{graph.precision}" for graph in self.manifest.graphs)
         tried = "".join(
-            f" At its export {precision} was tried: {omitted.reason}"
+            f" At its export {omitted.precision} was tried: {omitted.reason}"
             for omitted in self.manifest.omitted
-            if (omitted.provider, omitted.precision) == (provider, precision)
+            if omitted.provider == provider and precision in ("auto", omitted.precision)
         )
         raise BundleError(
             f"bundle `{self.manifest.name}` has no graph for provider `{provider}` and precision `{precision}`; it has "

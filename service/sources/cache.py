@@ -91,8 +91,8 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
                     *(["--revision", source.revision] if source.revision else []),
                 ]
                 code = exporter.run([*command, *flags, "--", source.where], lock=lock)
-                if code == exporter.WITHOUT_INT8 and _is_there(bundle):
-                    logger.warning("%s is served in fp32, because int8 cannot be had, as the line above says", source.where)
+                if code == exporter.GRAPH_MISSING and _is_there(bundle):
+                    logger.warning("%s is served without the graph that the line above names", source.where)
                 elif code != 0:
                     if code < _SIGNALED:
                         logger.error(

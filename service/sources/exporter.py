@@ -11,7 +11,7 @@ from types import FrameType
 
 from service.errors import StartError
 
-WITHOUT_INT8 = 4  # bert-export's exit code where the bundle is there with fp32 alone, and int8 was tried
+GRAPH_MISSING = 4  # bert-export's exit code if the bundle lacks a graph that failed
 _STDERR = 2  # stdout is the service's own
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # beside this package, under whatever name both are installed

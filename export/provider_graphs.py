@@ -1,0 +1,184 @@
+"""Measures the graphs of each provider as they are made, and keeps those that answer as the checkpoint does.
+
+A graph that cannot be made, loaded or matched with the checkpoint does not stop the others: the manifest says why it is missing. The float32
+graph of a provider is the exception. The provider's other graphs are made of it, and without it a fault could hide in their wider bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from export.artifact import Artifact
+from export.bundle.example import answer_example
+from export.checkpoint.checkpoint import Checkpoint
+from export.errors import ExportError
+from export.evidence.measure import measure_graph
+from export.evidence.reference import Reference
+from export.graph import onnx_files
+from export.progress import Progress, stage
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.evidence_policy import is_low
+from service.bundle.graph_spec import GraphSpec, Precision, Provider
+from service.bundle.manifest import Example, OmittedGraph
+from service.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What graphs are compared with, and where they are.
+
+    Attributes:
+        folder: The bundle's folder.
+        checkpoint: The checkpoint that they are made of.
+        tokenizer: The service's tokenizer.
+        reference: The checkpoint's own outputs.
+        progress: Called with a line for each graph that was compared.
+    """
+
+    folder: Path
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    reference: Reference
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class BundleGraphs:
+    """The graphs of a bundle, as the manifest has them.
+
+    Attributes:
+        graphs: The graphs that passed.
+        omitted: Those that did not, with the reasons.
+        example: The stored example, answered by the default graph of the first provider.
+    """
+
+    graphs: Sequence[GraphSpec]
+    omitted: Sequence[OmittedGraph]
+    example: Example
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A provider's graphs, the engine of the default one, and what is missing."""
+
+    graphs: Sequence[GraphSpec]
+    engine: OnnxEngine
+    omitted: Sequence[OmittedGraph] = ()
+
+
+def measure_graphs(
+    artifacts: Mapping[Provider, Iterable[Artifact]],
+    precisions: Mapping[Provider, Sequence[Precision]],
+    comparison: Comparison,
+    *,
+    default_must_agree: bool,
+) -> BundleGraphs:
+    """Measures the graphs of all providers, and removes the files of those that are not kept.
+
+    Args:
+        artifacts: The graphs of each provider, made when they are iterated over; float32 first.
+        precisions: The precisions to keep; the last one of each provider is its default graph.
+        comparison: What they are compared with.
+        default_must_agree: Whether a provider's float32 graph is its default where another one answers too seldom as the checkpoint does.
+
+    Raises:
+        ExportError: The CPU's float32 graph failed, or those of all providers.
+        OSError: A file cannot be written.
+    """
+    graphs: list[GraphSpec] = []
+    omitted: list[OmittedGraph] = []
+    example: Example | None = None
+    failure: Exception | None = None
+    for provider, made in artifacts.items():
+        try:
+            measured = _measure(made, provider, precisions[provider], comparison)
+        except Exception as error:
+            # the CPU's float32 graph shows whether the trace is right, of which all graphs are made
+            if provider == "cpu" or isinstance(error, OSError):
+                raise
+            failure = error
+            omitted += (_omitted(provider, precision, error) for precision in precisions[provider])
+            _remove_others(comparison.folder, provider, ())
+            continue
+        if default_must_agree and (better := _better_default(measured.graphs)) is not None:
+            measured = _with_default(measured.graphs, better, comparison, measured.omitted)
+        graphs += measured.graphs
+        omitted += measured.omitted
+        example = example or answer_example(comparison.checkpoint, comparison.tokenizer, measured.engine)
+    if example is None:
+        assert failure is not None, "there is at least one provider"
+        raise failure
+    return BundleGraphs(graphs, omitted, example)
+
+
+def _measure(artifacts: Iterable[Artifact], provider: Provider, precisions: Sequence[Precision], comparison: Comparison) -> _Measured:
+    """Measures a provider's graphs as they are made.
+
+    Raises:
+        Exception: Its float32 graph failed.
+        OSError: A file cannot be written.
+    """
+    graphs: list[GraphSpec] = []
+    engine, omitted = None, []
+    try:
+        # fp32 is measured even if it is not kept: without that a fault of the trace could hide in int8's wide bound
+        for artifact in artifacts:
+            default = artifact.precision == precisions[-1]
+            graph, graph_engine = _measure_graph(artifact, comparison, default=default)
+            graphs.append(graph)
+            engine = graph_engine if default else engine
+            del graph_engine  # the next graph needs the memory
+    except Exception as error:  # what optimizers and onnxruntime raise has no common base
+        if not graphs or isinstance(error, OSError):
+            raise
+        failed = next(precision for precision in precisions if precision not in {graph.precision for graph in graphs})
+        omitted = [_omitted(provider, failed, error)]
+        precisions = [precision for precision in precisions if precision != failed] or ["fp32"]
+    graphs = [graph for graph in graphs if graph.precision in precisions]
+    _remove_others(comparison.folder, provider, graphs)
+    if omitted:
+        return _with_default(graphs, graphs[-1], comparison, omitted)
+    assert engine is not None
+    return _Measured(graphs, engine)
+
+
+def _measure_graph(artifact: Artifact, comparison: Comparison, *, default: bool) -> tuple[GraphSpec, OnnxEngine]:
+    with stage(comparison.progress, "parity", f"{artifact.provider}/{artifact.precision}"):
+        onnx_files.finalize(artifact.path)
+        return measure_graph(artifact, comparison.checkpoint, comparison.tokenizer, comparison.reference, default=default)
+
+
+def _omitted(provider: Provider, precision: Precision, error: Exception) -> OmittedGraph:
+    """Returns the manifest's entry of a graph that failed."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {first}"
+    return OmittedGraph(provider=provider, precision=precision, reason=reason)
+
+
+def _remove_others(folder: Path, provider: Provider, graphs: Sequence[GraphSpec]) -> None:
+    """Removes a provider's files that are of none of the graphs, parts of graphs that failed among them."""
+    kept = {file.file for graph in graphs for file in graph.files}
+    for path in folder.glob(f"model.{provider}.*"):
+        if path.name not in kept:
+            path.unlink()
+
+
+def _with_default(graphs: Sequence[GraphSpec], default: GraphSpec, comparison: Comparison, omitted: Sequence[OmittedGraph]) -> _Measured:
+    """Returns the same graphs with another default one, whose session opens on the provider that it was measured on."""
+    checkpoint = comparison.checkpoint
+    engine = OnnxEngine(
+        comparison.folder / default.file,
+        default,
+        pad_id=checkpoint.pad_id,
+        padding_side=checkpoint.padding_side,
+        provider=default.evidence.provider,
+    )
+    return _Measured([graph.model_copy(update={"default": graph is default}) for graph in graphs], engine, omitted)
+
+
+def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:
+    """Returns a provider's float32 graph where its default one answers too seldom as the checkpoint does; for those who did not ask for it."""
+    default = next(graph for graph in graphs if graph.default)
+    return next((graph for graph in graphs if graph.precision == "fp32"), None) if is_low(default) else None

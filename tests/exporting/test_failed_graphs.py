@@ -1,0 +1,180 @@
+"""A graph that fails costs no other one: the bundle has the rest, and command, manifest and card say which one is missing and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import tiny
+from checkpoints import few_texts
+from export import provider_graphs
+from export.errors import GraphError, ParityError
+from export.gpu import cuda, fp16, tensorrt
+from export.provider_graphs import Comparison, measure_graph
+from outputs import Run
+from playback import play_back
+from service.backend.onnx_engine import OnnxEngine
+from service.bundle.files import CARD_FILE, load_bundle
+from service.errors import BundleError
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("command",)
+
+Key = tuple[str, str]
+
+
+class Fault:
+    """Makes a stage of one graph fail: `build`, `load` or `agree`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def build(self, module: Any, name: str, error: Exception) -> None:
+        """Lets a function that makes a graph leave half a file and fail."""
+
+        def fail(_: Path, path: Path, *__: Any) -> None:
+            path.write_bytes(b"half a graph")
+            raise error
+
+        self._patch.setattr(module, name, fail)
+
+    def load(self, key: Key) -> None:
+        """Lets onnxruntime refuse a graph's file."""
+        self._patch.setattr(provider_graphs, "measure_graph", self._measuring(key, lambda path: path.write_bytes(b"no graph")))
+
+    def agree(self, key: Key) -> None:
+        """Lets a graph answer otherwise than the checkpoint."""
+
+        def disagree(_: Path) -> None:
+            raise ParityError("its logits are off by 3.0.")
+
+        self._patch.setattr(provider_graphs, "measure_graph", self._measuring(key, disagree))
+
+    @staticmethod
+    def _measuring(key: Key, fault: Any) -> Any:
+        def measure(artifact: Any, *args: Any, **options: Any) -> Any:
+            if (artifact.provider, artifact.precision) == key:
+                fault(artifact.path)
+            return measure_graph(artifact, *args, **options)
+
+        return measure
+
+
+@pytest.fixture(name="fault")
+def a_fault(monkeypatch: pytest.MonkeyPatch, source: Path) -> Fault:
+    """Faults of the graphs of the usual checkpoint."""
+    play_back(monkeypatch, source)
+    return Fault(monkeypatch)
+
+
+ALL = ("--provider", "cpu,cuda,tensorrt", "--precision", "fp32,fp16")
+FP16_LOST = {("cpu", "fp32"), ("cuda", "fp32"), ("tensorrt", "fp32"), ("tensorrt", "fp16")}
+
+
+def exported(run: Run, source: Path, output: Path, tmp_path: Path, *flags: str) -> tuple[int, str, Any]:
+    """Returns exit code and last lines of an export, and its bundle."""
+    code, message = run(source, *flags, "--calibration", str(few_texts(tmp_path)))
+    return code, message, load_bundle(output / "tiny-bert")
+
+
+@pytest.mark.parametrize("stage", ["build", "crash", "load", "agree"])
+def test_half_precision_that_fails_costs_no_other_graph(
+    source: Path, output: Path, tmp_path: Path, run: Run, fault: Fault, stage: str
+) -> None:
+    """Whatever stage fails and whatever it raises: exit code 4, the other graphs, and fp32 as CUDA's default."""
+    if stage == "load":
+        fault.load(("cuda", "fp16"))
+    elif stage == "agree":
+        fault.agree(("cuda", "fp16"))
+    else:
+        fault.build(fp16, "convert_to_fp16", GraphError("it overflows.") if stage == "build" else RuntimeError("bad node\nof many"))
+    code, message, bundle = exported(run, source, output, tmp_path, *ALL)
+    [omitted] = bundle.manifest.omitted
+
+    assert 4 == code
+    assert FP16_LOST == {(graph.provider, graph.precision) for graph in bundle.manifest.graphs}
+    assert ("cuda", "fp16") == (omitted.provider, omitted.precision)
+    assert "fp32" == bundle.graph("cuda").precision
+    assert {file.file for graph in bundle.manifest.graphs for file in graph.files} == {path.name for path in bundle.path.glob("*.onnx*")}
+    assert "cuda/fp16" in message
+    assert omitted.reason in message
+    assert omitted.reason in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
+    if stage == "crash":
+        assert "RuntimeError: bad node" == omitted.reason
+
+
+def test_half_precision_that_was_the_only_one_is_replaced_by_float(
+    source: Path, output: Path, tmp_path: Path, run: Run, fault: Fault
+) -> None:
+    """As for int8: whoever asks for fp16 alone gets the verified float32 graph, and exit code 4."""
+    fault.agree(("cuda", "fp16"))
+    code, _, bundle = exported(run, source, output, tmp_path, "--provider", "cuda", "--precision", "fp16")
+    assert (4, [("cuda", "fp32", True)]) == (code, [(graph.provider, graph.precision, graph.default) for graph in bundle.manifest.graphs])
+
+
+def test_tensorrt_shares_a_file_that_stays(source: Path, output: Path, tmp_path: Path, run: Run, fault: Fault) -> None:
+    """Its fp16 is made of the float32 file, which belongs to the graph that passed."""
+    fault.agree(("tensorrt", "fp16"))
+    code, _, bundle = exported(run, source, output, tmp_path, *ALL)
+    assert (4, "model.tensorrt.fp32.onnx") == (code, bundle.graph("tensorrt").file)
+
+
+def test_a_provider_that_fails_costs_no_other_one(source: Path, output: Path, tmp_path: Path, run: Run, fault: Fault) -> None:
+    """Its float32 graph is what its others are made of; a service that wants the provider is told why it is not there."""
+    fault.build(cuda, "fuse", RuntimeError("an operator is missing"))
+    code, message, bundle = exported(run, source, output, tmp_path, *ALL)
+
+    assert 4 == code
+    assert {("cpu", "fp32"), ("tensorrt", "fp32"), ("tensorrt", "fp16")} == {(g.provider, g.precision) for g in bundle.manifest.graphs}
+    assert [("cuda", "fp32"), ("cuda", "fp16")] == [(omitted.provider, omitted.precision) for omitted in bundle.manifest.omitted]
+    assert [] == list(bundle.path.glob("model.cuda.*"))
+    assert "no other graph for cuda: RuntimeError: an operator is missing" in message
+    with pytest.raises(BundleError, match="an operator is missing"):
+        bundle.graph("cuda")
+
+
+@pytest.mark.parametrize("provider", ["cpu", "cuda", "tensorrt"])
+def test_without_a_float_graph_there_is_no_bundle(source: Path, output: Path, run: Run, fault: Fault, provider: str) -> None:
+    """The CPU's, or that of the only provider: exit code 1, the reason, and nothing left behind."""
+    fault.agree((provider, "fp32"))
+    code, message = run(source, "--provider", provider if provider != "cpu" else "cpu,cuda", "--precision", "fp32")
+    assert (1, []) == (code, sorted(output.iterdir()))
+    assert "its logits are off by 3.0." in message
+
+
+def test_no_provider_is_left(source: Path, output: Path, run: Run, fault: Fault) -> None:
+    """If the float32 graphs of all providers fail the export does."""
+    fault.build(cuda, "fuse", GraphError("no CUDA."))
+    fault.build(tensorrt, "write_standard", GraphError("no TensorRT."))
+    code, message = run(source, "--provider", "cuda,tensorrt", "--precision", "fp32")
+    assert (1, [], "bert-export: no TensorRT.") == (code, sorted(output.iterdir()), message)
+
+
+def test_a_full_disk_is_no_fault_of_a_graph(source: Path, output: Path, run: Run, fault: Fault) -> None:
+    """The export ends: the other files would not be written either."""
+    fault.build(fp16, "convert_to_fp16", OSError(28, "No space left on device"))
+    code, message = run(source, *ALL)
+    assert (1, []) == (code, sorted(output.iterdir()))
+    assert "No space left on device" in message
+
+
+def test_the_session_of_another_default_graph_opens_where_it_was_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A graph for CUDA that was measured on the CPU, because there is no GPU, answers the stored example there."""
+    bundle = load_bundle(tiny.bundle(tmp_path))
+    [graph] = bundle.manifest.graphs
+    for_cuda = graph.model_copy(update={"provider": "cuda", "evidence": graph.evidence.model_copy(update={"provider": "cpu"})})
+    opened: list[Any] = []
+
+    def engine(*args: Any, **options: Any) -> OnnxEngine:
+        opened.append(options.get("provider"))
+        return OnnxEngine(*args, **options)
+
+    monkeypatch.setattr(provider_graphs, "OnnxEngine", engine)
+    checkpoint: Any = SimpleNamespace(pad_id=0, padding_side="right")
+    comparison = Comparison(bundle.path, checkpoint, SimpleNamespace(), SimpleNamespace(), print)  # type: ignore[arg-type]
+    measured = provider_graphs._with_default([for_cuda], for_cuda, comparison, ())
+    assert ["cpu"] == opened
+    assert measured.graphs[0].default
