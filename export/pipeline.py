@@ -22,6 +22,7 @@ from export.calibration import Split, Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
 from export.checkpoint.module import load_module, module_name
+from export.checkpoint.padding import refuse_ordinary_padding
 from export.cpu import build as cpu
 from export.errors import CheckpointError, ParityError
 from export.evidence.reference import NO_TEXTS, Reference, sample_reference
@@ -138,6 +139,7 @@ def _default_name(spec: ExportSpec) -> str:
 def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bundle: Path, work: Path, progress: Progress) -> Manifest:
     """Writes graphs and tokenizer into the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
+    refuse_ordinary_padding(spec.source, checkpoint.tokenizer, checkpoint.pad_id, (*lines.calibration.lines, *lines.validation.lines))
     raw = work / "raw.onnx"
     with stage(progress, "trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
         traced = trace.trace(checkpoint, raw, spec.tracer)
@@ -171,14 +173,18 @@ def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
     """Returns the checkpoint's own outputs for the samples, and for ordinary texts.
 
     Raises:
-        ParityError: PyTorch itself cannot run some of the samples.
+        ParityError: PyTorch itself, or the tokenizer, cannot run some of the samples.
     """
     try:
         return sample_reference(checkpoint, texts)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except BaseException as error:
+        # tokenizers raises bare Exception for texts that it cannot cut, and panics where windows have no room for their stride
+        of_tokenizers = type(error) is Exception or type(error).__name__ == "PanicException"
+        if not of_tokenizers and not isinstance(error, RuntimeError | ValueError | IndexError | TypeError):
+            raise
         raise ParityError(
             f"{type(checkpoint.model).__name__} itself cannot run all samples of up to {checkpoint.max_length} tokens in PyTorch: {error}; it is "
-            "of a kind that is not understood, or its configuration says wrong lengths."
+            "of a kind that is not understood, or its configuration gives wrong lengths, or ones too short for its task."
         ) from error
 
 

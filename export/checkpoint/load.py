@@ -19,6 +19,7 @@ from export.checkpoint.attention_heads import count_heads
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.head_adapter import adapt_head
 from export.checkpoint.hidden_layers import choose_layers, number_layers
+from export.checkpoint.modules_json import has_pooling
 from export.checkpoint.padding import Padding, find_padding, settle_pad_token
 from export.checkpoint.self_modifying import refuse_self_modifying
 from export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
@@ -42,7 +43,8 @@ from service.bundle.manifest import Combine, Layers, Piece, Task, TextPiece
 
 # for a model with relative positions alone whose tokenizer states no limit: nearly all were trained with this
 DEFAULT_LENGTH = 512
-# tokens; fewer have no room for a mask and its context
+LEAST_LENGTH = 16  # tokens; the tracer and the samples need as many
+# fewer have no room for a mask and its context
 MIN_LENGTHS: dict[Task, int] = {"fill-mask": 32}
 
 
@@ -80,6 +82,8 @@ def load_checkpoint(
             f"the config.json of `{source}` names its weights in `transformers_weights`, so transformers would load another file than "
             "model.safetensors; remove the field and save the right weights as model.safetensors."
         )
+    if task == "auto" and has_pooling(files.folder):
+        task = "feature-extraction"  # modules.json decides: all-mpnet-base-v2, for one, names the class that its base was trained in
     _reset_call_options(config)
     chosen_task, auto_class = choose_task(config, task, files.adapter)
     embeds = chosen_task == "feature-extraction"
@@ -184,9 +188,11 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
 
 def _check_length(source: str, task: Task, max_length: int) -> None:
     """Refuses a model that is too short for its task."""
-    if max_length < MIN_LENGTHS.get(task, 0):
+    least = MIN_LENGTHS.get(task, LEAST_LENGTH)
+    if max_length < least:
         raise CheckpointError(
-            f"`{source}` has a usable length of {max_length} tokens, and {task} needs {MIN_LENGTHS[task]}; correct `model_max_length` or `--task`."
+            f"`{source}` has a usable length of {max_length} tokens, special tokens counted, and {task} needs {least}; check the position table "
+            "(`max_position_embeddings`), and the lengths in tokenizer_config.json and sentence_bert_config.json, or correct --task."
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from export.errors import CheckpointError
 
 MODULES_FILE = "modules.json"
-TRANSFORMER = "Transformer"
+TRANSFORMER, POOLING = "Transformer", "Pooling"
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,15 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise CheckpointError(f"`{folder / MODULES_FILE}` is no list of steps; fetch it again.")
     return tuple(_entry(folder, str(entry.get("type", "")), str(entry.get("path", ""))) for entry in entries)
+
+
+def has_pooling(folder: Path) -> bool:
+    """Returns whether a checkpoint makes one vector of a text's tokens, so that it is for embeddings whatever its configuration says.
+
+    Raises:
+        CheckpointError: `modules.json` is broken, or names a folder outside of the checkpoint.
+    """
+    return any(entry.kind == POOLING for entry in read_modules(folder))
 
 
 def find_transformer(folder: Path) -> Path:

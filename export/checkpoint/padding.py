@@ -6,7 +6,8 @@ counts, and not only the mask. With an id that the configuration does not name t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import string
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,31 @@ def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free)
     if named is None:
         config.pad_token_id = free
+
+
+def refuse_ordinary_padding(source: str, tokenizer: Any, pad_id: int, texts: Iterable[str]) -> None:
+    """Refuses padding by a token that ordinary texts have: the service takes padding that a text spells for unknown text.
+
+    Args:
+        source: The checkpoint, for the message.
+        tokenizer: Its Hugging Face tokenizer.
+        pad_id: Token id of padding.
+        texts: Ordinary texts.
+
+    Raises:
+        CheckpointError: One of the texts has the token.
+    """
+    if pad_id == tokenizer.unk_token_id:
+        return
+    texts = [*texts, " ".join(string.printable)]
+    encodings = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    found = next((text for text, ids in zip(texts, encodings, strict=True) if pad_id in ids), None)
+    if found is not None:
+        token = tokenizer.convert_ids_to_tokens(pad_id)
+        raise CheckpointError(
+            f"the padding token of `{source}` is `{token}` (id {pad_id}), which is an ordinary token: `{found[:60]}` has it; set `pad_token` to a "
+            "token that no text has, and `pad_token_id` in config.json to its id."
+        )
 
 
 def find_padding(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max_length: int) -> Padding:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from export.checkpoint.modules_json import MODULES_FILE, TRANSFORMER, read_json, read_modules
+from export.checkpoint.modules_json import MODULES_FILE, POOLING, TRANSFORMER, read_json, read_modules
 from export.errors import CheckpointError
 from service.bundle.manifest import Combine, Embedding, Layers, Pooling
 
@@ -70,7 +70,7 @@ def read_sentence_settings(folder: Path, model_folder: Path) -> SentenceSettings
     pooling: Pooling = "cls"
     normalize = False
     for entry in read_modules(folder):
-        if entry.kind == "Pooling":
+        if entry.kind == POOLING:
             pooling = _read_pooling(entry.folder / "config.json")
         elif entry.kind == "Normalize":
             normalize = True

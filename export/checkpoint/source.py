@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 from export.checkpoint.card_metadata import CardMetadata, read_card_metadata
 from export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
@@ -143,9 +143,21 @@ def _find_folder(source: str, revision: str | None) -> Path:
     try:
         return _download(source, revision)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network."
-        ) from error
+        raise CheckpointError(_why_not_downloaded(source, error)) from error
+
+
+def _why_not_downloaded(source: str, error: Exception) -> str:
+    """Returns what is wrong, and what to do."""
+    causes = (error, error.__cause__)  # of a repository of which nothing is in the cache, huggingface_hub may raise another error
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
+        return (
+            f"`{source}` is a gated repository; accept its conditions on its page, and give a token of that account in HF_TOKEN or by "
+            "`hf auth login`."
+        )
+    hint = ""
+    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+        hint = " A private repository needs a token, in HF_TOKEN or by `hf auth login`."
+    return f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network.{hint}"
 
 
 def _download(source: str, revision: str | None) -> Path:
