@@ -1,7 +1,7 @@
 """bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `verify` and `analyze` are in `verify_cli` and `analyze_cli`.
 
-Exit codes: 0 done, 1 the export failed, 2 wrong usage or an existing bundle, 3 a needed package is not installed, 4 the bundle lacks
-a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
+Exit codes: 0 done, 1 the export failed, 2 wrong usage, or an existing bundle or a running export of that name, 3 a needed package is not
+installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
 """
 
 from __future__ import annotations

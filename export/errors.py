@@ -6,6 +6,7 @@ ExportError              1
 ├── GraphError           1  a graph is not what a stage expected it to be, or cannot be made
 ├── ParityError          1  the bundle does not answer as the checkpoint does
 ├── OutputExistsError    2  there is a bundle of that name already
+├── ExportRunningError   2  another process exports a bundle of that name
 └── DataError            2  the data to verify a bundle on cannot be read
 """
 
@@ -42,6 +43,12 @@ class ParityError(ExportError):
 
 class OutputExistsError(ExportError):
     """A bundle of that name exists and may not be overwritten."""
+
+    exit_code = 2
+
+
+class ExportRunningError(ExportError):
+    """Another process exports a bundle of that name into that folder."""
 
     exit_code = 2
 

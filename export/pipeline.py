@@ -103,30 +103,34 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
     if not re.fullmatch(NAME_PATTERN, name):
         raise CheckpointError(f"`{name}` cannot name a bundle: it does not match {NAME_PATTERN}; give another with --name.")
     target = spec.output / name
-    refuse_existing(target, overwrite=spec.overwrite)
-    texts = calibration.read_split(spec.calibration, spec.validation)  # before a checkpoint is loaded in vain
-    with stage(progress, "load", spec.source):
-        if spec.module:
-            checkpoint = load_module(spec.source)
-        else:
-            checkpoint = load_checkpoint(
-                spec.source,
-                task=spec.task,
-                revision=spec.revision,
-                layers=spec.layers,
-                combine=spec.combine,
-                attentions=spec.attentions,
-                ignored_weights=spec.ignored_weights,
-            )
-    spec.output.mkdir(parents=True, exist_ok=True)
     with workspace(name, spec.output) as scratch:
+        refuse_existing(target, overwrite=spec.overwrite)
+        texts = calibration.read_split(spec.calibration, spec.validation)  # before a checkpoint is loaded in vain
+        with stage(progress, "load", spec.source):
+            checkpoint = _load(spec)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()
         manifest = _build(spec, name, checkpoint, texts, bundle, work, progress)
+        refuse_existing(target, overwrite=spec.overwrite)  # made meanwhile, on a file system without locks
         with stage(progress, "package", str(target)):
             package_bundle(bundle, target, manifest, card=checkpoint.card)
     return target, manifest
+
+
+def _load(spec: ExportSpec) -> Checkpoint:
+    """Returns the checkpoint."""
+    if spec.module:
+        return load_module(spec.source)
+    return load_checkpoint(
+        spec.source,
+        task=spec.task,
+        revision=spec.revision,
+        layers=spec.layers,
+        combine=spec.combine,
+        attentions=spec.attentions,
+        ignored_weights=spec.ignored_weights,
+    )
 
 
 def _default_name(spec: ExportSpec) -> str:

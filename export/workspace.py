@@ -1,20 +1,20 @@
-"""The hidden folder that an export works in, beside its output.
+"""The hidden folder that an export works in, beside its output. Its lock lets one export of a name run at a time.
 
-A killed export cannot remove its folder. Each export therefore holds a lock while it works, which ends with the process, and the next
-export of that name removes the folders that nobody has locked.
+The lock ends with the process, also if that is killed. The next export of the name then takes the folder over and empties it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
+from export.errors import ExportRunningError
 from export.signals import ignore_signals
 
 LOCK_FILE = "export.lock"
@@ -22,39 +22,87 @@ LOCK_FILE = "export.lock"
 
 @contextmanager
 def workspace(name: str, output: Path) -> Iterator[Path]:
-    """Makes a hidden folder on the output's file system and removes it at the end; removes those of killed exports first.
+    """Makes a hidden folder on the output's file system and removes it at the end, with the models folder if that is new and empty.
 
     Args:
         name: Name of the bundle.
         output: The models folder.
+
+    Raises:
+        ExportRunningError: Another process exports a bundle of that name into that folder.
     """
-    with ignore_signals():
-        _remove_abandoned(name, output)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
+    is_new = not output.exists()
+    output.mkdir(parents=True, exist_ok=True)
     try:
-        with (scratch / LOCK_FILE).open("w", encoding="ascii") as lock:
-            with suppress(OSError):  # on a file system without locks nobody can lock the folder later either, so it is never removed
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                # the process id says that the lock was taken: the folder of an export that is just beginning must not be removed
-                print(os.getpid(), file=lock, flush=True)
-            yield scratch
+        folder = output / f".{name}.export"
+        lock = _lock(folder)
+        if lock is None:
+            folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
+        try:
+            with ignore_signals():
+                _empty(folder)  # of what a killed export left
+            yield folder
+        finally:
+            with ignore_signals():
+                _empty(folder)
+                _unlock(folder, lock)
     finally:
-        with ignore_signals():
-            _remove(scratch)
+        if is_new:
+            with suppress(OSError):  # it has the bundle
+                output.rmdir()
 
 
-def _remove_abandoned(name: str, output: Path) -> None:
-    """Removes the folders of killed exports of this name."""
-    for folder in output.iterdir():
-        if re.fullmatch(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}", folder.name):  # as tempfile names them
-            with suppress(OSError), (folder / LOCK_FILE).open("r+", encoding="ascii") as lock:  # no lock file, or a locked one
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if lock.read():
-                    _remove(folder)
+def _lock(folder: Path) -> IO[str] | None:
+    """Makes a folder with a file in it that is locked, and returns that file; None on a file system without locks.
+
+    Raises:
+        ExportRunningError: Another process has locked it.
+    """
+    path = folder / LOCK_FILE
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            file = path.open("a+", encoding="ascii")
+        except FileNotFoundError:  # another export has just ended and removed the folder
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            with file:
+                raise ExportRunningError(
+                    f"another export into `{folder.with_name(folder.name[1 : -len('.export')])}` is running (process {file.read().strip()}); "
+                    "wait for it, or choose another --name or --output."
+                ) from error
+        except OSError:
+            file.close()
+            _unlock(folder, None)
+            return None
+        if _is_file(file, path):
+            file.truncate(0)
+            print(os.getpid(), file=file, flush=True)
+            return file
+        file.close()
 
 
-def _remove(scratch: Path) -> None:
-    """Removes a folder, its lock last: if this is killed too, the next export continues."""
-    for path in scratch.glob("*/"):
+def _is_file(file: IO[str], path: Path) -> bool:
+    """Returns whether an open file is still the one of a path: an export that has ended has removed its own."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _unlock(folder: Path, lock: IO[str] | None) -> None:
+    """Removes an empty folder with its lock."""
+    (folder / LOCK_FILE).unlink(missing_ok=True)
+    with suppress(OSError):  # the next export has just made its lock in it
+        folder.rmdir()
+    if lock is not None:
+        lock.close()
+
+
+def _empty(folder: Path) -> None:
+    """Removes the folders in a folder."""
+    for path in folder.glob("*/"):
         shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(scratch, ignore_errors=True)

@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import re
 import signal
 import sys
 import threading
@@ -343,23 +342,49 @@ def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str,
     assert ["tiny-bert"] == left_in(output)
 
 
-def test_the_folder_of_a_killed_export_is_removed_by_the_next_one(source: Path, output: Path, run: Run) -> None:
-    """Not before it is dead, and nothing else that is hidden; SIGKILL leaves an export no time to tidy up."""
+def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run: Run) -> None:
+    """While the first one runs, with --overwrite too: before it loads anything, and without a trace. Another name is no matter."""
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
     export = Hanging(source, output, "cpu.ort_fusion.fuse")
     before = left_in(output)
-    (working,) = set(before) - set(others)
-    assert 0 == run(source, *FAST)[0]
+    refused = [run(source, *FAST, *flags) for flags in ((), ("--overwrite",))]
+    missing = run(source.with_name("missing"), *FAST, "--name", "tiny-bert")
     alive = left_in(output)
+    assert 0 == run(source, *FAST, "--name", "other")[0]
     export.ended_by(signal.SIGKILL)
     killed = left_in(output)
-    assert 0 == run(source, *FAST, "--overwrite")[0]
+    assert 0 == run(source, *FAST)[0]
 
-    assert re.fullmatch(r"\.tiny-bert\.[a-z0-9_]{8}", working)
-    assert sorted([*before, "tiny-bert"]) == alive == killed
-    assert sorted([*others, "tiny-bert"]) == left_in(output)
+    assert [2, 2, 2] == [code for code, _ in (*refused, missing)]
+    assert all(f"`{output / 'tiny-bert'}` is running (process {export.process.pid})" in message for _, message in (*refused, missing))
+    assert sorted([".tiny-bert.export", *others]) == before == alive
+    assert sorted([*before, "other"]) == killed
+    assert sorted([*others, "other", "tiny-bert"]) == left_in(output)
+
+
+@pytest.mark.usefixtures("played_back")
+def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --overwrite nothing is replaced, whoever made it."""
+    from export import pipeline
+
+    answers = pipeline.measure_graphs
+
+    def meanwhile(*args: Any, **options: Any) -> Any:
+        tiny.bundle(output, "tiny-bert")
+        return answers(*args, **options)
+
+    monkeypatch.setattr(pipeline, "measure_graphs", meanwhile)
+    assert 2 == run(source, *FAST)[0]
+    assert ["tiny-bert"] == left_in(output)
+    assert "tiny" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
+
+
+def test_an_export_that_fails_leaves_no_new_models_folder(tmp_path: Path, run: Run, output: Path) -> None:
+    """As it makes one to lock the name."""
+    assert 1 == run(tmp_path / "missing", *FAST)[0]
+    assert not output.exists()
 
 
 @pytest.mark.usefixtures("played_back")
@@ -371,7 +396,7 @@ def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, outpu
 
     monkeypatch.setattr("export.workspace.fcntl.flock", none)
     folder = output / ".tiny-bert.12345678"
-    folder.mkdir(parents=True)
+    (folder / "work").mkdir(parents=True)
     (folder / LOCK_FILE).write_text("1\n", encoding="ascii")
 
     assert 0 == run(source, *FAST)[0]
