@@ -8,13 +8,14 @@ protobuf's framing, and of ONNX's messages a few fields.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from service.bundle.protobuf import fields, read_varints
 
 LEAST_BYTES = 2**20  # of a table that is worth sharing
 LOOKUP = "Gather"
@@ -24,9 +25,6 @@ _MODEL_GRAPH = 7
 _GRAPH_NODE, _GRAPH_INITIALIZER = 1, 5
 _NODE_INPUT, _NODE_OPERATOR = 1, 4
 _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW = 1, 2, 8, 9
-LONGEST_VARINT = 63  # bits before the last byte's
-# Types of protobuf's framing.
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uint8), 3: np.dtype(np.int8), 10: np.dtype(np.float16)}
 
 
@@ -49,8 +47,8 @@ def _tables(model: memoryview) -> dict[str, NDArray[Any]]:
     looked_up: set[str] = set()
     read_otherwise: set[str] = set()
     tensors: list[memoryview] = []
-    graph = next((value for number, value in _fields(model) if number == _MODEL_GRAPH and isinstance(value, memoryview)), memoryview(b""))
-    for number, value in _fields(graph):
+    graph = next((value for number, value in fields(model) if number == _MODEL_GRAPH and isinstance(value, memoryview)), memoryview(b""))
+    for number, value in fields(graph):
         if number == _GRAPH_INITIALIZER and isinstance(value, memoryview) and len(value) >= LEAST_BYTES:
             tensors.append(value)
         elif number == _GRAPH_NODE and isinstance(value, memoryview):
@@ -64,7 +62,7 @@ def _tables(model: memoryview) -> dict[str, NDArray[Any]]:
 def _node(node: memoryview) -> tuple[list[str], str]:
     """Returns a node's inputs and its operator."""
     inputs, operator = [], ""
-    for number, value in _fields(node):
+    for number, value in fields(node):
         if number == _NODE_INPUT and isinstance(value, memoryview):
             inputs.append(str(value, "utf-8"))
         elif number == _NODE_OPERATOR and isinstance(value, memoryview):
@@ -75,58 +73,16 @@ def _node(node: memoryview) -> tuple[list[str], str]:
 def _tensor(tensor: memoryview, wanted: set[str]) -> tuple[str, NDArray[Any]] | None:
     """Returns the name and a copy of the values of a tensor, if it is wanted and its values stand in the file as memory has them."""
     name, type_, dims, raw = "", 0, [], memoryview(b"")
-    for number, value in _fields(tensor):
+    for number, value in fields(tensor):
         if number == _TENSOR_NAME and isinstance(value, memoryview):
             name = str(value, "utf-8")
         elif number == _TENSOR_TYPE and isinstance(value, int):
             type_ = value
         elif number == _TENSOR_DIMS:
-            dims += [value] if isinstance(value, int) else list(_varints(value))
+            dims += [value] if isinstance(value, int) else list(read_varints(value))
         elif number == _TENSOR_RAW and isinstance(value, memoryview):
             raw = value
     dtype = _DTYPES.get(type_)
     if name not in wanted or dtype is None or len(raw) != prod(dims) * dtype.itemsize:
         return None
     return name, np.frombuffer(raw, dtype).reshape(dims).copy()
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yields the number and value of each field of a message; numbers of fixed size are passed over."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        number, form = key >> 3, key & 7
-        if form == _VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-        elif form == _BYTES:
-            length, at = _varint(message, at)
-            if at + length > len(message):
-                raise ValueError("a field ends behind its message")
-            yield number, message[at : at + length]
-            at += length
-        elif form in (_FIXED32, _FIXED64):
-            at += 4 if form == _FIXED32 else 8
-        else:
-            raise ValueError(f"a field of form {form}")
-
-
-def _varints(packed: memoryview) -> Iterator[int]:
-    at = 0
-    while at < len(packed):
-        value, at = _varint(packed, at)
-        yield value
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Returns a number of protobuf's variable length, and where the next field begins."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > LONGEST_VARINT:
-            raise ValueError("a number of more than ten bytes")

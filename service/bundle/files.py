@@ -2,7 +2,7 @@
 
 A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. What the
 service must know about a model stands in the manifest (`service.manifest`); nothing else is looked at, and nothing is guessed.
-This module opens no ONNX file: that is the engine's.
+Of an ONNX file only the names of the files that it loads are read (`external_data.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from service.bundle.agreement import upgrade_evidence
+from service.bundle.external_data import refuse_unlisted_data
 from service.bundle.graph_spec import GraphSpec, Precision, Provider
 from service.bundle.manifest import NAME_PATTERN, Manifest
 from service.errors import BundleError
@@ -79,17 +80,18 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def verify_graph(path: Path, graph: GraphSpec) -> None:
-    """Verifies the digests of a graph's files.
+    """Verifies the digests of a graph's files, and that it loads no others.
 
     Args:
         path: The bundle's folder.
         graph: A graph of its manifest.
 
     Raises:
-        BundleError: A file is missing or altered; the message names it.
+        BundleError: A file is missing or altered, or the graph names another one; the message names it.
     """
     for file in graph.files:
         _verify(path / file.file, file.sha256, file.size_bytes)
+    refuse_unlisted_data(path, graph)
 
 
 def read_manifest(path: Path) -> tuple[Manifest, str]:
