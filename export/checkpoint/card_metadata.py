@@ -14,9 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.repocard import metadata_load
+import yaml  # type: ignore[import-untyped]
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 logger = logging.getLogger("bertserve.export")
+
+MAX_CARD_BYTES = 2**20
+
+
+class _WithoutAliases(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads YAML in which nothing is repeated by reference: ten short lines of that are gigabytes once they are written out."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Returns the next node.
+
+        Raises:
+            ValueError: It is an alias.
+        """
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("it has an alias")
+        return super().compose_node(parent, index)
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ def read_card_metadata(card: Path) -> CardMetadata:
         card: The file, which may be missing.
     """
     try:
-        found = (metadata_load(card) if card.is_file() else None) or {}
+        found = _front_matter(read_card(card) or "")
     except Exception as error:  # noqa: BLE001 - YAML raises whatever its constructors do, such as IndexError for an empty number
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
         logger.warning("the front matter of `%s` is no YAML object (%s), so its license and languages are unknown.", card, reason)
@@ -57,6 +74,37 @@ def read_card_metadata(card: Path) -> CardMetadata:
         language=_texts(card, found, "language"),
         datasets=_texts(card, found, "datasets"),
     )
+
+
+def read_card(card: Path, errors: str = "strict") -> str | None:
+    """Returns the text of a checkpoint's README.md; None where there is none, or one of more than a mebibyte.
+
+    Args:
+        card: The file, which may be missing.
+        errors: What is done where it is not UTF-8, as of `str.decode`.
+
+    Raises:
+        UnicodeDecodeError: It is not UTF-8, and `errors` is `strict`.
+    """
+    if not card.is_file():
+        return None
+    if card.stat().st_size > MAX_CARD_BYTES:
+        logger.warning("`%s` has more than %d bytes, so it is left out, and its license and languages are unknown.", card, MAX_CARD_BYTES)
+        return None
+    return card.read_text(encoding="utf-8-sig", errors=errors)
+
+
+def _front_matter(text: str) -> dict[Any, Any]:
+    """Returns the YAML object at the beginning of a card; an empty one where there is none.
+
+    Raises:
+        Exception: It is not valid YAML, has aliases or is no object.
+    """
+    match = REGEX_YAML_BLOCK.search(text)
+    found = yaml.load(match.group(2), Loader=_WithoutAliases) if match else None  # noqa: S506 - a loader of plain values
+    if found is not None and not isinstance(found, dict):
+        raise ValueError("it is a list or a value")
+    return found or {}
 
 
 def _text(card: Path, found: dict[Any, Any], key: str) -> str | None:

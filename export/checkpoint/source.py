@@ -15,7 +15,7 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from export.checkpoint.card_metadata import CardMetadata, read_card_metadata
+from export.checkpoint.card_metadata import CardMetadata, read_card, read_card_metadata
 from export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
 from export.checkpoint.modules_json import find_transformer, read_modules
 from export.errors import CheckpointError
@@ -64,8 +64,7 @@ class SourceFiles:
     @property
     def card(self) -> str | None:
         """The checkpoint's README.md, if it has one."""
-        path = self.folder / "README.md"
-        return path.read_text(encoding="utf-8-sig", errors="replace") if path.is_file() else None
+        return read_card(self.folder / "README.md", errors="replace")
 
     @property
     def card_metadata(self) -> CardMetadata:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from export.checkpoint.card_metadata import CardMetadata, read_card_metadata
+from export.checkpoint.card_metadata import MAX_CARD_BYTES, CardMetadata, read_card, read_card_metadata
 
 pytestmark = pytest.mark.torch
 
@@ -81,6 +81,7 @@ def test_a_value_that_is_no_text_is_left_out_and_noted(
         "date: 2024-99-99",
         "a: !!int ''",
         "[" * 9999,
+        "a: &a [mit]\nlicense: *a",
     ],
 )
 def test_broken_front_matter_is_noted(tmp_path: Path, front_matter: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -96,3 +97,23 @@ def test_a_card_that_is_not_in_utf_8_is_noted(tmp_path: Path, caplog: pytest.Log
     assert "is no YAML object" in caplog.text
     (tmp_path / "README.md").write_bytes("---\r\nlicense: mit\r\n---\r\n".encode("utf-8-sig"))
     assert ("mit",) == read_card_metadata(tmp_path / "README.md").license
+
+
+def test_a_card_that_is_gigabytes_once_it_is_written_out_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nine lists of ten aliases each are 10^9 values; and merged keys multiply while they are read."""
+    lists = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 10)), "license: *a9"]
+    merged = ["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 10))]
+    for lines in (lists, merged):
+        caplog.clear()
+        assert CardMetadata() == read_card_metadata(card(tmp_path, "\n".join(lines)))
+        assert "has an alias" in caplog.text
+
+
+def test_a_card_without_end_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is neither read nor quoted."""
+    path = card(tmp_path, "license: mit")
+    with path.open("r+b") as file:
+        file.truncate(MAX_CARD_BYTES + 1)
+    assert CardMetadata() == read_card_metadata(path)
+    assert read_card(path) is None
+    assert f"more than {MAX_CARD_BYTES} bytes" in caplog.text
