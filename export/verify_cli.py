@@ -19,6 +19,7 @@ from export.verify import figures
 
 if TYPE_CHECKING:
     from export.verify.check import Check
+    from export.verify.verify import VerifySpec
 
 PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
 STATUS = {True: "ok", False: "FAILED", None: "-"}
@@ -34,8 +35,13 @@ def main(argv: Sequence[str]) -> int:
         parser.error("--min-figure is a floor for a figure on --data; give --data too")
     if len(dict(args.min_figure)) < len(args.min_figure):
         parser.error("--min-figure has a figure twice; give each one floor")
+    if problem := _misused_checkpoint(args):
+        parser.error(problem)
+    args.checkpoint = args.checkpoint or args.module
     if args.update and (args.checkpoint is None or args.provider is not None or args.precision is not None):
-        parser.error("--update measures all graphs against the checkpoint; give --checkpoint, and neither --provider nor --precision")
+        parser.error(
+            "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision"
+        )
     missing = [module for module in PACKAGES[args.checkpoint is not None] if find_spec(module) is None]
     if missing:
         extra = "export,cpu" if args.checkpoint is not None else "cpu"
@@ -44,7 +50,17 @@ def main(argv: Sequence[str]) -> int:
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
     from export.verify.verify import VerifySpec, verify
 
-    spec = VerifySpec(args.bundle, args.checkpoint, args.data, args.min_agreement, args.provider, args.precision, dict(args.min_figure))
+    spec = VerifySpec(
+        args.bundle,
+        args.checkpoint,
+        args.data,
+        args.min_agreement,
+        args.provider,
+        args.precision,
+        dict(args.min_figure),
+        args.revision,
+        args.module is not None,
+    )
     checks: list[Check] = []
     try:
         for check in verify(spec):
@@ -56,13 +72,26 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     passed = all(check.passed is not False for check in checks)
     if passed and args.update:
-        passed = _update(args.bundle, args.checkpoint, checks, silent=args.json)
+        passed = _update(spec, checks, silent=args.json)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
     return 0 if passed else 1
 
 
-def _update(path: Path, checkpoint: str, checks: list[Check], *, silent: bool) -> bool:
+def _misused_checkpoint(args: argparse.Namespace) -> str | None:
+    """Returns what is wrong with the flags of the checkpoint, or None."""
+    if args.module is not None and args.checkpoint is not None:
+        return "argument --module: it takes the place of --checkpoint; leave one of them out"
+    if args.module is not None and not args.trust_module:
+        return f"argument --module: it would run the code of `{args.module}` with your rights; read it, and give --trust-module if you trust it"
+    if args.module is None and args.trust_module:
+        return "argument --trust-module: it is for --module; leave it out"
+    if args.revision is not None and args.checkpoint is None:
+        return "argument --revision: it is for the hub id of --checkpoint; give --checkpoint too"
+    return None
+
+
+def _update(spec: VerifySpec, checks: list[Check], *, silent: bool) -> bool:
     """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
     from export.verify.check import Check
     from export.verify.checkpoint_checks import load_checkpoint_of
@@ -70,8 +99,9 @@ def _update(path: Path, checkpoint: str, checks: list[Check], *, silent: bool) -
     from service.bundle.files import load_bundle
 
     try:
-        bundle = load_bundle(path.resolve())
-        remeasure(bundle, load_checkpoint_of(bundle, checkpoint))
+        assert spec.checkpoint is not None, "the command asks for it"
+        bundle = load_bundle(spec.bundle.resolve())
+        remeasure(bundle, load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module))
         check = Check("update", True, "evidence and flops of the manifest, and the card, are those measured now")
     except (ExportError, OSError) as error:
         check = Check("update", False, f"nothing was written: {error}")
@@ -89,6 +119,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's folder, such as models/sentiment")
     parser.add_argument("--checkpoint", metavar="DIR", help="the checkpoint that it was made from: compares each graph with PyTorch again")
+    parser.add_argument("--revision", help="branch, tag or commit of the hub id of --checkpoint")
+    parser.add_argument(
+        "--module",
+        metavar="FILE:FACTORY",
+        help="in place of --checkpoint, for a bundle that was exported with --module: the same file and function; needs --trust-module",
+    )
+    parser.add_argument(
+        "--trust-module",
+        action="store_true",
+        help="run the code of --module's file, with your rights; never for a file that you have not read",
+    )
     parser.add_argument(
         "--data",
         metavar="FILE",
@@ -129,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--update",
         action="store_true",
-        help="if all checks pass, measure evidence and speed again, and write them into the manifest and the card; with --checkpoint",
+        help="if all checks pass, measure evidence and speed again, and write them into the manifest and the card; with --checkpoint or --module",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

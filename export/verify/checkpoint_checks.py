@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.load import load_checkpoint
-from export.errors import ParityError
+from export.checkpoint.module import load_module
+from export.errors import CheckpointError, ParityError
 from export.evidence.attention_parity import measure_attention
 from export.evidence.parity import measure_parity
 from export.evidence.reference import Reference, sample_reference
@@ -26,18 +28,37 @@ from service.text.tokenizer import Tokenizer
 from service.wire.rendering import to_plain
 
 
-def load_checkpoint_of(bundle: Bundle, source: str) -> Checkpoint:
+def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = None, module: bool = False) -> Checkpoint:
     """Loads a checkpoint for the task and layers of a bundle.
 
+    Args:
+        bundle: The bundle.
+        source: A folder or a hub id, or of a module `FILE:FACTORY`.
+        revision: Branch, tag or commit of a hub id.
+        module: Whether `source` is a module, whose code is trusted and run.
+
     Raises:
-        CheckpointError: It cannot be loaded.
+        CheckpointError: It cannot be loaded, or is not what the bundle was made from.
         MissingPackageError: It is a LoRA adapter, and peft is not installed.
     """
     manifest = bundle.manifest
+    if module:
+        checkpoint = load_module(source)
+        if checkpoint.task != manifest.task:
+            raise CheckpointError(
+                f"the module of `{source}` is for {checkpoint.task}, and the bundle for {manifest.task}; give the right one."
+            )
+        return checkpoint
+    if re.fullmatch(r".+\.py:\w+", manifest.source.checkpoint):
+        raise CheckpointError(
+            f"the bundle was made from the module `{manifest.source.checkpoint}`; give --module FILE:FACTORY and --trust-module in place of "
+            "--checkpoint."
+        )
     layers = "last" if manifest.embedding is None else manifest.embedding.layers
     return load_checkpoint(
         source,
         task=manifest.task,
+        revision=revision,
         layers=layers,
         attentions=bool(manifest.attention_heads),
         ignored_weights=manifest.source.ignored_weights,

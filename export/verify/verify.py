@@ -22,12 +22,14 @@ class VerifySpec:
 
     Attributes:
         bundle: The bundle's folder.
-        checkpoint: The checkpoint that it was made from, a folder or a hub id.
+        checkpoint: The checkpoint that it was made from: a folder or a hub id, or of a module `FILE:FACTORY`.
         data: JSONL of inputs, see `export/verify/dataset.py`.
         min_agreement: Least agreement of each graph on the data, by the measure of the task.
         providers: Graphs of these providers are checked, each on its provider; None for all graphs, on the providers that this machine has.
         precisions: Graphs of these precisions are checked; None for all.
         min_figures: Figure -> the least that each graph must reach on the data.
+        revision: Branch, tag or commit of a hub id.
+        module: Whether `checkpoint` is a module, whose code is trusted and run.
     """
 
     bundle: Path
@@ -37,6 +39,8 @@ class VerifySpec:
     providers: tuple[Provider, ...] | None = None
     precisions: tuple[Precision, ...] | None = None
     min_figures: Mapping[str, float] = field(default_factory=dict)
+    revision: str | None = None
+    module: bool = False
 
 
 def verify(spec: VerifySpec) -> Iterator[Check]:
@@ -75,7 +79,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         # torch and transformers take seconds to import, and the other checks need neither
         from export.verify import checkpoint_checks
 
-        checkpoint = checkpoint_checks.load_checkpoint_of(bundle, spec.checkpoint)
+        checkpoint = checkpoint_checks.load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module)
         yield from checkpoint_checks.check_parity(usable, checkpoint)
         baseline = checkpoint_checks.checkpoint_baseline(checkpoint, usable[0].tokenizer)
     if lines:

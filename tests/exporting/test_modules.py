@@ -95,6 +95,23 @@ def test_an_example_answers_as_the_module(name: str, tmp_path: Path) -> None:
     )
 
 
+def test_a_bundle_is_verified_against_its_module(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the flags of its export; with other weights parity fails, and with --checkpoint it is said which flags those are."""
+    reference, module = example(tmp_path, "tagger")
+    path, _ = export(ExportSpec(reference, tmp_path / "models", module=True, precisions=("fp32",), calibration=few_texts(tmp_path)), silent)
+    trusted = ["verify", str(path), "--module", reference, "--trust-module"]
+    assert 0 == cli.main(trusted)
+    assert "ok      parity cpu/fp32" in capsys.readouterr().out
+    assert 1 == cli.main(["verify", str(path), "--checkpoint", str(tmp_path)])
+    assert "--module FILE:FACTORY and --trust-module" in capsys.readouterr().err
+    assert 0 == cli.main([*trusted, "--update"])
+
+    save_file({name: 2 * tensor for name, tensor in module.state_dict().items()}, tmp_path / "tagger.safetensors")
+    capsys.readouterr()
+    assert 1 == cli.main(trusted)
+    assert "FAILED  checkpoint" in capsys.readouterr().out
+
+
 @FULL
 def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of the second example; and the service, which knows nothing of the module, gives the stored answer."""

@@ -881,3 +881,41 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
     assert 0 == cli.main(["./verify", "--output", "a", "--precision", "fp32"])
     assert 0 == cli.main(["--output", "b", "--precision", "fp32", "verify"])
     assert [True, True] == [load_bundle(tmp_path / folder / "verify").manifest.name == "verify" for folder in ("a", "b")]
+
+
+# ---- where the checkpoint is from
+
+
+@pytest.mark.torch
+def test_a_revision_of_the_checkpoint_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As --revision of an export; none is the hub's default."""
+    from export.errors import CheckpointError
+    from export.verify import checkpoint_checks
+
+    asked: list[Any] = []
+
+    def load(source: str, **options: Any) -> None:
+        asked.append((source, options["revision"]))
+        raise CheckpointError("not here")
+
+    monkeypatch.setattr(checkpoint_checks, "load_checkpoint", load)
+    for flags in ((), ("--revision", "v1")):
+        assert 1 == cli.main(["verify", str(sound(tmp_path / str(len(flags)))), "--checkpoint", "org/model", *flags])
+    assert [("org/model", None), ("org/model", "v1")] == asked
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--revision", "v1"),
+        ("--trust-module",),
+        ("--module", "a.py:make"),
+        ("--module", "a.py:make", "--trust-module", "--checkpoint", "."),
+        ("--module", "a.py:make", "--trust-module", "--revision", "v1"),
+    ],
+)
+def test_flags_of_a_checkpoint_that_do_not_fit_are_wrong_usage(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """A revision is a hub id's, and a module is trusted in so many words."""
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["verify", str(tmp_path), *flags])
+    assert 2 == exit_.value.code
