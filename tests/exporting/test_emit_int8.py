@@ -1,0 +1,54 @@
+"""Embeddings in int8: which lookups become lookups of integer rows, and what they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from export.int8.emit_int8 import MIN_ROWS, emit_embeddings
+
+pytestmark = pytest.mark.torch
+
+# square and large in both directions, so that nothing but the axis tells rows from columns
+TABLE = np.random.default_rng(0).normal(size=(MIN_ROWS, MIN_ROWS)).astype(np.float32) * np.geomspace(0.01, 100, MIN_ROWS, dtype=np.float32)
+
+
+def looked_up(axis: int | None) -> tuple[int, ir.Model, NDArray[np.float32]]:
+    """Emits int8 for one lookup; returns how many lookups were replaced, the model, and what it gives for the indices 3 and 0."""
+    attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"], **attributes)],
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(TABLE, "table")],
+    )
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    count = emit_embeddings(model.graph)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
+    [values] = session.run(None, {"ids": np.array([3, 0])})
+    return count, model, values
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_lookups_of_rows_are_of_integers(axis: int | None) -> None:
+    """Each row within half a step of its scale; without the attribute the axis is 0."""
+    count, model, values = looked_up(axis)
+    assert 1 == count
+    assert "table" not in {name for node in model.graph for name in (value.name for value in node.inputs if value is not None)}
+    steps = np.abs(TABLE[[3, 0]]).max(axis=1, keepdims=True) / 127
+    assert (np.abs(values - TABLE[[3, 0]]) <= 0.501 * steps).all()
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+def test_lookups_of_columns_stay_in_float(axis: int) -> None:
+    """The scales are of rows, so that columns would be others altogether."""
+    count, model, values = looked_up(axis)
+    assert (0, ["Gather"]) == (count, [node.op_type for node in model.graph])
+    np.testing.assert_array_equal(TABLE[:, [3, 0]], values)
