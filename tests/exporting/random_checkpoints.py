@@ -295,7 +295,7 @@ def _add_tokens(path: Path, count: int) -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, truncation_sides: tuple[str, ...] = ("right",)) -> Case:
+def cases(draw: st.DrawFn) -> Case:
     """Draws a checkpoint: about one in five with a fault."""
     family, task = draw(st.sampled_from(MODELS))
     often = lambda usual, *others: draw(st.sampled_from((usual,) * max(1, len(others)) + others))  # noqa: E731
@@ -314,7 +314,7 @@ def cases(draw: st.DrawFn, *, truncation_sides: tuple[str, ...] = ("right",)) ->
         model_max_length=often(*((100,) if family == "XLNet" else (512, 10**30)), 15, 33, 64),
         template=often(None, *TEMPLATES),
         padding_side=often(None, "left", "right"),
-        truncation_side=often("right", *truncation_sides),
+        truncation_side=often("right", "left"),
         added=tuple(Added(token, **draw(flags)) for token in tokens),
         tied=often(True, False) if task == "fill-mask" else True,
         dtype=often("float32", "bfloat16", "float16", "float64"),
