@@ -3,55 +3,65 @@
 The built-in texts (`calibration.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions,
 everyday messages. Texts of one's own domain and language are better: `bert-export --calibration FILE`.
 
-Texts have two sides. What is chosen for int8 is chosen on one; what comes of it is judged on the other, which nothing was chosen on.
+Texts have three splits: int8 is made with the calibration split, the gate split decides what stays in float, and the figures of the evidence
+are measured on the report split, which nothing was chosen on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
+from export import pairing
 from export.checkpoint.checkpoint import Checkpoint
-from export.choices import asked
 from export.errors import CheckpointError
 from export.inference import Feed
+from export.text_files import TextOrPair, mixed, read_texts, refuse_overlap, sample, split_digest
 from service.bundle.graph_spec import InputSpec
+from service.bundle.manifest import TextSplits
 from service.text.tokenizer import Encoding, Tokenizer
+from service.text.windows import truncate_longest_first
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_TOKENS = 128
-MAX_TEXTS = 1000
-MIN_TEXTS = 16
-HELD_OUT = 3  # of the texts for calibration one in so many is kept for validation, where there are no others for that
+MAX_TEXTS = 1000  # of a file; of a longer one a sample is taken
+# Every third text is held out from calibration: of each twelve one for the gate, and three for the report.
+HELD_OUT, BLOCK = 3, 12
 
 # Most lines are short, and errors may grow with the length: so many passages of up to so many tokens are made of neighboring lines.
 PASSAGES = {256: 12, 512: 6}
-MAX_VALIDATION = 350  # texts, passages counted: more would take long and say little more
-
-Item = TypeVar("Item")
+MAX_REPORT = 350  # texts with passages, without pairs of them: more would take long and say little more
+TAKE_PAIRS = ("text-classification", "question-answering")  # tasks whose inputs can be pairs of texts
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of one side.
+    """The texts of one split.
 
     Attributes:
-        lines: As they stand in the file, none twice.
+        lines: Single texts as they stand in the file, none twice.
         passages: Neighboring ones of them joined, each of more than `MAX_TOKENS` tokens.
+        pairs: Pairs as they stand in the file, none twice; for question answering a question and its context.
     """
 
     lines: tuple[str, ...] = ()
     passages: tuple[str, ...] = ()
+    pairs: tuple[tuple[str, str], ...] = ()
 
     def __len__(self) -> int:
-        return len(self.lines) + len(self.passages)
+        return len(self.lines) + len(self.passages) + len(self.pairs)
+
+    @classmethod
+    def of(cls, texts: Sequence[TextOrPair]) -> Texts:
+        """Returns the texts of a file, without passages."""
+        return cls(tuple(text for text in texts if isinstance(text, str)), pairs=tuple(text for text in texts if isinstance(text, tuple)))
 
     def with_passages(self, tokenizer: Tokenizer) -> Texts:
-        """Returns the same lines with passages of the lengths of `PASSAGES`, as far as the lines and the model's length go.
+        """Returns the same texts with passages of the lengths of `PASSAGES`, as far as the lines and the model's length go.
 
         Args:
             tokenizer: The service's tokenizer of the model.
@@ -61,8 +71,8 @@ class Texts:
         lengths: dict[int, int] = {}  # of a model of few positions several lengths become one
         for length, count in PASSAGES.items():
             lengths[min(length, room)] = max(lengths.get(min(length, room), 0), count)
-        made = [passage for length, count in lengths.items() for passage in spread(self._joined(tokens, length), count)]
-        return Texts(self.lines, tuple(dict.fromkeys(made)))
+        made = [passage for length, count in lengths.items() for passage in sample(self._joined(tokens, length), count)]
+        return replace(self, passages=tuple(dict.fromkeys(made)))
 
     def _joined(self, tokens: Sequence[int], length: int) -> list[str]:
         """Returns the lines, one after the other, joined while they have at most `length` tokens; of these the long ones."""
@@ -79,118 +89,114 @@ class Texts:
 
 @dataclass(frozen=True)
 class Split:
-    """Texts for int8, of which no line stands on both sides.
+    """Texts for int8, of which none is in two splits.
 
     Attributes:
         calibration: What scales, rounding and bias are chosen on.
-        validation: What int8 is judged on: the gate and the evidence.
+        gate: What decides which matrices stay in float, and whether there is int8 at all.
+        report: What the evidence of int8 is measured on.
     """
 
     calibration: Texts
-    validation: Texts
+    gate: Texts
+    report: Texts
 
     def with_passages(self, tokenizer: Tokenizer) -> Split:
-        """Returns both sides with passages, each made of its own lines."""
-        return Split(self.calibration.with_passages(tokenizer), self.validation.with_passages(tokenizer))
+        """Returns all splits with passages, each made of its own lines."""
+        return Split(*(texts.with_passages(tokenizer) for texts in (self.calibration, self.gate, self.report)))
+
+    def digests(self) -> TextSplits:
+        """Returns the entry of the manifest that recognizes the texts of each split."""
+        calibration, gate, report = (split_digest((*texts.lines, *texts.pairs)) for texts in (self.calibration, self.gate, self.report))
+        return TextSplits(calibration=calibration, gate=gate, report=report)
 
 
 def read_split(calibration: Path, validation: Path | None = None) -> Split:
-    """Returns the texts of both sides, without passages.
-
-    Without a file for validation every third line of the other is held out for it: the third, the sixth and so on, so that both sides
-    have of whatever the file has.
+    """Returns the texts of all splits, without passages.
 
     Args:
-        calibration: A file of texts, one a line.
-        validation: Another, of whose lines none is calibrated on.
+        calibration: A file of texts, of which one in twelve is for the gate and, without a file for validation, three are for the report.
+        validation: Another one, for the report, which shares no text with the first.
 
     Raises:
-        CheckpointError: A file cannot be read, or holds too few texts.
+        CheckpointError: A file cannot be read, or holds too few texts, or both share texts.
     """
-    lines = read_texts(calibration)
-    if validation is None:
-        seen, held = [line for i, line in enumerate(lines) if (i + 1) % HELD_OUT], lines[HELD_OUT - 1 :: HELD_OUT]
-    else:
-        held = read_texts(validation, "validation")
-        seen = [line for line in lines if line not in set(held)]
-        if len(seen) < MIN_TEXTS:
-            raise CheckpointError(
-                f"all but {len(seen)} texts of `{calibration}` stand in `{validation}` too, and calibration needs {MIN_TEXTS} others at "
-                "least; give other texts, or leave out --validation, and a third is held out."
-            )
-    return Split(Texts(tuple(seen)), Texts(tuple(spread(held, MAX_VALIDATION - sum(PASSAGES.values())))))
+    texts = read_texts(calibration)
+    chosen = sample(texts, MAX_TEXTS)
+    if calibration != BUILT_IN:  # whose lines follow no pattern
+        chosen = mixed(chosen, BLOCK)
+    held_out = chosen[HELD_OUT - 1 :: HELD_OUT]
+    gate, report = held_out[:: BLOCK // HELD_OUT], [text for i, text in enumerate(held_out) if i % (BLOCK // HELD_OUT)]
+    if validation is not None:
+        report = read_texts(validation, "validation")
+        refuse_overlap(texts, report, calibration, validation)
+    judging = {*gate, *report}
+    return Split(Texts.of([text for text in chosen if text not in judging]), Texts.of(gate), report_texts(report))
 
 
-def read_texts(path: Path, purpose: str = "calibration") -> list[str]:
-    """Returns the texts of a file, one a line; one that stands there again is left out, so that a split has it on one side alone.
-
-    Args:
-        path: The file.
-        purpose: What its texts are for, for the error.
+def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
+    """Refuses pairs for a task that takes single texts.
 
     Raises:
-        CheckpointError: The file cannot be read, or holds fewer than `MIN_TEXTS` texts.
+        CheckpointError: There are pairs.
     """
-    try:
-        texts = [line for line in dict.fromkeys(path.read_text(encoding="utf-8").split("\n")) if line.strip()][:MAX_TEXTS]
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"the {purpose} texts `{path}` cannot be read: {error}.") from error
-    if len(texts) < MIN_TEXTS:
-        raise CheckpointError(
-            f"`{path}` holds {len(texts)} different texts, and {purpose} needs {MIN_TEXTS} at least, one a line; some hundred are better."
-        )
-    return texts
+    count = sum(len(side.pairs) for side in texts)
+    if count and task not in TAKE_PAIRS:
+        raise CheckpointError(f"--calibration and --validation hold {count} pairs, and {task} takes single texts; give single texts.")
 
 
-def spread(items: Sequence[Item], count: int) -> list[Item]:
-    """Returns at most so many of the items, at even distances."""
-    return [items[i * len(items) // count] for i in range(count)] if len(items) > count else list(items)
+def report_texts(texts: Sequence[TextOrPair]) -> Texts:
+    """Returns the texts that evidence is measured on, or of very many a sample."""
+    return Texts.of(sample(texts, MAX_REPORT - sum(PASSAGES.values())))
 
 
-def make_feeds(
-    texts: Sequence[str],
-    checkpoint: Checkpoint,
-    tokenizer: Tokenizer,
-    inputs: Sequence[InputSpec] | None = None,
-    *,
-    passages: Sequence[str] = (),
-) -> list[Feed]:
-    """Returns the graph's inputs for each text, cut to `MAX_TOKENS`, and then for each passage; a batch of one without padding.
+def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
+    """Returns the graph's inputs for each text alone, then for each pair, as `pairing.arrange` has them; a batch of one without padding.
 
-    Question answering, and a model that takes pairs alone, get a text and the next one as a pair, and a text and a passage. Multiple choice gets each text, and each passage, as
-    a choice for another text. Fill-mask gets one token in eight masked.
+    Lines are cut to `MAX_TOKENS`, pairs of lines to twice as many; a passage, and a pair of the user's file, to the longest of `PASSAGES`, or the
+    model's length. Fill-mask gets one token in eight masked.
 
     Args:
         texts: The texts.
         checkpoint: Its task decides what is made of them.
         tokenizer: The service's tokenizer.
         inputs: What the graph takes, where that is not what the traced one does.
-        passages: Long texts, of which none is cut before the longest of `PASSAGES`, or the model's length.
     """
     # a text of control characters has no tokens, and where no special ones are added there is nothing to run
     bare = tokenizer.room(pair=False) == tokenizer.max_length
-    short, long = ([entry.ids for entry in tokenizer.tokenize(side) if not bare or len(entry)] for side in (texts, passages))
-    taken = checkpoint.inputs if inputs is None else inputs
-    if checkpoint.task == "multiple-choice":
-        pairs = [(short[asked(i, len(short))], ids, 2 * MAX_TOKENS) for i, ids in enumerate(short)]
-        pairs += [(short[asked(i, len(short))], ids, max(PASSAGES)) for i, ids in enumerate(long)]
-        return [_feed(_pair(*pair, tokenizer), taken) for pair in pairs]
-    if checkpoint.task == "question-answering" or checkpoint.pairs_only:
-        pairs = [(ids, short[(i + 1) % len(short)], 2 * MAX_TOKENS) for i, ids in enumerate(short)]
-        pairs += [(short[i % len(short)], ids, max(PASSAGES)) for i, ids in enumerate(long)]
-        return [_feed(_pair(*pair, tokenizer), taken) for pair in pairs]
-    singles = [*((ids, MAX_TOKENS) for ids in short), *((ids, max(PASSAGES)) for ids in long)]
-    return [_feed(_single(ids, most, i, checkpoint, tokenizer), taken) for i, (ids, most) in enumerate(singles)]
+
+    def tokenize(side: Sequence[str], most: int) -> list[_Cut]:
+        return [_Cut(entry.ids, most) for entry in tokenizer.tokenize(side) if not bare or len(entry)]
+
+    longest = max(PASSAGES)
+    own = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
+    singles, pairs = pairing.arrange(
+        checkpoint.task, tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), own, pairs_only=checkpoint.pairs_only
+    )
+    encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
+    encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]
+    return [_feed(encoding, checkpoint.inputs if inputs is None else inputs) for encoding in encodings]
 
 
-def _pair(question: Sequence[int], context: Sequence[int], most: int, tokenizer: Tokenizer) -> Encoding:
-    room = min(tokenizer.room(pair=True), most)
-    a = question[: min(room, 2 * MAX_TOKENS) // 4]
-    return tokenizer.assemble(a, context[: room - len(a)])
+@dataclass(frozen=True)
+class _Cut:
+    """The token ids of a text, and how many of them are kept."""
+
+    ids: Sequence[int]
+    most: int
 
 
-def _single(tokens: Sequence[int], most: int, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
-    ids = list(tokens[: min(tokenizer.room(pair=False), most)])
+def _pair(first: _Cut, second: _Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
+    room = min(tokenizer.room(pair=True), max(2 * MAX_TOKENS, second.most))
+    a, b = truncate_longest_first(len(first.ids), len(second.ids), room)
+    if checkpoint.task in ("question-answering", "multiple-choice"):
+        a = min(len(first.ids), min(room, 2 * MAX_TOKENS) // 4)
+        b = room - a
+    return tokenizer.assemble(first.ids[:a], second.ids[:b])
+
+
+def _single(text: _Cut, i: int, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
+    ids = list(text.ids[: min(tokenizer.room(pair=False), text.most)])
     if checkpoint.mask is None:
         return tokenizer.assemble(ids)
     ids = ids or [checkpoint.mask.id]

@@ -186,6 +186,7 @@ def _print_evidence(target: Path, manifest: Manifest) -> None:
             print(f"    worst error of an attention weight to PyTorch {evidence.attention_error:.1e}")
         if evidence.lengths:
             print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in evidence.lengths))
+            print(f"    longest compared row {evidence.longest} of {manifest.tokenizer.max_length} tokens")
         if evidence.speed:
             times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in evidence.speed.timings)
             print(f"    milliseconds by tokens, {evidence.speed.threads} thread, {evidence.speed.cpu}: {times}")
@@ -247,15 +248,15 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="texts of your own, one a line, 16 at least, to choose the int8 scales on; a third of them is held out to judge int8 on "
-        "(default: 700 English texts that come with bertserve)",
+        help="texts of your own, at least 16, to make int8 with: one per line, or JSON Lines (.jsonl) with text and, for pairs, text_pair, or "
+        "question and context; a third of them is held out to judge int8 on (default: 700 English texts that come with bertserve)",
     )
     parser.add_argument(
         "--validation",
         type=Path,
         metavar="FILE",
-        help="texts of your own, one a line, 16 at least, to judge int8 on; all others of --calibration are for the scales then (default: a "
-        "third of the calibration texts)",
+        help="other texts of your own, in the same form, to judge int8 on; none of them may be in --calibration (default: a quarter of the "
+        "calibration texts)",
     )
     parser.add_argument(
         "--quick",
@@ -291,7 +292,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-int8-error",
         type=flags.parse_share,
         metavar="SHARE",
-        help="how far int8 may move the outputs on the validation texts, as a share of their standard deviation (default: 0.1); "
+        help="how far int8 may move the outputs on held-out texts, as a share of their standard deviation (default: 0.1); "
         "the matrices that matter most stay in float until it holds, and where it never does the bundle has no int8",
     )
     parser.add_argument(

@@ -53,9 +53,9 @@ class ExportSpec:
         revision: Hub revision.
         overwrite: Whether an existing bundle is replaced.
         figures: Measured task figures for manifest and card.
-        calibration: Texts to choose the int8 scales on, one a line.
-        validation: Texts to judge int8 on; where there are none, a third of the others is held out for it.
-        max_int8_error: How far int8 may move the outputs on the validation texts, as a share of their spread.
+        calibration: A file of texts or pairs to choose int8 on, of which some are held out to judge it on.
+        validation: Another file, to judge int8 on; it shares no text with the first.
+        max_int8_error: How far int8 may move the outputs on held-out texts, as a share of their spread.
         quick: Whether int8 is made without measuring which matrices matter most.
         layers: Outputs of an embedding model's graphs: the last layer, or also the last four side by side, or those of these numbers.
         combine: How these become one where a request names no layers; None where such a request gets the last layer.
@@ -108,6 +108,7 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
         texts = calibration.read_split(spec.calibration, spec.validation)  # before a checkpoint is loaded in vain
         with stage(progress, "load", spec.source):
             checkpoint = _load(spec)
+        calibration.refuse_pairs((texts.calibration, texts.gate, texts.report), checkpoint.task)
         bundle, work = scratch / "bundle", scratch / "work"
         bundle.mkdir()
         work.mkdir()
@@ -143,7 +144,12 @@ def _default_name(spec: ExportSpec) -> str:
 def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bundle: Path, work: Path, progress: Progress) -> Manifest:
     """Writes graphs and tokenizer into the folder `bundle`; returns the manifest."""
     precisions = choose_precisions(spec.providers, spec.precisions)
-    refuse_ordinary_padding(spec.source, checkpoint.tokenizer, checkpoint.pad_id, (*lines.calibration.lines, *lines.validation.lines))
+    refuse_ordinary_padding(
+        spec.source,
+        checkpoint.tokenizer,
+        checkpoint.pad_id,
+        [line for texts in (lines.calibration, lines.gate, lines.report) for line in texts.lines],
+    )
     raw = work / "raw.onnx"
     with stage(progress, "trace", f"to ONNX by {spec.tracer}" if spec.tracer else "to ONNX"):
         traced = trace.trace(checkpoint, raw, spec.tracer)
@@ -155,7 +161,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
     tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
     texts = lines.with_passages(tokenizer)
     with stage(progress, "reference", "PyTorch float32"):
-        reference = _reference(checkpoint, texts.validation if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
+        reference = _reference(checkpoint, texts.report if "int8" in precisions.get("cpu", ()) else NO_TEXTS)
         flops = checkpoint.flops
     checkpoint.model.to_empty(device="meta")  # no later stage runs it, and without the weights of a large one sessions have room
     made: dict[Provider, Iterable[Artifact]] = {}
@@ -170,7 +176,9 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
             )
     comparison = Comparison(bundle, checkpoint, tokenizer, reference, progress)
     graphs = measure_graphs(made, precisions, comparison, default_must_agree=spec.precisions is None)
-    return _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs)
+    manifest = _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs)
+    has_int8 = any(graph.precision == "int8" for graph in graphs.graphs)
+    return manifest.model_copy(update={"int8_texts": lines.digests()}) if has_int8 else manifest
 
 
 def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:

@@ -42,6 +42,8 @@ def main(argv: Sequence[str]) -> int:
         parser.error(
             "--update measures all graphs against the checkpoint; give --checkpoint or --module, and neither --provider nor --precision"
         )
+    if args.validation is not None and not args.update:
+        parser.error("--validation gives the texts that --update judges int8 on; give --update too")
     missing = [module for module in PACKAGES[args.checkpoint is not None] if find_spec(module) is None]
     if missing:
         extra = "export,cpu" if args.checkpoint is not None else "cpu"
@@ -72,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     passed = all(check.passed is not False for check in checks)
     if passed and args.update:
-        passed = _update(spec, checks, silent=args.json)
+        passed = _update(spec, args.validation, checks, silent=args.json)
     if args.json:
         print(json.dumps({"bundle": str(args.bundle), "passed": passed, "checks": [vars(check) for check in checks]}, indent=1))
     return 0 if passed else 1
@@ -91,7 +93,7 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
     return None
 
 
-def _update(spec: VerifySpec, checks: list[Check], *, silent: bool) -> bool:
+def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, silent: bool) -> bool:
     """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
     from export.verify.check import Check
     from export.verify.checkpoint_checks import load_checkpoint_of
@@ -101,8 +103,14 @@ def _update(spec: VerifySpec, checks: list[Check], *, silent: bool) -> bool:
     try:
         assert spec.checkpoint is not None, "the command asks for it"
         bundle = load_bundle(spec.bundle.resolve())
-        remeasure(bundle, load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module))
-        check = Check("update", True, "evidence and flops of the manifest, and the card, are those measured now")
+        updated = remeasure(bundle, load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module), validation)
+        unknown = updated.int8_texts is not None and updated.int8_texts.calibration is None
+        check = Check(
+            "update",
+            True,
+            "evidence and flops of the manifest, and the card, are those measured now"
+            + ("; the manifest does not say which texts int8 was made with, so they may be among those that judged it" if unknown else ""),
+        )
     except (ExportError, OSError) as error:
         check = Check("update", False, f"nothing was written: {error}")
     checks.append(check)
@@ -171,6 +179,13 @@ def _parser() -> argparse.ArgumentParser:
         "--update",
         action="store_true",
         help="if all checks pass, measure evidence and speed again, and write them into the manifest and the card; with --checkpoint or --module",
+    )
+    parser.add_argument(
+        "--validation",
+        metavar="FILE",
+        type=Path,
+        help="with --update: texts to judge int8 on, as `bert-export --validation` takes them; none that it was made with (default: the "
+        "texts that the export judged it on, where they are built-in ones)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser

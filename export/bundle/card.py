@@ -28,7 +28,7 @@ def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> s
         _low_agreement(manifest.graphs),
         _omitted(manifest),
         _span_agreement(manifest.graphs),
-        _error_table(manifest.graphs),
+        _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
         _figure_table(manifest),
         _origin(manifest),
@@ -162,7 +162,7 @@ def _span_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
     return [f"F1 of the spans against the checkpoint's, equal in place and label: {'; '.join(agreements)}."] if agreements else []
 
 
-def _error_table(graphs: Sequence[GraphSpec]) -> list[str]:
+def _error_table(graphs: Sequence[GraphSpec], max_length: int) -> list[str]:
     """Returns the parity table by length: worst absolute and relative error."""
     with_table = [graph for graph in graphs if graph.evidence.lengths]
     if not with_table:
@@ -179,10 +179,17 @@ def _error_table(graphs: Sequence[GraphSpec]) -> list[str]:
     return [
         "### Errors by length",
         "",
-        "Worst difference of a logit to the checkpoint in PyTorch, float32: absolute, and over the row's largest logit.",
+        "Worst difference of a logit to the checkpoint in PyTorch, float32: absolute, and over the row's largest logit."
+        + _longest(with_table, max_length),
         "",
         *_table(["tokens", "rows", *names], rows),
     ]
+
+
+def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
+    """Returns a sentence on the longest rows that were compared; none for manifests of older exports, which did not record it."""
+    longest = max(graph.evidence.longest or 0 for graph in graphs)
+    return f" The longest row that was compared has {longest} tokens, and the model takes {max_length}." if longest else ""
 
 
 def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:

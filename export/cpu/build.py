@@ -24,8 +24,8 @@ class Int8Options:
     """How int8 is made.
 
     Attributes:
-        texts: What it is chosen and judged on.
-        max_error: How far it may move the outputs on the validation texts, as a share of their standard deviation.
+        texts: What it is chosen on, and what its gate runs.
+        max_error: How far it may move the outputs on the texts of the gate, as a share of their standard deviation.
         quick: Whether it is left out to measure which matrices matter most.
     """
 
@@ -103,16 +103,16 @@ def _build_int8(
     optimized: OptimizedGraph, path: Path, checkpoint: Checkpoint, tokenizer: Tokenizer, int8: Int8Options, progress: Progress
 ) -> Artifact:
     def feeds(texts: Texts) -> list[Feed]:
-        return calibration.make_feeds(texts.lines, checkpoint, tokenizer, passages=texts.passages)
+        return calibration.make_feeds(texts, checkpoint, tokenizer)
 
     texts = int8.texts
-    with stage(progress, "quantize", f"int8, calibrated on {len(texts.calibration)} texts, judged on {len(texts.validation)} others"):
+    with stage(progress, "quantize", f"int8, calibrated on {len(texts.calibration)} texts, gate on {len(texts.gate)} others"):
         made = quantize.quantize(
             optimized.path,
             path,
             optimized.path.parent,
             feeds(texts.calibration),
-            feeds(texts.validation),
+            feeds(texts.gate),
             max_error=int8.max_error,
             quick=int8.quick,
         )

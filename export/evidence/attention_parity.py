@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from export.calibration import spread
+from export import text_files
 from export.checkpoint.attention_heads import returning_attention
 from export.checkpoint.checkpoint import Checkpoint
 from export.errors import ParityError
@@ -49,7 +49,7 @@ def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
             continue
         with torch.no_grad(), returning_attention(checkpoint.model):
             found = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
-        maps = spread(every, MAX_VALUES // length**2)
+        maps = text_files.sample(every, MAX_VALUES // length**2)
         heads = {layer: tuple(head for other, head in maps if other == layer) for layer, _ in maps}
         request = attention.Request(texts[0], texts[1] if len(texts) > 1 else None, tuple(heads.items()))
         samples.append(AttentionSample(request, [found[layer][0, list(which)].numpy() for layer, which in heads.items()]))

@@ -21,6 +21,7 @@ MAX_ROW_ERROR_FP16 = 2e-2
 # largest output of 5.
 TRAINED_LARGEST = 5
 BATCH_ROWS = 4
+MAX_TOKENS = 2048  # of a row that is run in a batch: attention of a batch of longer ones takes gigabytes
 _NEIGHBORS = 2  # rows that a batch needs to show anything
 
 
@@ -47,20 +48,21 @@ def measure_row_errors(engine: Engine, encodings: Sequence[Encoding], alone: Seq
 
     Args:
         engine: The graph.
-        encodings: The rows; neighbors in this order share batches, so lengths should vary.
+        encodings: The rows; neighbors in this order share batches, so lengths should vary. Those over `MAX_TOKENS` are left out.
         alone: The outputs of each row alone.
 
     Raises:
         ValueError: There are fewer than two rows, so that no row has a neighbor.
     """
-    if len(encodings) < _NEIGHBORS:
-        raise ValueError(f"{len(encodings)} rows show nothing about rows in batches; give at least {_NEIGHBORS}.")
+    rows = [pair for pair in zip(encodings, alone, strict=True) if len(pair[0]) <= MAX_TOKENS]
+    if len(rows) < _NEIGHBORS:
+        raise ValueError(f"{len(rows)} rows show nothing about rows in batches; give at least {_NEIGHBORS}.")
 
     def errors_of(start: int) -> list[tuple[float, float]]:
         part = slice(start, start + BATCH_ROWS)
-        return [_errors(row, single) for row, single in zip(engine.run(encodings[part]), alone[part], strict=True)]
+        return [_errors(row, single) for row, (_, single) in zip(engine.run([one for one, _ in rows[part]]), rows[part], strict=True)]
 
-    errors = [error for batch in parallel.each(errors_of, range(0, len(encodings), BATCH_ROWS)) for error in batch]
+    errors = [error for batch in parallel.each(errors_of, range(0, len(rows), BATCH_ROWS)) for error in batch]
     worst, scaled = np.max(errors, axis=0).tolist()  # not `max`, which may leave a NaN out
     return RowErrors(worst, scaled)
 

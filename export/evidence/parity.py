@@ -39,7 +39,7 @@ MAX_REL_ERROR: dict[Precision, float] = {"fp32": 2e-5, "fp16": 2e-2}
 # the gate to say; this says that the graph which is served is the one that the gate has seen (docs/explanation/evidence.md).
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # times what the gate measured may be there where that is more
-ODDITY = 2  # times as much may be there where the fixed samples alone are compared, which are odder than the gate's texts
+ODDITY = 2  # times as much may be there where the fixed samples decide, which are odder than ordinary texts
 MAX_REASON = 300  # characters of ONNX Runtime's own message
 SHORTEST_RANGE = 16  # tokens; each range of the table by length is twice as long as the one before
 
@@ -56,6 +56,7 @@ class Parity:
     span_agreement: float | None
     row_errors: RowErrors
     lengths: tuple[LengthParity, ...]
+    longest: int
 
     @property
     def label_agreement(self) -> float | None:
@@ -121,6 +122,7 @@ def measure_parity(
         span_agreement=span_f1(*zip(*spans, strict=True)) if any(right or found for right, found in spans) else None,
         row_errors=measure_row_errors(engine, encodings, alone),
         lengths=errors.entries,
+        longest=max(map(len, encodings)),
     )
 
 
@@ -176,7 +178,8 @@ def _check(worst: _Difference, same_answers: int, samples: int, precision: Preci
 
 def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, quantization_error: float) -> None:
     """Refuses an int8 graph that is further from the checkpoint than what the gate has seen explains."""
-    judged, factor = (texts, 1) if texts.rows else (fixed, ODDITY)
+    # the spread over a few texts is a matter of chance
+    judged, factor = (texts, 1) if texts.rows and texts.rows >= fixed.rows else (fixed, ODDITY)
     rms = factor * max(MAX_INT8_RMS, INT8_SLACK * quantization_error)
     largest, found = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
     if not (judged.rms <= rms and found <= largest):  # not `>`, which is false for NaN

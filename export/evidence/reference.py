@@ -17,7 +17,7 @@ from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
 from export.checkpoint.signature import read_output
 from export.evidence.attention_parity import AttentionSample, sample_attention
-from export.evidence.samples import sample_requests, text_requests
+from export.evidence.samples import full_length_request, sample_requests, text_requests
 from export.progress import track
 from service.bundle.graph_spec import Precision
 from service.bundle.manifest import SpecialPiece
@@ -73,7 +73,9 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
     mask = checkpoint.mask.token if checkpoint.mask else None
     task, length, pairs_only = checkpoint.task, checkpoint.max_length, checkpoint.pairs_only
     prompts = checkpoint.embedding.prompts.values() if checkpoint.embedding else ()
-    fixed = sample_requests(task, checkpoint.tokenizer_spec(""), prompts)
+    spec = checkpoint.tokenizer_spec("")
+    full = full_length_request(task, spec, lambda text: len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]))
+    fixed = [*sample_requests(task, spec, prompts), full]
     reference = Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
     reference.attention = sample_attention(checkpoint)
     return reference
@@ -120,7 +122,7 @@ def _tokenizer_arguments(checkpoint: Checkpoint, request: Any) -> tuple[tuple[An
     if isinstance(request, ner.Request):
         return (request.text,), "longest_first", _stride(request.parameters.stride, checkpoint), length
     if isinstance(request, answer.Request):
-        length = min(answer.DEFAULT_SEQ_LEN, length)
+        length = min(request.parameters.max_seq_len or answer.DEFAULT_SEQ_LEN, length)
         return (request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length
     if isinstance(request, embed.Request):
         return (request.prompt + request.text,), "longest_first", None, length

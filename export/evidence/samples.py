@@ -7,9 +7,10 @@ ordinary texts, on which the share of answers is measured that a graph of coarse
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from export import pairing
 from export.choices import CHOICES, asked
 from service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
 from service.tasks import answer, choose, classify, embed, fill_mask, ner
@@ -41,29 +42,27 @@ _TOKENS_PER_TEXT = 16
 
 _ATTENTION_TEXTS = 7  # of those above; each is run with the weights of all layers and heads
 
+MAX_FULL_LENGTH = 4096  # tokens; PyTorch holds attention of length x length for each head, 1 GiB for 16 heads, and twice for a moment
+
 _QUESTION_CHARS = 200  # of a passage, whose beginning is asked for
 
 
 def text_requests(task: Task, texts: Texts, max_length: int, mask: str | None, *, pairs_only: bool = False) -> list[Any]:
-    """Returns a request of each text, and of each passage.
+    """Returns a request for each text, each passage and each pair.
 
     Args:
-        task: Hugging Face name of the task; of embeddings, which decide nothing, there are none.
-        texts: Ordinary texts, of which the graph that is judged has seen none.
+        task: Hugging Face name of the task; for embeddings, which decide nothing, there are none.
+        texts: Ordinary texts, none of which the graph under test was made with.
         max_length: The model's usable length in tokens.
         mask: The mask token, for fill-mask.
-        pairs_only: Whether the model takes pairs alone.
+        pairs_only: Whether the model takes only pairs.
     """
     if task == "feature-extraction":
         return []
     lines, passages = texts.lines, [passage for passage in texts.passages if passage not in texts.lines]
     if task == "text-classification":
-        # of pairs those that int8 was calibrated on
-        seconds = [*lines[1:], *lines[:1], *passages]
-        return [
-            classify.Request(lines[i % len(lines)], second) if pairs_only else classify.Request(text)
-            for i, (text, second) in enumerate(zip((*lines, *passages), seconds, strict=True))
-        ]
+        singles, pairs = pairing.arrange(task, lines, passages, texts.pairs, pairs_only=pairs_only)
+        return [*map(classify.Request, singles), *(classify.Request(*pair) for pair in pairs)]
     if task == "token-classification":
         return [ner.Request(text) for text in (*lines, *passages)]
     if task == "multiple-choice":
@@ -76,10 +75,8 @@ def text_requests(task: Task, texts: Texts, max_length: int, mask: str | None, *
         contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(halves)]
         halves += [_halves(passage[: min(_QUESTION_CHARS, max_length - 16)]) for passage in passages]
         # a window must have room for its stride beside the question, of which each character may be a token
-        return [
-            answer.Request(f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?", context)
-            for (start, end), context in zip(halves, [*contexts, *passages], strict=True)
-        ]
+        questions = [f"Who or what {(end or start)[: max(1, max_length // 2 - 16)]}?" for start, end in halves]
+        return [answer.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
     halves += [_halves(passage) for passage in passages]
     return [fill_mask.Request(f"{start} {mask} {end.partition(' ')[2]}") for start, end in halves]
 
@@ -108,6 +105,24 @@ def sample_requests(task: Task, spec: TokenizerSpec, prompts: Iterable[str] = ()
     requests = [*_sample_requests(task, spec), *_added_token_requests(task, spec), *_prompt_requests(task, prompts)]
     bare = not any(isinstance(piece, SpecialPiece) for piece in spec.single)
     return [request for request in requests if request.chars] if bare else requests
+
+
+def full_length_request(task: Task, spec: TokenizerSpec, count: Callable[[str], int]) -> Any:
+    """Returns a request that fills the model's length, or about `MAX_FULL_LENGTH` tokens of a longer one.
+
+    Args:
+        task: Hugging Face name of the task.
+        spec: The manifest's entry of the tokenizer.
+        count: Returns the number of tokens of a text.
+    """
+    length = min(spec.max_length, MAX_FULL_LENGTH)
+    # enough for the model to cut the text to its length; of a longer model nothing does, and special tokens and a second text need room
+    wanted = length + length // 4 if length == spec.max_length else length - 32
+    words = list(itertools.islice(itertools.cycle((_NAMES + _LONG).split()), length))
+    text = " ".join(words[: length * wanted // count(" ".join(words))])
+    if task == "question-answering":
+        return answer.Request("Who met whom?", text, answer.AnswerParameters(max_seq_len=length))
+    return _text_request(task, text, spec)
 
 
 def _added_token_requests(task: Task, spec: TokenizerSpec) -> list[Any]:

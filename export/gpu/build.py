@@ -74,7 +74,7 @@ def build_graphs(
     if "fp16" in precisions:
         path = folder / f"model.{provider}.fp16.onnx"
         with stage(progress, "optimize", f"{provider}, fp16"):
-            feeds = calibration.make_feeds(texts.lines, checkpoint, tokenizer, fused.inputs, passages=texts.passages)
+            feeds = calibration.make_feeds(texts, checkpoint, tokenizer, fused.inputs)
             ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
             short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.max_length]
             padded = [calibration.pad(feed, fused.inputs, pad_id=checkpoint.pad_id, tokens=PADDING) for feed in short[:PADDED_TEXTS]]

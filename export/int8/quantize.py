@@ -67,7 +67,7 @@ def quantize(
     target: Path,
     workspace: Path,
     feeds: Sequence[Feed],
-    validation: Sequence[Feed],
+    gate: Sequence[Feed],
     *,
     max_error: float,
     quick: bool = False,
@@ -79,7 +79,7 @@ def quantize(
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The texts that all is chosen on, as the graph's inputs.
-        validation: Other texts, for the gate.
+        gate: Other texts, which decide what goes back to float; the figures of the evidence are measured on others again.
         max_error: How far its outputs may be from the float graph's, as `inference.relative_error` measures it.
         quick: Whether the matrices are not measured one by one: then all channels are smoothed, and none is computed in float.
 
@@ -117,7 +117,7 @@ def quantize(
     # what matters most comes first, and what was not measured as if it mattered as much as all; without measurements, the own output counts
     weights = sensitivities or {x: scale.error for x, scale in scales.items()}
     order = sorted(params, key=lambda x: -weights.get(x, 1.0))
-    probe = validation[:: max(1, len(validation) // PROBE_TEXTS)]
+    probe = gate[:: max(1, len(gate) // PROBE_TEXTS)]
     kept, tables, error = _emit_within(max_error, model, target, params, order, probe, inference.outputs(source, probe))
     counts = {"MatMulIntegerToFloat": len(params) - kept, "PerRowEmbedding": tables, "FloatUnits": len(units), "FloatInputs": len(inputs)}
     exceptions = {"KeptFloat": kept, "RoundedToNearest": sum(not params[x].by_gptq for x in order[kept:])}

@@ -6,6 +6,7 @@ layers: no graph is written, and no session opened, for a layer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,9 @@ from export.int8.gptq import column_blocks
 from export.int8.smoothquant import QuantParams
 from export.progress import track
 
-# A run of the model for each layer takes long. So texts are short, the shortest of those that have as many tokens; and a layer that is
-# far from all limits after a few of them is not measured on the others.
-FEW, MIN_TOKENS = 8, 16
+# A run of the model for each layer takes long. So texts are short, the shortest of those that have as many tokens, from each of so many parts
+# of the texts, for single texts come before pairs; and a layer that is far from all limits after a few of them is not measured on the others.
+FEW, MIN_TOKENS, PARTS = 8, 16, 8
 FAR = 4
 # What the products of all runs may cost, in multiplications and additions, within these numbers of texts.
 FLOPS = 2e12
@@ -132,9 +133,11 @@ def _changes(layer: Linear, quant: QuantParams, inputs: Sequence[Floats]) -> lis
 
 def _short(feeds: Sequence[Feed], tokens: float) -> list[Feed]:
     """Returns the texts that layers are measured on, mixed: of about so many tokens, but no fewer than `LEAST` and no more than `MOST`."""
-    ordered = sorted(feeds, key=inference.tokens)
-    short = [feed for feed in ordered if inference.tokens(feed) >= MIN_TOKENS] or ordered[::-1]
-    count = int(np.clip(tokens / inference.tokens(short[0]), LEAST, MOST))
+    enough = [feed for feed in feeds if inference.tokens(feed) >= MIN_TOKENS] or sorted(feeds, key=inference.tokens)[::-1]
+    bounds = [i * len(enough) // PARTS for i in range(PARTS + 1)]
+    parts = [sorted(enough[start:end], key=inference.tokens) for start, end in itertools.pairwise(bounds)]
+    short = [feed for row in itertools.zip_longest(*parts) for feed in row if feed is not None]
+    count = int(np.clip(tokens / np.mean([inference.tokens(feed) for feed in short[:PARTS]]), LEAST, MOST))
     return [short[:count][i] for i in np.random.default_rng(0).permutation(min(count, len(short)))]
 
 

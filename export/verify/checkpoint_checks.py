@@ -89,10 +89,11 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
             name,
             True,
             f"worst logit error {parity.worst_abs_error:.1e} (at export {evidence.worst_abs_error:.1e}), agreement "
-            f"{summarize_agreement(parity.agreement)} (at export {summarize_agreement(evidence.agreement)})"
+            f"{summarize_agreement(parity.agreement)} (at export {summarize_agreement(evidence.agreement)}), "
+            f"longest row {parity.longest} of {checkpoint.max_length} tokens"
             + ("" if attention_error is None else f", worst error of an attention weight {attention_error:.1e}"),
             {"worst_abs_error": parity.worst_abs_error, "samples": parity.samples, "label_agreement": parity.label_agreement}
-            | {"agreement": parity.agreement.model_dump()}
+            | {"agreement": parity.agreement.model_dump(), "longest": parity.longest}
             | {"lengths": [entry.model_dump() for entry in parity.lengths], "span_agreement": parity.span_agreement}
             | ({} if attention_error is None else {"attention_error": attention_error}),
         )

@@ -11,16 +11,14 @@ from typing import Any
 
 from export.errors import DataError
 from export.evidence.metrics import Span, spans_of_tags
+from export.input_fields import Document, read_input, read_text_list
 from service.errors import BertServeError
 from service.tasks import choose
 from service.tasks.batch import ModelConfig
 from service.tasks.decoding.tag_schemes import scheme_of
 from service.wire.reading import Limits, read_body
 
-Document = dict[str, Any]
 MAX_CHARS = 10**8
-# the two texts of a pair, as we and as the data sets of GLUE name them
-PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,7 @@ def _request(task: str, document: Document, defaults: Document, config: ModelCon
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise ValueError("`parameters` must be an object.")
-    inputs = _inputs(document)
+    inputs = read_input(document)
     if isinstance(inputs, list):
         raise ValueError("`inputs` is a list; give one input a line.")
     # vectors are compared as numbers, whatever encoding a line asks for
@@ -115,33 +113,6 @@ def _request(task: str, document: Document, defaults: Document, config: ModelCon
     raw = json.dumps({"inputs": inputs, "parameters": defaults | parameters | fixed}).encode()
     (request,) = read_body(task, raw, Limits(max_inputs=choose.MAX_CHOICES, max_chars=MAX_CHARS)).requests(config)
     return request
-
-
-def _inputs(document: Document) -> Any:
-    if "inputs" in document:
-        return document["inputs"]
-    if "choices" in document:
-        return {name: document[name] for name in ("question", "prompt", "context", "choices") if name in document}
-    for first, second in PAIRS:
-        if first in document and document.get(second) is not None:
-            return {"text": document[first], "text_pair": document[second]}
-    if "question" in document:
-        return {name: document.get(name) for name in ("question", "context")}
-    for name in ("text", "sentence"):
-        if name in document:
-            return document[name]
-    if "tokens" in document:
-        return " ".join(_texts(document, "tokens"))
-    raise ValueError(
-        "it has no input; give `inputs`, `text`, `text` and `text_pair`, `tokens`, `question` and `context`, or `question` and `choices`."
-    )
-
-
-def _texts(document: Document, name: str) -> list[str]:
-    value = document[name]
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise ValueError(f"`{name}` must be a list of texts.")
-    return value
 
 
 def _read_label(document: Document, labels: Sequence[str]) -> Any:
@@ -175,10 +146,10 @@ def _read_entities(document: Document, labels: Sequence[str]) -> Entities | None
         return None
     if "tokens" not in document:
         raise ValueError("`tags` need `tokens`, the words that they are for.")
-    tags, words = _texts(document, "tags"), _texts(document, "tokens")
+    tags, words = read_text_list(document, "tags"), read_text_list(document, "tokens")
     if len(tags) != len(words):
         raise ValueError(f"there are {len(tags)} `tags` for {len(words)} `tokens`.")
-    text = _inputs(document)
+    text = read_input(document)
     offsets, end = [], 0
     for word in words:
         start = text.find(word, end) if isinstance(text, str) else -1
@@ -205,7 +176,7 @@ def _read_answers(document: Document, labels: Sequence[str]) -> list[str] | None
 
 def _read_choice(document: Document, labels: Sequence[str]) -> int | None:
     """Reads `label`: the index of the right choice, or the choice itself."""
-    label, inputs = document.get("label"), _inputs(document)
+    label, inputs = document.get("label"), read_input(document)
     if label is None:
         return None
     choices = inputs.get("choices") if isinstance(inputs, dict) else None

@@ -12,28 +12,33 @@ from pathlib import Path
 from export import calibration
 from export.artifact import Artifact
 from export.bundle.card import model_card
+from export.calibration import Texts
 from export.checkpoint.checkpoint import Checkpoint
-from export.errors import ParityError
+from export.errors import DataError, ParityError
 from export.evidence.measure import measure_graph
 from export.evidence.reference import NO_TEXTS, Reference, sample_reference
+from export.text_files import hashes_of, read_texts, split_digest, text_hash
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
 from service.bundle.graph_spec import GraphSpec
-from service.bundle.manifest import Manifest
+from service.bundle.manifest import Manifest, TextSplits
 from service.text.tokenizer import Tokenizer
 
 
-def remeasure(bundle: Bundle, checkpoint: Checkpoint) -> Manifest:
+def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = None) -> Manifest:
     """Compares all graphs with the checkpoint again, times them, and writes the new manifest and card.
 
     Args:
         bundle: The loaded bundle.
         checkpoint: The checkpoint that it was made from.
+        validation: A file of texts to judge int8 on; None for the built-in ones.
 
     Returns:
         The new manifest.
 
     Raises:
-        ParityError: The checkpoint is another one, or a graph does not answer as it does; nothing is written then.
+        CheckpointError: The file cannot be read, or holds pairs that the task does not take.
+        DataError: The texts are none to judge int8 on; nothing is written then. The same is so of the next one.
+        ParityError: The checkpoint is another one, or a graph does not answer as it does.
     """
     manifest = bundle.manifest
     if manifest.source.weights_sha256 != checkpoint.weights_sha256:
@@ -41,17 +46,61 @@ def remeasure(bundle: Bundle, checkpoint: Checkpoint) -> Manifest:
             f"the weights of `{checkpoint.source}` have sha256 {checkpoint.weights_sha256[:12]}…, those that `{manifest.name}` was made from "
             f"{manifest.source.weights_sha256[:12]}…; give the checkpoint that it was made from."
         )
-    has_int8 = any(graph.precision == "int8" for graph in manifest.graphs)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
-    texts = calibration.read_split(calibration.BUILT_IN).validation.with_passages(tokenizer) if has_int8 else NO_TEXTS
+    has_int8 = any(graph.precision == "int8" for graph in manifest.graphs)
+    if validation is not None and not has_int8:
+        raise DataError(f"`{manifest.name}` has no int8 graph, and --validation gives texts to judge int8 on; leave it out.")
+    texts = report_texts(manifest, validation) if has_int8 else NO_TEXTS
+    calibration.refuse_pairs((texts,), manifest.task)
+    int8_texts = _replace_report(manifest.int8_texts, texts) if texts else None
+    texts = texts.with_passages(tokenizer)
     reference = sample_reference(checkpoint, texts)
     graphs = tuple(_measure(bundle.path, graph, checkpoint, tokenizer, reference) for graph in manifest.graphs)
     source = manifest.source.model_copy(update=asdict(checkpoint.card_metadata))
     updated = Manifest.model_validate(
-        manifest.model_copy(update={"graphs": graphs, "flops": checkpoint.flops, "source": source}).model_dump()
+        manifest.model_copy(update={"graphs": graphs, "flops": checkpoint.flops, "source": source, "int8_texts": int8_texts}).model_dump()
     )
     _write(bundle.path, updated, checkpoint.card)
     return updated
+
+
+def report_texts(manifest: Manifest, validation: Path | None) -> Texts:
+    """Returns the texts to judge int8 on again, without passages: those of the export where the file has them all, or others.
+
+    Args:
+        manifest: Its entry `int8_texts` says which texts int8 was made with. Without the entry, as in bundles of an older bert-export, nothing
+            tells whether the texts are new to the graph.
+        validation: A file; None for the built-in texts.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+        DataError: int8 was made with some of the texts, or judged on others than the built-in ones.
+    """
+    made = manifest.int8_texts
+    path = validation or calibration.BUILT_IN
+    if made is None:
+        return calibration.read_split(path).report if validation is None else calibration.report_texts(read_texts(path, "validation"))
+    texts = read_texts(path, "validation")
+    by_hash = {text_hash(text): text for text in texts}
+    recorded = hashes_of(made.report)
+    if all(hash_ in by_hash for hash_ in recorded):
+        return calibration.Texts.of([by_hash[hash_] for hash_ in recorded])
+    if validation is None:
+        raise DataError(
+            f"int8 of `{manifest.name}` was judged on {made.report.texts} texts of a file; give that file, or one of other texts, with --validation."
+        )
+    seen = {hash_ for split in (made.calibration, made.gate) if split is not None for hash_ in hashes_of(split)}
+    if shared := seen & by_hash.keys():
+        raise DataError(
+            f"int8 of `{manifest.name}` was made with {len(shared)} of the {len(texts)} texts of `{path}`, and must be judged on others; remove them."
+        )
+    return calibration.report_texts(texts)
+
+
+def _replace_report(made: TextSplits | None, report: Texts) -> TextSplits:
+    """Returns the entry of the manifest with other texts that int8 was judged on."""
+    calibrated, gate = (None, None) if made is None else (made.calibration, made.gate)
+    return TextSplits(calibration=calibrated, gate=gate, report=split_digest((*report.lines, *report.pairs)))
 
 
 def _measure(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:

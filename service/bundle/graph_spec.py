@@ -116,13 +116,14 @@ class Evidence(Record):
         fusions: Fused operator -> count, as ONNX Runtime's optimizer reports them.
         quantized: Quantized operator -> count, and what was kept in float; empty for a float graph.
         quantization_error: Root mean square difference of the outputs from the float graph's, over their standard deviation: of int8
-            on texts that it has not seen, of fp16 on the calibration texts.
+            on the gate texts, of fp16 on the calibration texts.
         provider: Execution provider that all this was measured on: the CPU where there was none that the graph was made for.
         opset: Version of ONNX's own operators, or null where that was not recorded.
         worst_rel_error: Largest difference of a row's logits over the row's largest one, or null where that was not recorded.
         spans: Entities or answers that the checkpoint gives on the parity inputs; 0 for tasks without spans.
         span_agreement: F1 of the graph's spans against the checkpoint's, equal in place and label; null for tasks without spans.
         lengths: The worst errors by length; empty where they were not recorded.
+        longest: Tokens of the longest parity row, or null where that was not recorded.
         speed: How long a run takes, or null where that was not timed.
         attention_error: Largest absolute difference of an attention weight to the checkpoint's, or null where the graph gives none out.
         agreement: How closely the graph decides as its checkpoint, or null where that was not measured.
@@ -142,6 +143,7 @@ class Evidence(Record):
     spans: int = 0
     span_agreement: float | None = None
     lengths: Annotated[tuple[LengthParity, ...], Field(strict=False)] = ()
+    longest: int | None = None
     speed: Speed | None = None
     attention_error: float | None = None
     agreement: Agreement | None = None

@@ -213,6 +213,32 @@ class OmittedGraph(Record):
     reason: str
 
 
+class TextSplit(Record):
+    """The texts, or pairs of texts, of one split, as short digests.
+
+    Attributes:
+        texts: How many there are; passages that the exporter joins of them do not count.
+        hashes: Base64 of the first four bytes of each one's SHA-256, in order.
+    """
+
+    texts: int
+    hashes: str
+
+
+class TextSplits(Record):
+    """The texts that int8 was made with and judged on, so that other texts can be compared with them.
+
+    Attributes:
+        calibration: Texts that scales, rounding and bias were chosen on, or null where that was not recorded.
+        gate: Texts that decided which matrices stay in float, or null where that was not recorded.
+        report: Texts that the evidence of int8 was measured on.
+    """
+
+    calibration: TextSplit | None
+    gate: TextSplit | None
+    report: TextSplit
+
+
 class Manifest(Record):
     """Everything the service has to know about a model. Version 1."""
 
@@ -230,6 +256,7 @@ class Manifest(Record):
     figures: Annotated[tuple[Figure, ...], Field(strict=False)]
     source: Source
     omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
+    int8_texts: TextSplits | None = None  # null where there is no int8 graph, and where that was not recorded
     # of each layer, where the graphs give attention maps out
     attention_heads: Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(strict=False)] = ()
 

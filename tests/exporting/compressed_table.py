@@ -116,7 +116,7 @@ def logits(bundle: Bundle, engine: OnnxEngine, texts: Sequence[str]) -> NDArray[
 def main(teacher: Path) -> int:
     """Makes, exports and measures each form."""
     split = calibration.read_split(calibration.BUILT_IN)
-    seen, unseen = split.calibration.lines, split.validation.lines
+    seen, unseen = split.calibration.lines, split.report.lines
     layers = range(transformers.AutoConfig.from_pretrained(teacher).num_hidden_layers)
     heads = transformers.AutoConfig.from_pretrained(teacher).num_attention_heads
     forms: dict[str, Callable[[Path], None]] = {

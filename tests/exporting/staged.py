@@ -46,7 +46,7 @@ class Staged:
 
     def feeds(self, texts: Sequence[str]) -> list[Feed]:
         """Returns the graph's inputs for each text alone."""
-        return calibration.make_feeds(texts, self.loaded, self.tokenizer)
+        return calibration.make_feeds(calibration.Texts(tuple(texts)), self.loaded, self.tokenizer)
 
 
 def checkpoint_of(folder: Path, task: str) -> Path:

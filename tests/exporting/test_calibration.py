@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from export import calibration
+from export import calibration, text_files
+from export.calibration import Texts
 from export.errors import CheckpointError
+from export.inference import Feed
 from service.bundle.files import TOKENIZER_FILE, digest
 from service.text.tokenizer import Tokenizer
 from staged import Staged
@@ -30,17 +33,85 @@ def numbered(count: int) -> bytes:
 
 def test_the_built_in_texts_are_700_distinct_ones() -> None:
     """All lines are texts, and none stands there twice."""
-    texts = calibration.read_texts(calibration.BUILT_IN)
+    texts = text_files.read_texts(calibration.BUILT_IN)
 
     assert (700, 700) == (len(texts), len(set(texts)))
 
 
 def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
-    """Empty lines are no texts; spaces and unicode stay; of very many the first thousand are read."""
+    """Empty lines are no texts; spaces and unicode stay; all lines are read."""
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
-    assert lines[: calibration.MAX_TEXTS] == calibration.read_texts(tmp_path / "texts.txt")
+    assert lines == text_files.read_texts(tmp_path / "texts.txt")
+
+
+def test_a_sorted_file_gives_texts_of_all_classes(tmp_path: Path) -> None:
+    """Of more texts than are used, each split has about as many of both halves of the file; the same ones every time."""
+    (tmp_path / "texts.txt").write_bytes(b"".join(b"%s %d\n" % (b"bad" if i < 2000 else b"good", i) for i in range(4000)))
+    split = calibration.read_split(tmp_path / "texts.txt")
+
+    for texts in (split.calibration, split.gate, split.report):
+        assert pytest.approx(len(texts) / 2, rel=0.1) == sum(line.startswith("good") for line in texts.lines)
+    assert calibration.MAX_TEXTS == sum(map(len, (split.calibration, split.gate, split.report)))
+    assert split == calibration.read_split(tmp_path / "texts.txt")
+
+
+@pytest.mark.parametrize("count", [600, 2000, 3000])
+def test_classes_that_take_turns_are_in_all_splits(tmp_path: Path, count: int) -> None:
+    """As in data of inference between sentences, where each premise has a line for each label."""
+    (tmp_path / "texts.txt").write_bytes(b"".join(b"class%d text %d\n" % (i % 3, i) for i in range(count)))
+    split = calibration.read_split(tmp_path / "texts.txt")
+
+    for texts in (split.calibration, split.gate, split.report):
+        assert {"class0", "class1", "class2"} == {line.split()[0] for line in texts.lines}
+
+
+PAIRS = [
+    {"text": "A man eats.", "text_pair": "Someone eats.", "label": "entailment"},
+    {"premise": "A man eats.", "hypothesis": "Nobody eats."},
+    {"inputs": {"text": "A man eats.", "text_pair": "It rains."}},
+    {"question": "Who eats?", "context": "A man eats."},
+    {"text": "alone"},
+]
+
+
+def json_lines(path: Path, documents: list[dict[str, object]]) -> Path:
+    """Writes JSON Lines and returns the path."""
+    path.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
+    return path
+
+
+def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
+    """In the fields of a request, or as the data sets of GLUE name them."""
+    path = json_lines(tmp_path / "pairs.jsonl", [*PAIRS, *({"text": "a", "text_pair": str(i)} for i in range(16))])
+    expected = [
+        ("A man eats.", "Someone eats."),
+        ("A man eats.", "Nobody eats."),
+        ("A man eats.", "It rains."),
+        ("Who eats?", "A man eats."),
+        "alone",
+    ]
+
+    assert expected == text_files.read_texts(path)[:5]
+
+
+@pytest.mark.parametrize(
+    "line", ["no JSON", "[1]", '{"label": 1}', '{"text": 1}', '{"question": "Who?", "choices": ["a", "b"]}', '{"text": ""}']
+)
+def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> None:
+    """The message has the number of the line."""
+    (tmp_path / "pairs.jsonl").write_text('{"text": "good"}\n\n' + line, encoding="utf-8")
+
+    with pytest.raises(CheckpointError, match=r"pairs.jsonl` line 3"):
+        text_files.read_texts(tmp_path / "pairs.jsonl")
+
+
+def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
+    """The message says how many there are; a classifier takes them."""
+    with pytest.raises(CheckpointError, match="2 pairs, and fill-mask takes single texts"):
+        calibration.refuse_pairs((Texts(pairs=(("a", "b"), ("c", "d"))), Texts(("e",))), "fill-mask")
+    calibration.refuse_pairs((Texts(pairs=(("a", "b"),)),), "text-classification")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +119,7 @@ def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
     [
         pytest.param(None, "cannot be read: .*No such file", id="no file"),
         pytest.param(b"caf\xe9\n" * 20, "cannot be read: .*utf-8", id="not UTF-8"),
-        pytest.param(numbered(15), "holds 15 different texts, and calibration needs 16 at least, one a line", id="too few"),
+        pytest.param(numbered(15), "holds 15 different texts, and calibration needs 16 at least, one per line", id="too few"),
         pytest.param(b"text\n" * 100, "holds 1 different texts, and calibration needs 16 at least", id="always the same"),
     ],
 )
@@ -59,59 +130,64 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes |
         path.write_bytes(content)
 
     with pytest.raises(CheckpointError, match=reason) as caught:
-        calibration.read_texts(path)
+        text_files.read_texts(path)
     assert f"`{path}`" in str(caught.value)
 
 
 def test_sixteen_texts_are_enough(tmp_path: Path) -> None:
-    """The least that is allowed is allowed, and both sides of a split have some."""
+    """The least that is allowed is allowed, and all splits have some."""
     (tmp_path / "texts.txt").write_bytes(numbered(16))
     split = calibration.read_split(tmp_path / "texts.txt")
 
-    assert 16 == len(calibration.read_texts(tmp_path / "texts.txt"))
-    assert (11, ("text 2", "text 5", "text 8", "text 11", "text 14")) == (len(split.calibration), split.validation.lines)
+    assert 16 == len(text_files.read_texts(tmp_path / "texts.txt"))
+    assert (11, 2, 3) == sizes(split)
 
 
-# ---- two sides
+# ---- three splits
+
+
+def sizes(split: calibration.Split) -> tuple[int, int, int]:
+    """Returns the number of texts for calibration, for the gate and for the report."""
+    return len(split.calibration), len(split.gate), len(split.report)
 
 
 def test_every_third_text_is_held_out() -> None:
-    """The same ones every time, from the whole file, and none on both sides."""
-    texts = calibration.read_texts(calibration.BUILT_IN)
+    """The gate, which chooses matrices, runs other texts than the report's figures are measured on; no text is in two splits."""
+    texts = text_files.read_texts(calibration.BUILT_IN)
     split = calibration.read_split(calibration.BUILT_IN)
+    lines = [line for side in (split.calibration, split.gate, split.report) for line in side.lines]
 
-    assert (tuple(texts[2::3]), (467, 233)) == (split.validation.lines, (len(split.calibration), len(split.validation)))
-    assert set(texts) == set(split.calibration.lines) | set(split.validation.lines)
-    assert set() == set(split.calibration.lines) & set(split.validation.lines)
+    assert (467, 59, 174) == sizes(split)
+    assert tuple(texts[2::12]) == split.gate.lines
+    assert set(texts[2::3]) == {*split.gate.lines, *split.report.lines}
+    assert sorted(map(str, texts)) == sorted(lines)
 
 
-def test_a_text_that_stands_there_twice_is_on_one_side(tmp_path: Path) -> None:
-    """What was calibrated on is judged on by no copy of it."""
-    (tmp_path / "texts.txt").write_bytes(numbered(30) * 3)
+def test_a_text_that_stands_there_twice_is_in_one_split(tmp_path: Path) -> None:
+    """What was calibrated on is judged on by no copy of it, with other white space either."""
+    (tmp_path / "texts.txt").write_bytes(numbered(30) * 2 + numbered(30).replace(b" ", b"  "))
     split = calibration.read_split(tmp_path / "texts.txt")
 
-    assert (20, 10) == (len(split.calibration), len(split.validation))
-    assert set() == set(split.calibration.lines) & set(split.validation.lines)
+    assert (20, 3, 7) == sizes(split)
 
 
-def test_with_texts_for_validation_all_others_are_calibrated_on(tmp_path: Path) -> None:
-    """Nothing is held out; a text that stands in both files is for validation."""
+def test_with_texts_for_validation_the_report_is_on_these(tmp_path: Path) -> None:
+    """Of the others one in twelve is for the gate, and the rest is calibrated on."""
     (tmp_path / "own.txt").write_bytes(numbered(40))
-    (tmp_path / "validation.txt").write_bytes(numbered(20) + b"another\n")
+    (tmp_path / "validation.txt").write_bytes(numbered(60).split(b"text 40\n")[1])
     split = calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
 
-    assert tuple(f"text {i}" for i in range(20, 40)) == split.calibration.lines
-    assert (*(f"text {i}" for i in range(20)), "another") == split.validation.lines
+    assert (36, 4, 19) == sizes(split)
+    assert {f"text {i}" for i in range(40)} == {*split.calibration.lines, *split.gate.lines}
+    assert tuple(f"text {i}" for i in range(41, 60)) == split.report.lines
 
 
-def test_files_with_the_same_texts_are_an_error(tmp_path: Path) -> None:
-    """The message names both files, how many texts are left, and what to do."""
-    for name in ("own.txt", "validation.txt"):
-        (tmp_path / name).write_bytes(numbered(30))
+def test_files_that_share_texts_are_an_error(tmp_path: Path) -> None:
+    """The message names both files, how many texts they share, and what to do; white space does not tell texts apart."""
+    (tmp_path / "own.txt").write_bytes(numbered(40))
+    (tmp_path / "validation.txt").write_bytes(numbered(3).replace(b" ", b"  ") + b"".join(b"other %d\n" % i for i in range(20)))
 
-    with pytest.raises(
-        CheckpointError, match=r"all but 0 texts of `.*own.txt` stand in `.*validation.txt` too.* needs 16 others.*leave out"
-    ):
+    with pytest.raises(CheckpointError, match=r"own.txt` and `.*validation.txt` share 3 texts.*remove them.*leave out --validation"):
         calibration.read_split(tmp_path / "own.txt", tmp_path / "validation.txt")
 
 
@@ -126,9 +202,11 @@ def test_too_few_texts_for_validation_are_an_error(tmp_path: Path) -> None:
 def test_of_very_many_texts_some_hundred_are_judged_on(tmp_path: Path) -> None:
     """With passages 350 at most, from the whole file."""
     (tmp_path / "validation.txt").write_bytes(numbered(1000))
-    lines = calibration.read_split(calibration.BUILT_IN, tmp_path / "validation.txt").validation.lines
+    lines = calibration.read_split(calibration.BUILT_IN, tmp_path / "validation.txt").report.lines
+    numbers = [int(line.split()[1]) for line in lines]
 
-    assert (332, 332, "text 0", "text 996") == (len(lines), len(set(lines)), lines[0], lines[-1])
+    assert (332, 332, sorted(numbers)) == (len(lines), len(set(lines)), numbers)
+    assert (True, True) == (numbers[0] < 4, numbers[-1] > 995)
 
 
 def test_passages_are_neighboring_texts_of_one_side(all_staged: dict[str, Staged]) -> None:
@@ -137,7 +215,7 @@ def test_passages_are_neighboring_texts_of_one_side(all_staged: dict[str, Staged
     split = calibration.read_split(calibration.BUILT_IN).with_passages(staged.tokenizer)
     room = staged.tokenizer.room(pair=False)
 
-    for side, other in ((split.calibration, split.validation), (split.validation, split.calibration)):
+    for side, other in ((split.calibration, split.report), (split.report, split.calibration)):
         joined = [passage for passage in side.passages if passage not in side.lines]
         lengths = [len(entry.ids) for entry in staged.tokenizer.tokenize(joined)]
         assert 12 == len(side.passages) > len(joined) / 2 > 0
@@ -151,8 +229,8 @@ def test_passages_of_a_usual_model_have_two_lengths(all_staged: dict[str, Staged
     staged = all_staged["text-classification"]
     path = staged.packed.with_name(TOKENIZER_FILE)
     tokenizer = Tokenizer(path, staged.loaded.tokenizer_spec(digest(path)).model_copy(update={"max_length": 512}))
-    short = tuple(line for line in calibration.read_texts(calibration.BUILT_IN) if len(line) < calibration.MAX_TOKENS)
-    passages = calibration.Texts(short).with_passages(tokenizer).passages
+    short = tuple(line for line in text_files.read_texts(calibration.BUILT_IN) if len(line) < calibration.MAX_TOKENS)
+    passages = Texts(short).with_passages(tokenizer).passages
     lengths = [len(entry.ids) for entry in tokenizer.tokenize(passages)]
 
     assert (12, 6) == (sum(128 < length <= 256 for length in lengths), sum(256 < length <= 510 for length in lengths))
@@ -160,16 +238,15 @@ def test_passages_of_a_usual_model_have_two_lengths(all_staged: dict[str, Staged
 
 def test_few_short_texts_have_no_passages(all_staged: dict[str, Staged]) -> None:
     """What there is not enough of is not repeated."""
-    assert () == calibration.Texts(("a good film", "a dull one")).with_passages(all_staged["fill-mask"].tokenizer).passages
+    assert () == Texts(("a good film", "a dull one")).with_passages(all_staged["fill-mask"].tokenizer).passages
 
 
 # ---- feeds
 
 
-@pytest.mark.parametrize("task", ["text-classification", "token-classification"])
-def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[str, Staged], task: str) -> None:
+def test_a_text_is_fed_as_the_checkpoints_tokenizer_encodes_it(all_staged: dict[str, Staged]) -> None:
     """Each text is a batch of one without padding, a long one cut to the most tokens that calibration takes."""
-    staged = all_staged[task]
+    staged = all_staged["token-classification"]
     expected = [
         staged.loaded.tokenizer(text, truncation=True, max_length=calibration.MAX_TOKENS + 2, return_tensors="np") for text in TEXTS
     ]
@@ -199,11 +276,42 @@ def test_a_question_is_a_text_and_the_next_one(all_staged: dict[str, Staged]) ->
     assert staged.loaded.max_length == feeds[1]["input_ids"].shape[1]
 
 
+def segments(feed: Feed) -> set[int]:
+    """Returns the type ids of a text, or of a pair."""
+    return set(feed["token_type_ids"][0].tolist())
+
+
+def test_a_classifier_is_fed_half_of_the_texts_as_pairs_too(all_staged: dict[str, Staged]) -> None:
+    """First texts alone, then every second one with the next, as the checkpoint's tokenizer encodes them; passages too."""
+    staged = all_staged["text-classification"]
+    lines = [f"a good film {i}" for i in range(4)]
+    feeds = calibration.make_feeds(Texts(tuple(lines), ("long " * 150, "long " * 140)), staged.loaded, staged.tokenizer)
+    inputs = [*((line,) for line in lines), (lines[1], lines[2]), (lines[3], lines[0]), (lines[1], "long " * 140)]
+    expected = [staged.loaded.tokenizer(*texts, return_tensors="np") for texts in inputs]
+    assert [130 + 22, 130 + 12] == [feeds.pop(4)["input_ids"].shape[1] for _ in range(2)]
+
+    assert [{0}] * 4 + [{0, 1}] * 3 == [segments(feed) for feed in feeds]
+    for encoded, feed in zip(expected, feeds, strict=True):
+        for name in feed:
+            np.testing.assert_array_equal(encoded[name], feed[name])
+
+
+@pytest.mark.parametrize(("task", "expected"), [("text-classification", [{0}, {0, 1}]), ("question-answering", [{0, 1}, {0, 1}])])
+def test_pairs_of_the_file_are_fed_as_they_are(all_staged: dict[str, Staged], task: str, expected: list[set[int]]) -> None:
+    """Then a classifier is fed no other pairs; the texts of a long pair are cut as the service cuts them."""
+    staged = all_staged[task]
+    feeds = calibration.make_feeds(Texts(("a good film",), pairs=(("a book", "long " * 200),)), staged.loaded, staged.tokenizer)
+    pair = staged.loaded.tokenizer("a book", "long " * 200, truncation="longest_first", max_length=staged.loaded.max_length)
+
+    assert expected == [segments(feed) for feed in feeds]
+    assert pair["input_ids"] == feeds[1]["input_ids"][0].tolist()
+
+
 def test_passages_come_after_the_texts_and_are_not_cut_so_early(all_staged: dict[str, Staged]) -> None:
     """A passage has the model's length; for questions it is the context of a text."""
-    for task, expected in (("text-classification", [130, 160]), ("question-answering", [160, 160])):
+    for task, expected in (("token-classification", [130, 160]), ("question-answering", [160, 160])):
         staged = all_staged[task]
-        feeds = calibration.make_feeds([TEXTS[3]], staged.loaded, staged.tokenizer, passages=[TEXTS[3]])
+        feeds = calibration.make_feeds(Texts((TEXTS[3],), (TEXTS[3],)), staged.loaded, staged.tokenizer)
         assert expected == [feed["input_ids"].shape[1] for feed in feeds]
 
 

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 import service.cli
 import tiny
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
-from export import calibration, cli
+from export import calibration, cli, text_files
 from export.bundle.card import model_card
 from export.checkpoint.load import load_checkpoint
 from export.errors import ParityError
@@ -218,10 +218,11 @@ def test_int8_is_compared_on_ordinary_texts_too(exported: Exported, tmp_path: Pa
     split = calibration.read_split(few_texts(tmp_path)).with_passages(
         Tokenizer(exported.target / TOKENIZER_FILE, exported.manifest.tokenizer)
     )
-    extra = [passage for passage in split.validation.passages if passage not in split.validation.lines]
+    requests = text_requests("text-classification", split.report, exported.manifest.tokenizer.max_length, None)
 
-    assert 6 == len(split.validation.lines)
-    assert [18, 18 + 6 + len(extra)] == [exported.graph(precision).evidence.samples for precision in ("fp32", "int8")]
+    assert 4 == len(split.report.lines)
+    assert 4 + 2 <= len(requests)  # every second text as a pair too
+    assert [19, 19 + len(requests)] == [exported.graph(precision).evidence.samples for precision in ("fp32", "int8")]
 
 
 BROKEN: dict[str, tuple[int, Callable[[NDArray[Any]], NDArray[Any]]]] = {
@@ -236,7 +237,7 @@ def test_int8_with_one_broken_matrix_is_refused(exported: Exported, tmp_path: Pa
     graph, spec = exported.graph("int8"), exported.manifest.tokenizer
     tokenizer = Tokenizer(exported.target / TOKENIZER_FILE, spec)
     checkpoint = replace(load_checkpoint(str(exported.source)), inputs=graph.inputs)
-    texts = calibration.Texts(tuple(calibration.read_texts(calibration.BUILT_IN)[20:60:3]))
+    texts = calibration.Texts.of(text_files.read_texts(calibration.BUILT_IN)[20:60:3])
     reference = Reference(checkpoint, [], text_requests(checkpoint.task, texts, checkpoint.max_length, None))
 
     def compare(path: Path) -> None:
@@ -300,7 +301,7 @@ def test_evidence_of_fp32_is_complete(exported: Exported) -> None:
     """All samples within the bound, all labels agreeing, attention fused in both layers, nothing quantized."""
     evidence = exported.graph("fp32").evidence
 
-    assert (18, 1.0, 2, {}) == (evidence.samples, evidence.label_agreement, evidence.fusions["Attention"], evidence.quantized)
+    assert (19, 1.0, 2, {}) == (evidence.samples, evidence.label_agreement, evidence.fusions["Attention"], evidence.quantized)
     assert 0 <= evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]
     assert evidence.nodes > 0
 

@@ -245,7 +245,7 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     made = stage(all_.source("text-classification"), tmp_path / "stages")
     left = replace(made.loaded, padding_side="left")
     fused = cuda.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
-    feeds = calibration.make_feeds(TEXTS[:3] * 5, left, made.tokenizer, fused.inputs)
+    feeds = calibration.make_feeds(calibration.Texts(tuple(TEXTS[:3] * 5)), left, made.tokenizer, fused.inputs)
     padded = [calibration.pad(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
     halved = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
     unpadded = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from checkpoints import SIZES
-from export.calibration import BUILT_IN, read_texts
+from export.calibration import BUILT_IN
 from export.cpu.cls_only_last_layer import restrict_to_cls
 from export.cpu.pack_qkv import pack_qkv
 from export.cpu.unfuse import unfuse
@@ -25,6 +25,7 @@ from export.inference import Feed
 from export.int8 import outlier_split
 from export.int8.activations import observe_tensors
 from export.int8.fold_smoothing import fold_smoothing
+from export.text_files import read_texts
 from families import FAMILIES
 from service.bundle.files import digest
 from staged import Staged, assert_equal_outputs, operators, padded, run, stage

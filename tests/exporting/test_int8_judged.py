@@ -20,11 +20,13 @@ from export.errors import GraphError
 from export.evidence.samples import text_requests
 from export.evidence.spread_error import SpreadError
 from export.int8 import quantize
+from export.text_files import hashes_of, split_digest
 from outputs import Run, contents
 from playback import play_back
 from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from service.check import check
 from service.settings import Settings
+from service.tasks import answer, classify
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)
@@ -34,18 +36,58 @@ pytest_plugins = ("command",)
 def test_validation_texts_of_ones_own_are_what_int8_is_judged_on(
     source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --validation nothing of the calibration texts is held out: 700, and twelve passages of the length of this model."""
-    (tmp_path / "own.txt").write_text("".join(f"a film {i}\n" for i in range(17)), encoding="utf-8")
+    """With --validation nothing else is held out than texts for the gate; the manifest recognizes the texts of each split."""
+    own = "".join(f"a film {i}\n" for i in range(17))
+    (tmp_path / "own.txt").write_text(own, encoding="utf-8")
     assert 0 == cli.main([str(source), "--output", str(output), "--validation", str(tmp_path / "own.txt")])
+    texts = load_bundle(output / "tiny-bert").manifest.int8_texts
 
-    assert "quantize  int8, calibrated on 712 texts, judged on 17 others" in capsys.readouterr().err
+    assert "quantize  int8, calibrated on 653 texts, gate on " in capsys.readouterr().err  # 641 lines, and 12 passages
+    assert texts is not None
+    assert texts.calibration is not None
+    assert texts.gate is not None
+    assert (641, 59, 17) == (texts.calibration.texts, texts.gate.texts, texts.report.texts)
+    assert split_digest(own.splitlines()) == texts.report
+
+
+def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices are chosen on other texts than the figures are measured on, and on others than scales are chosen on."""
+    play_back(monkeypatch, source)
+    played, given = quantize.quantize, []
+
+    def quantizing(source: Path, target: Path, workspace: Path, *feeds: Any, **options: Any) -> quantize.Int8Graph:
+        given.extend(feeds)
+        return played(source, target, workspace, *feeds, **options)
+
+    monkeypatch.setattr("export.int8.quantize.quantize", quantizing)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("".join(f"{a} {b} good\n" for a in "abcdef" for b in "abcdef"), encoding="utf-8")
+    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(texts)])
+    manifest = load_bundle(output / "tiny-bert").manifest
+
+    assert manifest.int8_texts is not None
+    assert [24 + 12, 3 + 1] == [len(feeds) for feeds in given]  # every second text as a pair too
+    assert [24, 3, 9] == [getattr(manifest.int8_texts, name).texts for name in ("calibration", "gate", "report")]
+    hashes = [{*hashes_of(getattr(manifest.int8_texts, name))} for name in ("calibration", "gate", "report")]
+    assert 36 == len(set.union(*hashes))
+
+
+def test_a_classifier_is_judged_on_pairs_too() -> None:
+    """Half of the texts with the next one too; pairs of the file as they are, and then no others."""
+    mixed = text_requests("text-classification", Texts(LINES[:2]), 512, None)
+    own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), 512, None)
+    questions = text_requests("question-answering", Texts(pairs=(("Who?", "He."),)), 512, None)
+
+    assert [classify.Request(LINES[0]), classify.Request(LINES[1]), classify.Request(LINES[1], LINES[0])] == mixed
+    assert [classify.Request("alone"), classify.Request("a", "b")] == own
+    assert [answer.Request("Who?", "He.")] == questions
 
 
 LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in 1886 and opened by the queen.")
 PASSAGE = " ".join(LINES[2:] * 12)
 
 
-@pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask"])
+@pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])
 def test_each_text_and_each_passage_is_asked_once(task: str) -> None:
     """A passage whole; one that is a text too, not again; of embeddings, which decide nothing, none is."""
     requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), 512, "[MASK]")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from checkpoints import edit_weights
-from export import calibration, inference
+from export import calibration, inference, text_files
 from export.errors import GraphError
 from export.graph import rewrite
 from export.inference import Feed
@@ -31,7 +31,7 @@ CHANNEL, UNIT = 5, 7
 # about three times what was measured on texts that were not calibrated on (onnxruntime 1.31)
 MAX_ERROR = {"text-classification": 0.15, "token-classification": 0.06, "question-answering": 0.15, "fill-mask": 0.09}
 SAMPLE = {"text-classification", "token-classification"}
-TEXTS = calibration.read_texts(calibration.BUILT_IN)
+TEXTS = text_files.read_texts(calibration.BUILT_IN)
 SEEN, UNSEEN = TEXTS[:40], TEXTS[40:80]
 
 Array = NDArray[Any]

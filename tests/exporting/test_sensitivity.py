@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from export import inference
-from export.calibration import BUILT_IN, read_texts
+from export.calibration import BUILT_IN
 from export.graph import linear, rewrite
 from export.int8 import emit_int8, sensitivity, smoothquant
 from export.int8.activations import observe
 from export.int8.smoothquant import QuantParams
+from export.text_files import read_texts
 from staged import Staged
 
 pytestmark = pytest.mark.torch
@@ -74,12 +75,23 @@ def test_what_is_far_from_all_limits_is_measured_on_few_texts(
 
 
 def test_few_texts_are_measured_and_short_ones(all_staged: dict[str, Staged]) -> None:
-    """The shortest that are long enough to say something, as many as may be paid for; the longest where none is."""
-    staged = all_staged["text-classification"]
-    feeds = staged.feeds([f"{'good ' * n}" for n in range(1, 90)])
+    """Those long enough to say something, as many as may be paid for; the longest where none is."""
+    staged = all_staged["token-classification"]
+    feeds = staged.feeds([f"{'good ' * n}" for _ in range(8) for n in (5, *range(30, 9, -1))])
     for tokens, count in ((1e9, sensitivity.MOST), (20 * sensitivity.MIN_TOKENS, 20), (0, sensitivity.LEAST)):
         chosen = sorted(inference.tokens(feed) for feed in sensitivity._short(feeds, tokens))
-        assert list(range(sensitivity.MIN_TOKENS, sensitivity.MIN_TOKENS + count)) == chosen
+        expected = sorted([*range(sensitivity.MIN_TOKENS, 33)] * 8)
+        assert expected[:count] == chosen
     few = [inference.tokens(feed) for feed in sensitivity._short(staged.feeds(["good", "good good"]), 1e9)]
 
     assert [3, 4] == sorted(few)
+
+
+def test_single_texts_and_pairs_are_measured(all_staged: dict[str, Staged]) -> None:
+    """Both are among the few texts, though pairs are longer."""
+    staged = all_staged["text-classification"]
+    chosen = sensitivity._short(staged.feeds(read_texts(BUILT_IN)[:100]), 0)
+    pairs = sum(bool(feed["token_type_ids"].any()) for feed in chosen)
+
+    assert sensitivity.LEAST == len(chosen)
+    assert sensitivity.LEAST / 4 < pairs < 3 * sensitivity.LEAST / 4

@@ -703,6 +703,7 @@ def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.
         ("B", "C"),
         ("B", "--precision", "fp8"),
         ("B", "--update"),
+        ("B", "--validation", "F"),
         ("B", "--update", "--checkpoint", "C", "--precision", "int8"),
     ],
 )

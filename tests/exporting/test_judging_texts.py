@@ -1,0 +1,141 @@
+"""Which texts a bundle is judged on again by `bert-export verify --update`, and how long the compared samples are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import tiny
+from checkpoints import bert
+from export import calibration, cli
+from export.calibration import Split, Texts, read_split
+from export.checkpoint.load import load_checkpoint
+from export.errors import DataError
+from export.evidence import samples
+from export.evidence.reference import sample_reference
+from export.verify.remeasure import report_texts
+from playback import play_back
+from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
+from service.bundle.manifest import Manifest
+from service.tasks.catalog import TASKS
+from service.text.tokenizer import Tokenizer
+from staged import ARCHITECTURES, LABELS
+
+pytestmark = pytest.mark.torch
+pytest_plugins = ("command",)
+
+
+def numbered(path: Path, numbers: Sequence[int]) -> Path:
+    """Writes a file of numbered texts and returns its path."""
+    path.write_text("".join(f"text {i}\n" for i in numbers), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(name="manifest", scope="module")
+def any_manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """A manifest that does not say which texts int8 was made with."""
+    return load_bundle(tiny.bundle(tmp_path_factory.mktemp("bundle"))).manifest
+
+
+def made_with(manifest: Manifest, split: Split) -> Manifest:
+    """Returns the manifest of a bundle whose int8 was made with these texts."""
+    return manifest.model_copy(update={"int8_texts": split.digests()})
+
+
+# ---- texts
+
+
+def test_int8_is_judged_again_on_the_same_texts(manifest: Manifest, tmp_path: Path) -> None:
+    """Those that the export took of its file, or of the built-in ones, whatever else the file has."""
+    own = read_split(numbered(tmp_path / "own.txt", range(40)))
+    built_in = read_split(calibration.BUILT_IN)
+
+    assert own.report == report_texts(made_with(manifest, own), tmp_path / "own.txt")
+    assert built_in.report == report_texts(made_with(manifest, built_in), None)
+
+
+def test_int8_is_not_judged_on_texts_that_it_was_made_with(manifest: Manifest, tmp_path: Path) -> None:
+    """The message says how many there are; texts that it was not made with are taken."""
+    split = read_split(numbered(tmp_path / "own.txt", range(40)), numbered(tmp_path / "validation.txt", range(100, 120)))
+    numbered(tmp_path / "others.txt", range(35, 60))
+    numbered(tmp_path / "new.txt", range(40, 60))
+
+    with pytest.raises(DataError, match=r"was made with 5 of the 25 texts of `.*others.txt`"):
+        report_texts(made_with(manifest, split), tmp_path / "others.txt")
+    assert tuple(f"text {i}" for i in range(40, 60)) == report_texts(made_with(manifest, split), tmp_path / "new.txt").lines
+
+
+def test_the_built_in_texts_judge_no_int8_that_a_file_has_judged(manifest: Manifest, tmp_path: Path) -> None:
+    """With --validation they calibrated it, but for those of the gate; the message asks for a file."""
+    split = read_split(calibration.BUILT_IN, numbered(tmp_path / "validation.txt", range(20)))
+
+    with pytest.raises(DataError, match="judged on 20 texts of a file; give that file, or one of other texts, with --validation"):
+        report_texts(made_with(manifest, split), None)
+
+
+def test_an_older_manifest_is_judged_on_the_texts_that_were_held_out_then(manifest: Manifest) -> None:
+    """It does not say which texts those are; by default they were every third of the built-in ones."""
+    assert read_split(calibration.BUILT_IN).report == report_texts(manifest, None)
+
+
+def test_update_refuses_the_calibration_texts(
+    source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After --validation the built-in texts would judge what they calibrated; nothing is written. The file of the export is taken."""
+    with monkeypatch.context() as patch:
+        play_back(patch, source)
+        own = tmp_path / "own.txt"
+        own.write_text("".join(f"a film {i}\n" for i in range(17)), encoding="utf-8")
+        assert 0 == cli.main([str(source), "--output", str(output), "--validation", str(own)])
+    bundle = output / "tiny-bert"
+    before = (bundle / MANIFEST_FILE).read_bytes()
+    command = ["verify", str(bundle), "--checkpoint", str(source), "--update", "--json"]
+    capsys.readouterr()
+
+    assert 1 == cli.main(command)
+    assert "17 texts of a file" in json.loads(capsys.readouterr().out)["checks"][-1]["detail"]
+    assert 1 == cli.main([*command, "--validation", str(calibration.BUILT_IN)])
+    assert "made with 700 of the 700 texts" in json.loads(capsys.readouterr().out)["checks"][-1]["detail"]
+    assert before == (bundle / MANIFEST_FILE).read_bytes()
+    assert 0 == cli.main([*command, "--validation", str(own)])
+    assert json.loads(before)["int8_texts"] == json.loads((bundle / MANIFEST_FILE).read_bytes())["int8_texts"]
+
+
+# ---- lengths
+
+
+@pytest.mark.parametrize("task", ARCHITECTURES)
+@pytest.mark.parametrize("limit", [samples.MAX_FULL_LENGTH, 200])
+def test_one_sample_fills_the_models_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, limit: int) -> None:
+    """Of all that is compared the longest row is as long as the model takes; of a model over the limit, it is not much shorter than that."""
+    monkeypatch.setattr(samples, "MAX_FULL_LENGTH", limit)
+    checkpoint = load_checkpoint(str(bert(tmp_path, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS), positions=300)))
+    (tmp_path / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
+    spec = checkpoint.tokenizer_spec(digest(tmp_path / TOKENIZER_FILE))
+    tokenizer = Tokenizer(tmp_path / TOKENIZER_FILE, spec)
+    requests = sample_reference(checkpoint).requests
+    length = max(map(len, TASKS[task].encode(requests[-1], tokenizer).encodings))
+
+    assert 300 == length if limit > 300 else 150 < length <= 200
+
+
+@pytest.mark.usefixtures("played_back")
+def test_card_and_command_say_how_long_the_longest_sample_was(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside what the model takes."""
+    assert 0 == cli.main([str(source), "--output", str(output)])
+    manifest = load_bundle(output / "tiny-bert").manifest
+
+    assert [160, 160] == [graph.evidence.longest for graph in manifest.graphs]
+    assert "longest compared row 160 of 160 tokens" in capsys.readouterr().out
+    card = (output / "tiny-bert" / CARD_FILE).read_text(encoding="utf-8")
+    assert "The longest row that was compared has 160 tokens, and the model takes 160." in card
+
+
+def test_texts_of_a_split_have_no_passages_in_the_manifest() -> None:
+    """Passages follow from the lines; pairs are counted."""
+    texts = Texts(("a", "b"), ("a b",), (("c", "d"),))
+
+    assert [3, 3, 3] == [split["texts"] for split in Split(texts, texts, texts).digests().model_dump().values()]
