@@ -29,8 +29,12 @@ from service.text.windows import truncate_longest_first
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_TOKENS = 128
 MAX_TEXTS = 1000  # of a file; of a longer one a sample is taken
-# Every third text is held out from calibration: of each twelve one for the gate, and three for the report.
-HELD_OUT, BLOCK = 3, 12
+HELD_OUT = 3  # one text of so many is held out from calibration
+GATE_SHARE, MIN_GATE = (
+    4,
+    8,
+)  # one held-out text of so many is for the gate, but so many at least, or half where there are fewer; the others are for the report
+BLOCK = 12  # neighbors that are shuffled
 
 # Most lines are short, and errors may grow with the length: so many passages of up to so many tokens are made of neighboring lines.
 PASSAGES = {256: 12, 512: 6}
@@ -115,7 +119,7 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
     """Returns the texts of all splits, without passages.
 
     Args:
-        calibration: A file of texts, of which one in twelve is for the gate and, without a file for validation, three are for the report.
+        calibration: A file of texts, of which some are held out for the gate and, without a file for validation, for the report.
         validation: Another one, for the report, which shares no text with the first.
 
     Raises:
@@ -126,7 +130,9 @@ def read_split(calibration: Path, validation: Path | None = None) -> Split:
     if calibration != BUILT_IN:  # whose lines follow no pattern
         chosen = mixed(chosen, BLOCK)
     held_out = chosen[HELD_OUT - 1 :: HELD_OUT]
-    gate, report = held_out[:: BLOCK // HELD_OUT], [text for i, text in enumerate(held_out) if i % (BLOCK // HELD_OUT)]
+    count = max(len(held_out) // GATE_SHARE, min(MIN_GATE, len(held_out) // 2))
+    places = {i * len(held_out) // count for i in range(count)}
+    gate, report = [held_out[i] for i in sorted(places)], [text for i, text in enumerate(held_out) if i not in places]
     if validation is not None:
         report = read_texts(validation, "validation")
         refuse_overlap(texts, report, calibration, validation)
