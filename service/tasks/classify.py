@@ -198,15 +198,17 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
             f"the text has {total} tokens and the model takes {room}; shorten it, or set `truncation` to true or `window` "
             "to `mean` or `max`."
         )
-    side = request.truncation_side or tokenizer.truncation_side
     texts = [a] if b is None else [a, b]
-    kept = [
-        kept_tokens(len(tokens), count, side)
-        for tokens, count in zip(texts, truncate_longest_first(len(a), len(b or ()), room), strict=False)
-    ]
+    kept = [range(len(tokens)) for tokens in texts]
+    if total > room:
+        side = request.truncation_side or tokenizer.truncation_side
+        counts = truncate_longest_first(len(a), len(b or ()), room)
+        kept = [kept_tokens(len(tokens), count, side) for tokens, count in zip(texts, counts, strict=False)]
     encodings = [tokenizer.assemble(*(tokens.ids[cut.start : cut.stop] for tokens, cut in zip(texts, kept, strict=True)))]
     truncated, read = total > room, _read_of_cut(texts, kept) if total > room else ()
-    parts = _parts(request, texts, kept) if request.parameters.explain else []
+    if not request.parameters.explain:
+        return _Read(encodings, truncated, read)
+    parts = _parts(request, texts, kept)
     occlusion.check_count(sum(len(part.words) for part in parts), "the text" if b is None else "the pair", "shorten it")
     return _Read(encodings, truncated, read, parts)
 
