@@ -22,34 +22,28 @@ LOCK_FILE = "export.lock"
 
 @contextmanager
 def workspace(name: str, output: Path) -> Iterator[Path]:
-    """Makes a hidden folder on the output's file system and removes it at the end, with the models folder if that is new and empty.
+    """Makes a hidden folder on the output's file system and removes it at the end.
 
     Args:
         name: Name of the bundle.
-        output: The models folder.
+        output: The models folder, which is made if it does not exist.
 
     Raises:
         ExportRunningError: Another process exports a bundle of that name into that folder.
     """
-    is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
+    folder = output / f".{name}.export"
+    lock = _lock(folder)
+    if lock is None:
+        folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
     try:
-        folder = output / f".{name}.export"
-        lock = _lock(folder)
-        if lock is None:
-            folder = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=output))
-        try:
-            with ignore_signals():
-                _empty(folder)  # of what a killed export left
-            yield folder
-        finally:
-            with ignore_signals():
-                _empty(folder)
-                _unlock(folder, lock)
+        with ignore_signals():
+            _empty(folder)  # of what a killed export left
+        yield folder
     finally:
-        if is_new:
-            with suppress(OSError):  # it has the bundle
-                output.rmdir()
+        with ignore_signals():
+            _empty(folder)
+            _unlock(folder, lock)
 
 
 def _lock(folder: Path) -> IO[str] | None:

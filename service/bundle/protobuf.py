@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 LONGEST_VARINT = 63  # bits before the last byte's
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_OF_GROUP, _FIXED32 = range(6)
 
 
 def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     """Yields the number and value of each field of a message; numbers of fixed size are passed over.
 
+    ONNX has no groups. If there is one its fields are given out as the message's own.
+
     Raises:
-        ValueError: It is not a message, or has groups, which ONNX has not.
+        ValueError: It is not a message.
         IndexError: It ends within a field.
     """
     at = 0
@@ -30,7 +32,7 @@ def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             at += length
         elif form in (_FIXED32, _FIXED64):
             at += 4 if form == _FIXED32 else 8
-        else:
+        elif form not in (_GROUP, _END_OF_GROUP):
             raise ValueError(f"a field of form {form}")
 
 

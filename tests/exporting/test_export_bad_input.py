@@ -381,12 +381,6 @@ def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path
     assert "tiny" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
 
 
-def test_an_export_that_fails_leaves_no_new_models_folder(tmp_path: Path, run: Run, output: Path) -> None:
-    """As it makes one to lock the name."""
-    assert 1 == run(tmp_path / "missing", *FAST)[0]
-    assert not output.exists()
-
-
 @pytest.mark.usefixtures("played_back")
 def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system without locks an export works, and nobody takes its folder for a dead one's."""

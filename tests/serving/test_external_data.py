@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
@@ -116,9 +118,32 @@ def test_every_message_with_tensors_is_known() -> None:
     assert expected | {"TensorProto": {13: "StringStringEntryProto"}} == MESSAGES
 
 
+def test_groups_hide_nothing(tmp_path: Path) -> None:
+    """Protobuf skips a field of that form, and reads what comes after it."""
+    graph = onnx.GraphProto(name="g", initializer=[external("hidden")])
+    group = bytes([15 << 3 | 3, 1 << 3 | 0, 7, 15 << 3 | 4])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(group + helper.make_model(graph).SerializeToString())
+    assert ["hidden"] == [tensor.name for tensor in onnx.load(str(path), load_external_data=False).graph.initializer]
+    assert {"hidden"} == external_locations(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"\x08\x07 no graph", b"\x3a\xff\xff\xff\xff\x0f", b"\xff" * 20])
-def test_what_is_no_message_is_refused(tmp_path: Path, content: bytes) -> None:
-    """What cannot be read whole may load anything."""
-    (tmp_path / "model.onnx").write_bytes(content)
-    with pytest.raises(BundleError, match="not a valid ONNX file"):
-        external_locations(tmp_path / "model.onnx")
+def test_what_is_no_message_is_left_to_onnxruntime(tmp_path: Path, content: bytes) -> None:
+    """It loads none of these, and says why."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    assert set() == external_locations(path)
+    with pytest.raises(Exception, match="model"):
+        onnxruntime.InferenceSession(str(path))
+
+
+def test_the_format_of_onnxruntime_is_refused(models: Path) -> None:
+    """It has places of weights too, which nothing here reads."""
+    path = models / "tiny"
+    (path / GRAPH).rename(path / "model.ORT")
+    manifest = json.loads((path / MANIFEST_FILE).read_bytes())
+    manifest["graphs"][0]["file"] = "model.ORT"
+    (path / MANIFEST_FILE).write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="own format"):
+        load_bundle(path)
