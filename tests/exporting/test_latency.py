@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from export.evidence import batch_invariance, latency
+from export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors, measure_row_errors
 from service.backend.onnx_engine import Row
 from service.text.tokenizer import Encoding
 
@@ -84,6 +85,23 @@ def test_rounding_of_large_outputs_is_no_sign_of_neighbors(largest: float, error
         Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2
     )
     assert expected is errors.is_rounding("fp32")
+
+
+@pytest.mark.parametrize(
+    ("error", "share", "expected"),
+    [(2e-3, 0.01, True), (2e-3, 0.5, False), (3e-2, 0.01, False), (0.0, 0.0, True), (float("nan"), 1.0, False)],
+)
+def test_int8_may_move_few_rows_by_a_step(error: float, share: float, expected: bool) -> None:
+    """Static scales move a row whose value lies on a rounding boundary; dynamic ones move nearly all."""
+    assert expected is RowErrors(error, error / TRAINED_LARGEST, share).is_rounding("int8")
+
+
+def test_the_share_of_rows_that_differ_is_counted() -> None:
+    """With no difference it is 0; with one for each neighbor all rows differ, but the last, which is alone in its batch."""
+    encodings = [encoding(length) for length in (3, 5, 4, 9, 2)]
+    for leak, expected in ((0.0, 0.0), (0.5, 0.8)):
+        engine = Fake(leak)
+        assert expected == measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings]).share
 
 
 class Shifted:

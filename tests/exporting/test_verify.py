@@ -270,7 +270,7 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
     """What would be another answer in fp32 is rounding in fp16, up to the bound that the export has."""
     path = with_gpu_graph(sound(tmp_path))
     for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
-        found = RowErrors(error, error / TRAINED_LARGEST)
+        found = RowErrors(error, error / TRAINED_LARGEST, 1.0)
         monkeypatch.setattr("export.verify.graph_checks.measure_row_errors", lambda engine, encodings, alone, found=found: found)
         monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None)
         monkeypatch.setattr("export.verify.loaded_graph.LoadedGraph.engine", property(lambda loaded: on_cpu(loaded.bundle, loaded.graph)))
