@@ -1,4 +1,4 @@
-# The service with the embedded models: no torch, no transformers, no exporter, no load tester, a user without rights.
+# The service with the embedded models: no torch, no transformers, a user without rights.
 #   docker build -t bertserve .                                            for CPUs
 #   docker build -t bertserve-gpu --build-arg EXTRAS=gpu .                 for NVIDIA GPUs
 #   docker build -t bertserve-export --build-arg EXTRAS=cpu,export .       with the exporter, for `serve --model`
@@ -8,17 +8,15 @@ ARG BASE=python:3.11-slim@sha256:9c900dea9e8fb7e16277c179b555cc72d29a352dbc33cff
 
 FROM ${BASE} AS build
 
-ARG EXTRAS=cpu
-
 WORKDIR /build
 COPY locks/build.txt locks/
 RUN pip install --no-cache-dir --require-hashes --requirement locks/build.txt
-COPY pyproject.toml hatch_build.py README.md LICENSE ./
-COPY service service
-COPY export export
-# the exporter only where it can run; the same sources give the same wheel, so that the layers behind it stay
-RUN case "$EXTRAS" in *export*) parts=service,export ;; *) parts=service ;; esac \
- && BERTSERVE_PARTS=$parts pip wheel --no-deps --no-build-isolation --wheel-dir wheels .
+COPY pyproject.toml README.md LICENSE ./
+COPY bertserve/__init__.py bertserve/
+COPY service bertserve/service
+COPY export bertserve/export
+COPY bench bertserve/bench
+RUN pip wheel --no-deps --no-build-isolation --wheel-dir wheels .
 
 FROM ${BASE}
 

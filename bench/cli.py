@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench import flags
-from bench.errors import BenchError, MissingExtraError
-from bench.progress import Progress
-from bench.report import plots, slo
-from bench.report.report import Report, read, write
+from bertserve.bench import flags
+from bertserve.bench.errors import BenchError, MissingExtraError
+from bertserve.bench.progress import Progress
+from bertserve.bench.report import plots, slo
+from bertserve.bench.report.report import Report, read, write
 
 _INCONCLUSIVE = 4
 _INTERRUPTED = 130
@@ -58,7 +58,7 @@ def _set_on_interrupt(stop: threading.Event) -> Iterator[None]:
 
 def _draw(args: argparse.Namespace) -> int:
     """Runs `report`."""
-    from bench.report import html
+    from bertserve.bench.report import html
 
     write(html.render_page([read(file) for file in args.files]), args.html)
     return 0
@@ -72,7 +72,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     report = Report(args.command, flags.settings(args))
     progress = Progress(quiet=args.quiet)
     # tokenizers, pydantic and onnxruntime take a second to import; --help and wrong flags need not wait for them
-    from bench import commands
+    from bertserve.bench import commands
 
     try:
         commands.run(args, report, objectives, stop=stop, progress=progress)
@@ -91,7 +91,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
-    from bench.report import html, summary
+    from bertserve.bench.report import html, summary
 
     document: dict[str, Any] = report.document()
     if args.json == Path("-"):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.report import slo
-from bench.workload import mixes
-from service import __version__
+from bertserve.bench.report import slo
+from bertserve.bench.workload import mixes
+from bertserve.service import __version__
 
 _DEFAULT_URL = "http://127.0.0.1:8000/classify"
 DEFAULT_OBJECTIVES = {"sweep": ("p99_ms=50",)}

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic.fields import FieldInfo
 
-from bench import flags as bench_flags
-from export import analyze_cli, cli, verify_cli
-from service.cli import BertServe, Score
-from service.http.app import create_fastapi
-from service.metrics import Metrics
-from service.serving.build import build
-from service.settings import Settings
-from service.tasks.catalog import TASKS
-from service.tasks.spec import TaskSpec
+from bertserve.bench import flags as bench_flags
+from bertserve.export import analyze_cli, cli, verify_cli
+from bertserve.service.cli import BertServe, Score
+from bertserve.service.http.app import create_fastapi
+from bertserve.service.metrics import Metrics
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,15 +14,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from export import flags
-from export.analyze.shapes import AXES, LENGTHS, MIDDLE, NAMED, choose_lengths
-from export.errors import ExportError
-from service import __version__
-from service.bundle.files import MANIFEST_FILE
-from service.errors import BertServeError
+from bertserve.export import flags
+from bertserve.export.analyze.shapes import AXES, LENGTHS, MIDDLE, NAMED, choose_lengths
+from bertserve.export.errors import ExportError
+from bertserve.service import __version__
+from bertserve.service.bundle.files import MANIFEST_FILE
+from bertserve.service.errors import BertServeError
 
 if TYPE_CHECKING:
-    from service.bundle.graph_spec import Precision
+    from bertserve.service.bundle.graph_spec import Precision
 
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 OF_A_BUNDLE = ("onnx_ir", "onnxruntime")
@@ -64,9 +64,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _analyze_shapes(args: argparse.Namespace) -> None:
     # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
-    from export.analyze import plots
-    from export.analyze.sweep import SweepSpec, run_sweep
-    from export.analyze.tables import sweep_tables
+    from bertserve.export.analyze import plots
+    from bertserve.export.analyze.sweep import SweepSpec, run_sweep
+    from bertserve.export.analyze.tables import sweep_tables
 
     precisions: tuple[Precision, ...] = args.precision or ("fp32", "int8")
     axes = AXES if args.by is None else args.by
@@ -78,10 +78,10 @@ def _analyze_shapes(args: argparse.Namespace) -> None:
 
 
 def _analyze_bundle(args: argparse.Namespace) -> None:
-    from export.analyze import plots
-    from export.analyze.profiling import profile_graph
-    from export.analyze.tables import profile_tables
-    from service.bundle.files import load_bundle
+    from bertserve.export.analyze import plots
+    from bertserve.export.analyze.profiling import profile_graph
+    from bertserve.export.analyze.tables import profile_tables
+    from bertserve.service.bundle.files import load_bundle
 
     bundle = load_bundle(Path(args.source).resolve())
     lengths = choose_lengths(args.lengths, [MIDDLE], bundle.manifest.tokenizer.max_length)
@@ -105,9 +105,9 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
 
 def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) -> None:
     """Prints tables, and writes the same figures as JSON where a folder was given."""
-    from export.evidence.latency import read_processor
-    from service.backend.hardware import usable_cores
-    from service.backend.sessions import VERSION
+    from bertserve.export.evidence.latency import read_processor
+    from bertserve.service.backend.hardware import usable_cores
+    from bertserve.service.backend.sessions import VERSION
 
     cpu, instructions = read_processor()
     for line in lines:
@@ -128,7 +128,7 @@ def _plain(record: Any) -> Any:
 
 
 def _say_plots(written: Sequence[Path]) -> None:
-    from export.analyze.plots import MISSING
+    from bertserve.export.analyze.plots import MISSING
 
     for path in written:
         print(f"wrote {path}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.bundle.graph_spec import InputSpec, Precision, Provider
-from service.bundle.shape_plan import ShapePlan
+from bertserve.service.bundle.graph_spec import InputSpec, Precision, Provider
+from bertserve.service.bundle.shape_plan import ShapePlan
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from export import pairing
-from export.checkpoint.checkpoint import Checkpoint
-from export.errors import CheckpointError
-from export.inference import Feed
-from export.text_files import TextOrPair, mixed, read_texts, refuse_overlap, sample, split_digest
-from service.bundle.graph_spec import InputSpec
-from service.bundle.manifest import TextSplits
-from service.text.tokenizer import Encoding, Tokenizer
-from service.text.windows import truncate_longest_first
+from bertserve.export import pairing
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.errors import CheckpointError
+from bertserve.export.inference import Feed
+from bertserve.export.text_files import TextOrPair, mixed, read_texts, refuse_overlap, sample, split_digest
+from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.bundle.manifest import TextSplits
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.windows import truncate_longest_first
 
 BUILT_IN = Path(__file__).with_name("calibration.txt")
 MAX_TOKENS = 128

@@ -15,20 +15,20 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from export import analyze_cli, flags, verify_cli
-from export.bundle.card import describe_counts, describe_quantization
-from export.errors import ExportError
-from export.precisions import choose_precisions
-from export.signals import Stopped, raise_on_signals
-from export.tracers import Tracer
-from service import __version__
-from service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
-from service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
-from service.tasks import catalog
+from bertserve.export import analyze_cli, flags, verify_cli
+from bertserve.export.bundle.card import describe_counts, describe_quantization
+from bertserve.export.errors import ExportError
+from bertserve.export.precisions import choose_precisions
+from bertserve.export.signals import Stopped, raise_on_signals
+from bertserve.export.tracers import Tracer
+from bertserve.service import __version__
+from bertserve.service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
+from bertserve.service.tasks import catalog
 
 if TYPE_CHECKING:
-    from service.bundle.graph_spec import GraphSpec, Provider
-    from service.bundle.manifest import Manifest
+    from bertserve.service.bundle.graph_spec import GraphSpec, Provider
+    from bertserve.service.bundle.manifest import Manifest
 
 TASKS = tuple(name for name, spec in catalog.TASKS.items() if spec.derivation is None)
 COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
@@ -74,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
     # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
     from transformers.utils import logging
 
-    from export.pipeline import ExportSpec, export
+    from bertserve.export.pipeline import ExportSpec, export
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # a log has one line for each stage

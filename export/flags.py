@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import get_args
 
-from service.bundle.graph_spec import Precision, Provider
-from service.bundle.manifest import Layers
+from bertserve.service.bundle.graph_spec import Precision, Provider
+from bertserve.service.bundle.manifest import Layers
 
 
 def parse_share(text: str) -> float:

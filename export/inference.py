@@ -10,8 +10,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from export import parallel
-from export.checkpoint.signature import MASK_INDEX
+from bertserve.export import parallel
+from bertserve.export.checkpoint.signature import MASK_INDEX
 
 BATCH_SIZE, BATCH_TOKENS = 16, 1024
 

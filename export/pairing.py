@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from export.choices import asked
+from bertserve.export.choices import asked
 
 Text = TypeVar("Text")
 Pairs = list[tuple[Text, Text]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from service.backend.hardware import usable_cores
+from bertserve.service.backend.hardware import usable_cores
 
 MAX_WORKERS = 8  # each has the rows of a matrix in memory, or the activations of a batch
 

@@ -14,28 +14,28 @@ import onnxruntime
 import torch
 import transformers
 
-import service
-from export import calibration, trace
-from export.artifact import Artifact
-from export.bundle.package import package_bundle, refuse_existing
-from export.calibration import Split, Texts
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.checkpoint.module import load_module, module_name
-from export.checkpoint.padding import refuse_ordinary_padding
-from export.cpu import build as cpu
-from export.errors import CheckpointError, ParityError
-from export.evidence.reference import NO_TEXTS, Reference, sample_reference
-from export.gpu import build as gpu
-from export.precisions import choose_precisions
-from export.progress import Progress, stage
-from export.provider_graphs import BundleGraphs, Comparison, measure_graphs
-from export.tracers import Tracer
-from export.workspace import workspace
-from service.bundle.files import TOKENIZER_FILE, digest
-from service.bundle.graph_spec import Precision, Provider
-from service.bundle.manifest import NAME_PATTERN, Combine, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
-from service.text.tokenizer import Tokenizer
+from bertserve import service
+from bertserve.export import calibration, trace
+from bertserve.export.artifact import Artifact
+from bertserve.export.bundle.package import package_bundle, refuse_existing
+from bertserve.export.calibration import Split, Texts
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.module import load_module, module_name
+from bertserve.export.checkpoint.padding import refuse_ordinary_padding
+from bertserve.export.cpu import build as cpu
+from bertserve.export.errors import CheckpointError, ParityError
+from bertserve.export.evidence.reference import NO_TEXTS, Reference, sample_reference
+from bertserve.export.gpu import build as gpu
+from bertserve.export.precisions import choose_precisions
+from bertserve.export.progress import Progress, stage
+from bertserve.export.provider_graphs import BundleGraphs, Comparison, measure_graphs
+from bertserve.export.tracers import Tracer
+from bertserve.export.workspace import workspace
+from bertserve.service.bundle.files import TOKENIZER_FILE, digest
+from bertserve.service.bundle.graph_spec import Precision, Provider
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
+from bertserve.service.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.bundle.graph_spec import Precision, Provider
+from bertserve.service.bundle.graph_spec import Precision, Provider
 
 # int8 products are slower than float ones on ONNX Runtime's CUDA provider, and half ones on its CPU provider
 PRECISIONS: dict[Provider, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16"), "tensorrt": ("fp32", "fp16")}

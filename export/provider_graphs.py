@@ -10,19 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export.artifact import Artifact
-from export.bundle.example import answer_example
-from export.checkpoint.checkpoint import Checkpoint
-from export.errors import ExportError
-from export.evidence.measure import measure_graph
-from export.evidence.reference import Reference
-from export.graph import onnx_files
-from export.progress import Progress, stage
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.evidence_policy import is_low
-from service.bundle.graph_spec import GraphSpec, Precision, Provider
-from service.bundle.manifest import Example, OmittedGraph
-from service.text.tokenizer import Tokenizer
+from bertserve.export.artifact import Artifact
+from bertserve.export.bundle.example import answer_example
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.errors import ExportError
+from bertserve.export.evidence.measure import measure_graph
+from bertserve.export.evidence.reference import Reference
+from bertserve.export.graph import onnx_files
+from bertserve.export.progress import Progress, stage
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.evidence_policy import is_low
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.manifest import Example, OmittedGraph
+from bertserve.service.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from export.errors import CheckpointError
-from export.input_fields import read_input
-from service.bundle.manifest import TextSplit
+from bertserve.export.errors import CheckpointError
+from bertserve.export.input_fields import read_input
+from bertserve.service.bundle.manifest import TextSplit
 
 MIN_TEXTS = 16
 JSON_LINES = (".jsonl", ".ndjson")

@@ -18,14 +18,14 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from export.checkpoint.attention_heads import returning_attention
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.model_patches import patch_for_tracing
-from export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, read_output
-from export.errors import GraphError
-from export.graph import attention_maps, normalize, onnx_files
-from export.tracers import Tracer
-from service.bundle.graph_spec import InputSpec, OutputSpec
+from bertserve.export.checkpoint.attention_heads import returning_attention
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.model_patches import patch_for_tracing
+from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, read_output
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import attention_maps, normalize, onnx_files
+from bertserve.export.tracers import Tracer
+from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
 # each exporter's own: dynamo's operators are written for 18, and an older opset is made of that by conversion
 OPSETS: dict[Tracer, int] = {"dynamo": 18, "torchscript": 17}

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from export import flags
-from export.errors import ExportError
-from export.verify import figures
+from bertserve.export import flags
+from bertserve.export.errors import ExportError
+from bertserve.export.verify import figures
 
 if TYPE_CHECKING:
-    from export.verify.check import Check
-    from export.verify.verify import VerifySpec
+    from bertserve.export.verify.check import Check
+    from bertserve.export.verify.verify import VerifySpec
 
 PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
 STATUS = {True: "ok", False: "FAILED", None: "-"}
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"bert-export: {', '.join(missing)} not installed; verifying needs it: pip install 'bertserve[{extra}]'", file=sys.stderr)
         return 3
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
-    from export.verify.verify import VerifySpec, verify
+    from bertserve.export.verify.verify import VerifySpec, verify
 
     spec = VerifySpec(
         args.bundle,
@@ -95,10 +95,10 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
 
 def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, silent: bool) -> bool:
     """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
-    from export.verify.check import Check
-    from export.verify.checkpoint_checks import load_checkpoint_of
-    from export.verify.remeasure import remeasure
-    from service.bundle.files import load_bundle
+    from bertserve.export.verify.check import Check
+    from bertserve.export.verify.checkpoint_checks import load_checkpoint_of
+    from bertserve.export.verify.remeasure import remeasure
+    from bertserve.service.bundle.files import load_bundle
 
     try:
         assert spec.checkpoint is not None, "the command asks for it"

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from export.errors import ExportRunningError
-from export.signals import ignore_signals
+from bertserve.export.errors import ExportRunningError
+from bertserve.export.signals import ignore_signals
 
 LOCK_FILE = "export.lock"
 
@@ -31,6 +31,7 @@ def workspace(name: str, output: Path) -> Iterator[Path]:
     Raises:
         ExportRunningError: Another process exports a bundle of that name into that folder.
     """
+    is_new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     folder = output / f".{name}.export"
     lock = _lock(folder)
@@ -44,6 +45,9 @@ def workspace(name: str, output: Path) -> Iterator[Path]:
         with ignore_signals():
             _empty(folder)
             _unlock(folder, lock)
+            if is_new:
+                with suppress(OSError):  # it has the bundle
+                    output.rmdir()
 
 
 def _lock(folder: Path) -> IO[str] | None:

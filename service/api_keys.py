@@ -16,7 +16,7 @@ import secrets
 from enum import Enum
 from pathlib import Path
 
-from service.errors import SettingsError
+from bertserve.service.errors import SettingsError
 
 logger = logging.getLogger("bertserve.keys")
 

@@ -29,20 +29,20 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from service import __version__, listing
-from service.api_keys import new_key
-from service.bundle import files
-from service.errors import SettingsError, StartError
-from service.serving.worker_context import REASONS, SINGLE_WORKER, WorkerContext
-from service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
-from service.sources.cache import with_sources
+from bertserve.service import __version__, listing
+from bertserve.service.api_keys import new_key
+from bertserve.service.bundle import files
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.serving.worker_context import REASONS, SINGLE_WORKER, WorkerContext
+from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
+from bertserve.service.sources.cache import with_sources
 
 if TYPE_CHECKING:
-    from service.process.connections import ConnectionLimits
-    from service.process.secrets import Secrets
-    from service.serving.build import AppState
-    from service.serving.model import Model
-    from service.serving.registry import Registry
+    from bertserve.service.process.connections import ConnectionLimits
+    from bertserve.service.process.secrets import Secrets
+    from bertserve.service.serving.build import AppState
+    from bertserve.service.serving.model import Model
+    from bertserve.service.serving.registry import Registry
 
 logger = logging.getLogger("bertserve")
 
@@ -115,7 +115,7 @@ class Score(ModelSettings):
 
     def run(self) -> int:
         """Scores; returns the exit code."""
-        from service.process.logs import configure_logging
+        from bertserve.service.process.logs import configure_logging
 
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
@@ -124,7 +124,7 @@ class Score(ModelSettings):
         return self._run_here() if self.ray is None else self._run_on_ray(self.ray)
 
     def _run_here(self) -> int:
-        from service.scoring.score import Order, score
+        from bertserve.service.scoring.score import Order, score
 
         if given := [flag for flag, value in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)) if value is not None]:
             raise SettingsError(f"{given[0]} is for --ray, which is not given; give --ray local, or use --lanes.")
@@ -152,7 +152,7 @@ class Score(ModelSettings):
         ):
             if value not in allowed:
                 raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")
-        from service.scoring.ray_data import RayOrder, score_on_ray
+        from bertserve.service.scoring.ray_data import RayOrder, score_on_ray
 
         order = RayOrder(
             source=self.source,
@@ -194,7 +194,7 @@ class Check(Settings):
 
     def run(self) -> int:
         """Checks all models; returns the exit code."""
-        from service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
+        from bertserve.service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
 
         _prepare(self)
         return asyncio.run(check(with_sources(self)))
@@ -217,7 +217,7 @@ class Health(AddressSettings):
 
     def run(self) -> int:
         """Asks; returns the exit code."""
-        from service.health import ask
+        from bertserve.service.health import ask
 
         print(ask(self))
         return 0
@@ -287,8 +287,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     start = time.perf_counter()
     # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
-    from service.process.logs import as_printed, configure_logging
-    from service.process.server import bind
+    from bertserve.service.process.logs import as_printed, configure_logging
+    from bertserve.service.process.server import bind
 
     configure_logging(settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
@@ -325,10 +325,10 @@ def _prepare(settings: Settings) -> Secrets:
     Raises:
         SettingsError: The service would not start with these settings.
     """
-    from service.process.descriptors import max_connections, raise_limit
-    from service.process.secrets import Secrets
-    from service.process.supervisor import check_fork
-    from service.tracing.extra import tracer_class
+    from bertserve.service.process.descriptors import max_connections, raise_limit
+    from bertserve.service.process.secrets import Secrets
+    from bertserve.service.process.supervisor import check_fork
+    from bertserve.service.tracing.extra import tracer_class
 
     raise_limit()
     max_connections(settings.max_connections)
@@ -349,18 +349,18 @@ def _work(
     shutdown_pipe: int | None = None,
 ) -> None:
     """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
-    from service.process.connections import Connections
-    from service.process.logs import background_logging
-    from service.process.server import Server
-    from service.process.worker import Worker
-    from service.serving.build import build
-    from service.tracing.extra import tracer_to
+    from bertserve.service.process.connections import Connections
+    from bertserve.service.process.logs import background_logging
+    from bertserve.service.process.server import Server
+    from bertserve.service.process.worker import Worker
+    from bertserve.service.serving.build import build
+    from bertserve.service.tracing.extra import tracer_to
 
     tracer = tracer_to(settings.otlp_endpoint)  # here, and not before the workers are forked
     limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
     # FastAPI takes a sixth of a second to import, for which the models, whose runs need no interpreter, need not wait
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(import_module, "service.http.app")
+        pool.submit(import_module, "bertserve.service.http.app")
         state = build(settings, context, tracer)
     models = [_line(state.registry, model) for model in state.registry.models.values()]
     config = _config(settings, state, secrets)
@@ -406,8 +406,8 @@ def _work(
 
 def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:
     """Returns what uvicorn serves: its configuration, with the application in it."""
-    from service.process.application import application
-    from service.process.server import configure
+    from bertserve.service.process.application import application
+    from bertserve.service.process.server import configure
 
     app = application(settings, state, secrets)
     return configure(app, keep_alive_s=settings.keep_alive_s, tls=secrets.tls, proxies=settings.forwarded_allow_ips)
@@ -415,15 +415,15 @@ def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:
 
 def _line(registry: Registry, model: Model) -> str:
     """Returns what the start says of a model: also which endpoints use it where a request names none."""
-    from service.tasks.catalog import TASKS
+    from bertserve.service.tasks.catalog import TASKS
 
     endpoints = ", ".join(f"/{TASKS[task].path}" for task in registry.default_of(model))
     return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" + (f", answers {endpoints}" if endpoints else "")
 
 
 def _connection_limits(settings: Settings) -> ConnectionLimits:
-    from service.process.connections import ConnectionLimits
-    from service.process.descriptors import max_connections
+    from bertserve.service.process.connections import ConnectionLimits
+    from bertserve.service.process.descriptors import max_connections
 
     return ConnectionLimits(
         max_connections=max_connections(settings.max_connections),
@@ -441,11 +441,11 @@ def _supervise(
     on_ready: Callable[[tuple[str, list[str]]], None],
 ) -> None:
     """Has several workers serve from one socket."""
-    from service.process import metrics_files
-    from service.process.listener import ABSENT, shared_counts
-    from service.process.shared_folder import shared_folder
-    from service.process.supervisor import Supervisor
-    from service.serving.change_log import Change, ChangeLog
+    from bertserve.service.process import metrics_files
+    from bertserve.service.process.listener import ABSENT, shared_counts
+    from bertserve.service.process.shared_folder import shared_folder
+    from bertserve.service.process.supervisor import Supervisor
+    from bertserve.service.serving.change_log import Change, ChangeLog
 
     with shared_folder() as folder:
         changes = ChangeLog(folder / "changes")

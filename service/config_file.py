@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
-from service.errors import SettingsError
+from bertserve.service.errors import SettingsError
 
 SETTING = "config"  # the setting that names the file; the file itself cannot name another
 

@@ -6,8 +6,8 @@ import http.client
 import ipaddress
 import ssl
 
-from service.errors import StartError
-from service.settings import AddressSettings
+from bertserve.service.errors import StartError
+from bertserve.service.settings import AddressSettings
 
 TIMEOUT_S = 2.0
 _READY, _KEY_NEEDED = 200, 401

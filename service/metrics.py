@@ -27,8 +27,8 @@ from prometheus_client import (
 )
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from service import __version__
-from service.process_metrics import ProcessMetrics
+from bertserve.service import __version__
+from bertserve.service.process_metrics import ProcessMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)

@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as CommandLineError
 
-from service.config_file import ConfigFile
-from service.errors import SettingsError
+from bertserve.service.config_file import ConfigFile
+from bertserve.service.errors import SettingsError
 
 PREFIX = "BERT_SERVE_"
 # enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on

@@ -15,10 +15,10 @@ import hypothesis
 import pytest
 
 import tiny
-from service.http import throttled
+from bertserve.service.http import throttled
 
 # `bert-serve`, but for the time between two runs of what is throttled
-BERT_SERVE = "import sys; from service.http import throttled; throttled.INTERVAL_S = 0.0; from service.cli import main; sys.exit(main())"
+BERT_SERVE = "import sys; from bertserve.service.http import throttled; throttled.INTERVAL_S = 0.0; from bertserve.service.cli import main; sys.exit(main())"
 ROOT = Path(__file__).parent.parent
 # An example takes as long as the machine makes it: what else runs there must not fail a test.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -64,7 +64,7 @@ def exports_trace_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     """A tiny model takes dynamo 3 s and TorchScript 0.2 s; tests/exporting/test_tracers.py is about what both give, and asks for either."""
     with pytest.MonkeyPatch.context() as patch:
         if "exporting" in request.path.parts:
-            patch.setattr("export.trace.TRACERS", ("torchscript",))
+            patch.setattr("bertserve.export.trace.TRACERS", ("torchscript",))
         yield
 
 

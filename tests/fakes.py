@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.backend.onnx_engine import Row
-from service.bundle.manifest import Activation, Embedding, MaskToken
-from service.errors import EngineError
-from service.text.tokenizer import Encoding
+from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
+from bertserve.service.errors import EngineError
+from bertserve.service.text.tokenizer import Encoding
 
 
 class ManualClock:

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, kept
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.decoding.scores import Row
+from bertserve.service.text.tokenizer import Encoding
 from fakes import Head
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, kept
-from service.tasks.cost import Budget
-from service.tasks.decoding.scores import Row
-from service.text.tokenizer import Encoding
 
 
 class OneToken:
     """A tokenizer for tests of decoding, to which a text is one token whatever it says."""
 
     pairs_only = False
+    truncation_side = "right"
     max_length = 512
     vocabulary_size = 1000
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from bertserve.service.check import difference
 from conftest import Served
-from service.check import difference
 
 ROOT = Path(__file__).parent.parent
 Serve = Callable[..., AbstractContextManager[Served]]
@@ -82,5 +82,5 @@ def test_the_image_gets_what_it_copies() -> None:
     lines = [line for line in document("Dockerfile").splitlines() if line.startswith("COPY ") and "--from=" not in line]
     copied = [source.partition("/")[0] for line in lines for source in line.split()[1:-1]]
 
-    assert {"service", "export", "models", "pyproject.toml", "hatch_build.py"} <= set(copied)
+    assert {"bertserve", "service", "export", "bench", "models", "pyproject.toml"} <= set(copied)
     assert set(copied) <= kept

@@ -11,7 +11,7 @@ import pytest
 
 import facts
 import generate
-from service.settings import Settings
+from bertserve.service.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = [

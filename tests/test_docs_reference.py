@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import facts
-from bench.report import slo
-from bench.workload import mixes
-from service.bundle.manifest import Manifest  # and with it all records
-from service.bundle.record import Record
-from service.http import errors
+from bertserve.bench.report import slo
+from bertserve.bench.workload import mixes
+from bertserve.service.bundle.manifest import Manifest  # and with it all records
+from bertserve.service.bundle.record import Record
+from bertserve.service.http import errors
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"
 RECORDS = sorted(Record.__subclasses__(), key=lambda record: record.__name__)

@@ -10,8 +10,8 @@ import onnx
 import tokenizers
 from onnx import TensorProto, helper, numpy_helper
 
-from service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest
-from service.bundle.manifest import Manifest
+from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, digest
+from bertserve.service.bundle.manifest import Manifest
 
 WORDS = "the a film book was is good bad fine dull great poor very not and but , . ! ? long short [ ] sep cls mask pad unk".split()
 LETTERS = [*"abcdefghijklmnopqrstuvwxyz0123456789", *(f"##{c}" for c in "abcdefghijklmnopqrstuvwxyz0123456789")]

@@ -18,19 +18,19 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bench.engine.encoded_bodies import EncodedBodies, Feed
-from bench.engine.limit import EngineLimit, summarize_runs
-from bench.errors import BenchError
-from bench.workload.bodies import Body
-from service.bundle import files
-from service.bundle.files import Bundle
-from service.errors import BertServeError
-from service.tasks.batch import TaskModel, first_batch
-from service.tasks.catalog import TASKS
-from service.tasks.cost import Budget
-from service.text.tokenizer import Encoding, Tokenizer
-from service.wire.discriminator import requested_task
-from service.wire.reading import Limits, parse_json, validate_body
+from bertserve.bench.engine.encoded_bodies import EncodedBodies, Feed
+from bertserve.bench.engine.limit import EngineLimit, summarize_runs
+from bertserve.bench.errors import BenchError
+from bertserve.bench.workload.bodies import Body
+from bertserve.service.bundle import files
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.errors import BertServeError
+from bertserve.service.tasks.batch import TaskModel, first_batch
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.wire.discriminator import requested_task
+from bertserve.service.wire.reading import Limits, parse_json, validate_body
 
 VERSION: str = ort.__version__
 _UNLIMITED = Limits(max_inputs=1_000_000, max_chars=100_000_000)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine.bare_engine import VERSION, BareEngine
-from bench.engine.encoded_bodies import EncodedBodies
-from bench.engine.limit import EngineLimit
-from bench.progress import Progress
-from bench.workload.bodies import Body
-from service.bundle import files
+from bertserve.bench.engine.bare_engine import VERSION, BareEngine
+from bertserve.bench.engine.encoded_bodies import EncodedBodies
+from bertserve.bench.engine.limit import EngineLimit
+from bertserve.bench.progress import Progress
+from bertserve.bench.workload.bodies import Body
+from bertserve.service.bundle import files
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.engine.encoded_bodies import EncodedBodies
+from bertserve.bench.engine.encoded_bodies import EncodedBodies
 
 
 @dataclass(frozen=True, slots=True)

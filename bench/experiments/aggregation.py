@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from bench.report.report import Run
-from bench.report.slo import FIGURES
+from bertserve.bench.report.report import Run
+from bertserve.bench.report.slo import FIGURES
 
 RATES = ("rps", "texts_per_s", "tokens_per_s")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.experiments.aggregation import median, median_figures
-from bench.experiments.load_test import LoadTest
-from bench.report.report import Report
+from bertserve.bench.experiments.aggregation import median, median_figures
+from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.report.report import Report
 
 
 def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:

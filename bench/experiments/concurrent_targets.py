@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import statistics
 
-from bench.errors import BenchError
-from bench.experiments.aggregation import median_figures
-from bench.experiments.load_test import LoadTest
-from bench.report.measurement import Measurement
-from bench.report.report import Report
+from bertserve.bench.errors import BenchError
+from bertserve.bench.experiments.aggregation import median_figures
+from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.report.measurement import Measurement
+from bertserve.bench.report.report import Report
 
 
 def compare_concurrent_targets(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:

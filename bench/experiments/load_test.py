@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.engine.benchmark import EngineBenchmark
-from bench.load import generator
-from bench.load.arrivals import poisson_arrivals
-from bench.load.generator import Durations, LoadResult
-from bench.progress import Progress
-from bench.report.generator_stats import generator_stats
-from bench.report.measurement import measure
-from bench.report.report import Run
-from bench.target.metrics import Metrics, batch_stats, read_metrics
-from bench.target.target import Target
+from bertserve.bench.engine.benchmark import EngineBenchmark
+from bertserve.bench.load import generator
+from bertserve.bench.load.arrivals import poisson_arrivals
+from bertserve.bench.load.generator import Durations, LoadResult
+from bertserve.bench.progress import Progress
+from bertserve.bench.report.generator_stats import generator_stats
+from bertserve.bench.report.measurement import measure
+from bertserve.bench.report.report import Run
+from bertserve.bench.target.metrics import Metrics, batch_stats, read_metrics
+from bertserve.bench.target.target import Target
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The tables of docs/explanation/scaling.md that are simulated: `python -m bench.experiments.scaling` prints them, always the same.
+"""The tables of docs/explanation/scaling.md that are simulated: `python -m bertserve.bench.experiments.scaling` prints them, always the same.
 
 They say what balancing by tokens would buy over least connections, and what hedged requests buy and cost. What a request costs follows
 from its tokens alone; the figures below are those of the embedded classifier, and only the unit of the milliseconds depends on them.
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from bench.experiments.queue_simulation import simulate as simulate_one_queue
-from bench.experiments.replica_simulation import (
+from bertserve.bench.experiments.queue_simulation import simulate as simulate_one_queue
+from bertserve.bench.experiments.replica_simulation import (
     Policy,
     Replica,
     Simulated,
@@ -25,8 +25,8 @@ from bench.experiments.replica_simulation import (
     simulate,
     two_choices,
 )
-from bench.load.arrivals import poisson_arrivals
-from bench.report.latency import percentile
+from bertserve.bench.load.arrivals import poisson_arrivals
+from bertserve.bench.report.latency import percentile
 
 REQUESTS = 20_000
 LANES = 2

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.errors import BenchError
-from bench.experiments.aggregation import RATES, run_figures
-from bench.experiments.load_test import LoadTest
-from bench.report.report import Report, Run
-from bench.report.slo import Objective
+from bertserve.bench.errors import BenchError
+from bertserve.bench.experiments.aggregation import RATES, run_figures
+from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.report.report import Report, Run
+from bertserve.bench.report.slo import Objective
 
 _HEADROOM = 1.1  # first rate of the search, relative to the maximum of the closed loop
 _GROWTH = 2.0  # of a rate that held, while none is known that does not: few connections may ask for less than the service can do

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.experiments import queue_simulation
-from bench.experiments.aggregation import median, median_figures
-from bench.experiments.load_test import LoadTest
-from bench.report.latency import latency_distribution
-from bench.report.report import Report
+from bertserve.bench.experiments import queue_simulation
+from bertserve.bench.experiments.aggregation import median, median_figures
+from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.report.latency import latency_distribution
+from bertserve.bench.report.report import Report
 
 
 def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, share: float, servers: int, rounds: int) -> None:

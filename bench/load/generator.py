@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from bench.load.record import Record
-from bench.load.stream import ClosedLoopStream, OpenLoopStream, Stream
-from bench.progress import Progress
-from bench.target.target import Target
+from bertserve.bench.load.record import Record
+from bertserve.bench.load.stream import ClosedLoopStream, OpenLoopStream, Stream
+from bertserve.bench.progress import Progress
+from bertserve.bench.target.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of CPU
 _DRAIN_S = 1.0  # for requests in flight after Ctrl-C

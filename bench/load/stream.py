@@ -15,11 +15,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from bench.errors import BenchError
-from bench.load.connection import Connection
-from bench.load.record import OK, Record
-from bench.load.timer import PreciseTimer
-from bench.target.target import Target
+from bertserve.bench.errors import BenchError
+from bertserve.bench.load.connection import Connection
+from bertserve.bench.load.record import OK, Record
+from bertserve.bench.load.timer import PreciseTimer
+from bertserve.bench.target.target import Target
 
 _RECONNECT_DELAY_S = 0.1
 

@@ -1,4 +1,4 @@
-"""Measures what stands between callers and the model, and judges it: `python -m bench.overhead`.
+"""Measures what stands between callers and the model, and judges it: `python -m bertserve.bench.overhead`.
 
 Exit codes: 0 all bars were met, 1 one was missed or a request failed, 2 something did not start.
 """
@@ -10,11 +10,11 @@ import os
 import sys
 from pathlib import Path
 
-from bench.errors import BenchError
-from bench.load.generator import Durations
-from bench.overhead.comparison import BARS, Comparison, Load
-from bench.overhead.contender import CONTENDERS
-from bench.progress import Progress
+from bertserve.bench.errors import BenchError
+from bertserve.bench.load.generator import Durations
+from bertserve.bench.overhead.comparison import BARS, Comparison, Load
+from bertserve.bench.overhead.contender import CONTENDERS
+from bertserve.bench.progress import Progress
 
 _TIMEOUT_S = 30
 
@@ -32,7 +32,7 @@ def main() -> int:
             progress.log(f"round {i + 1} of {args.rounds}")
             comparison.run_round()
     except BenchError as error:
-        print(f"bench.overhead: {error}", file=sys.stderr)
+        print(f"bertserve.bench.overhead: {error}", file=sys.stderr)
         return 2
     for line in _table(comparison, [contender.name for contender in contenders], loads):
         print(line)
@@ -45,7 +45,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     names = [contender.name for contender in CONTENDERS]
     parser = argparse.ArgumentParser(
-        prog="python -m bench.overhead",
+        prog="python -m bertserve.bench.overhead",
         description="What stands between callers and the model costs: contenders in turn on this machine, under the same loads.",
         epilog="contenders: " + "; ".join(f"{contender.name}, {contender.description}" for contender in CONTENDERS),
     )

@@ -1,4 +1,4 @@
-"""Compares the speed of this working tree with that of a commit: `python -m bench.overhead.commits COMMIT`.
+"""Compares the speed of this working tree with that of a commit: `python -m bertserve.bench.overhead.commits COMMIT`.
 
 Both run the same loads in turn, each with the bundles of its own tree, in the virtual environment of this one. What counts is the ratio
 within a round: the speed of a shared machine changes from minute to minute.
@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.errors import BenchError
-from bench.load.generator import Durations
-from bench.overhead.comparison import Comparison, Load
-from bench.overhead.contender import Contender, Running
-from bench.overhead.replica import Replica, free_ports
-from bench.progress import Progress
+from bertserve.bench.errors import BenchError
+from bertserve.bench.load.generator import Durations
+from bertserve.bench.overhead.comparison import Comparison, Load
+from bertserve.bench.overhead.contender import Contender, Running
+from bertserve.bench.overhead.replica import Replica, free_ports
+from bertserve.bench.progress import Progress
 
 _TREE = Path(__file__).resolve().parents[2]
 _START = "import sys; from {}cli import main; sys.exit(main())"
@@ -28,7 +28,7 @@ _START = "import sys; from {}cli import main; sys.exit(main())"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compares; returns the exit code: 0, or 2 if a commit does not exist or does not start."""
-    parser = argparse.ArgumentParser(prog="python -m bench.overhead.commits", description=(__doc__ or "").partition(":")[0] + ".")
+    parser = argparse.ArgumentParser(prog="python -m bertserve.bench.overhead.commits", description=(__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("base", metavar="COMMIT", help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=7, help="rounds, of which each starts both (default: 7)")
     parser.add_argument("--seconds", type=float, default=3, help="seconds of each load (default: 3)")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             _compare(args.base, Path(folder), rounds=args.rounds, seconds=args.seconds)
     except BenchError as error:
-        print(f"bench.overhead.commits: {error}", file=sys.stderr)
+        print(f"bertserve.bench.overhead.commits: {error}", file=sys.stderr)
         return 2
     return 0
 

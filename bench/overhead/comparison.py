@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.errors import BenchError
-from bench.load import generator
-from bench.load.generator import Durations
-from bench.load.record import OK
-from bench.overhead.contender import Contender, Running
-from bench.progress import Progress
-from bench.report.generator_stats import generator_stats
-from bench.report.measurement import measure
-from bench.target.address import parse_url
-from bench.target.target import Target, build_target
-from bench.workload import bodies
+from bertserve.bench.errors import BenchError
+from bertserve.bench.load import generator
+from bertserve.bench.load.generator import Durations
+from bertserve.bench.load.record import OK
+from bertserve.bench.overhead.contender import Contender, Running
+from bertserve.bench.progress import Progress
+from bertserve.bench.report.generator_stats import generator_stats
+from bertserve.bench.report.measurement import measure
+from bertserve.bench.target.address import parse_url
+from bertserve.bench.target.target import Target, build_target
+from bertserve.bench.workload import bodies
 
 
 class Load(NamedTuple):

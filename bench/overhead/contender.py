@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.overhead.haproxy import haproxy
-from bench.overhead.ray_cluster import RayCluster
-from bench.overhead.replica import replicas
+from bertserve.bench.overhead.haproxy import haproxy
+from bertserve.bench.overhead.ray_cluster import RayCluster
+from bertserve.bench.overhead.replica import replicas
 
 
 class Running(NamedTuple):
@@ -80,7 +80,7 @@ def _ray(models: Path, replica_count: int, cpus: int) -> Iterator[Running]:
     application = {
         "name": "bertserve",
         "route_prefix": "/",
-        "import_path": "service.ray:app",
+        "import_path": "bertserve.service.ray:app",
         "args": {"models": str(models.resolve())},
         "deployments": [{"name": "bertserve", "num_replicas": replica_count, "ray_actor_options": {"num_cpus": cpus}}],
     }

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from bench.errors import BenchError
-from bench.overhead.replica import free_ports
+from bertserve.bench.errors import BenchError
+from bertserve.bench.overhead.replica import free_ports
 
 CONFIGURATION = Path(__file__).parents[2] / "deploy/haproxy/haproxy.cfg"
 _START_S = 10

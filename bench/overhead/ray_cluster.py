@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.errors import BenchError
-from bench.overhead.replica import free_ports
+from bertserve.bench.errors import BenchError
+from bertserve.bench.overhead.replica import free_ports
 
 ENVIRONMENT = Path(__file__).parents[2] / "deploy/ray/ray.env"
 PATIENCE_S = 90.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.errors import BenchError
+from bertserve.bench.errors import BenchError
 
 # below what Linux hands out by itself (net.ipv4.ip_local_port_range, from 32768), above where Ray's workers listen (to 19999), with room
 # for a hundred behind the last one

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.load.generator import LoadResult
-from bench.report.latency import percentile
+from bertserve.bench.load.generator import LoadResult
+from bertserve.bench.report.latency import percentile
 
 # above these the generator is part of what it measures
 MAX_CPU_SHARE = 0.7

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.report import plots
+from bertserve.bench.report import plots
 
 
 def render_page(documents: Sequence[Mapping[str, Any]]) -> str:

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.load.record import OK, Record
-from bench.report.latency import Latency, latency_distribution, percentile
-from bench.target.metrics import BatchStats
+from bertserve.bench.load.record import OK, Record
+from bertserve.bench.report.latency import Latency, latency_distribution, percentile
+from bertserve.bench.target.metrics import BatchStats
 
 _SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from bench.errors import MissingExtraError
+from bertserve.bench.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

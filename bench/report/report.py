@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.engine.limit import EngineLimit
-from bench.errors import BenchError
-from bench.report.generator_stats import GeneratorStats
-from bench.report.measurement import Measurement
-from bench.report.slo import Verdict
-from service import __version__
+from bertserve.bench.engine.limit import EngineLimit
+from bertserve.bench.errors import BenchError
+from bertserve.bench.report.generator_stats import GeneratorStats
+from bertserve.bench.report.measurement import Measurement
+from bertserve.bench.report.slo import Verdict
+from bertserve.service import __version__
 
 FORMAT = "bert-bench"
 FORMAT_VERSION = 1

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.errors import BenchError
+from bertserve.bench.errors import BenchError
 
 # figure -> whether the objective is an upper bound (True) or a lower bound (False)
 FIGURES: Mapping[str, bool] = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.engine.limit import EngineLimit
-from bench.report.generator_stats import GeneratorStats
-from bench.report.measurement import Measurement
-from bench.report.report import Report, Run
-from bench.report.slo import Verdict
+from bertserve.bench.engine.limit import EngineLimit
+from bertserve.bench.report.generator_stats import GeneratorStats
+from bertserve.bench.report.measurement import Measurement
+from bertserve.bench.report.report import Report, Run
+from bertserve.bench.report.slo import Verdict
 
 
 def summary_lines(report: Report) -> Iterator[str]:

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from bench.errors import BenchError
+from bertserve.bench.errors import BenchError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from bench.errors import BenchError
-from bench.target.address import Address
+from bertserve.bench.errors import BenchError
+from bertserve.bench.target.address import Address
 
 _TIMEOUT_S = 30
 

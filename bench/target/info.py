@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bench.target.address import Address
-from bench.target.fetch import fetch_json
+from bertserve.bench.target.address import Address
+from bertserve.bench.target.fetch import fetch_json
 
 
 def service_info(address: Address, headers: Mapping[str, str]) -> dict[str, Any] | None:

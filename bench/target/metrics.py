@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.errors import BenchError
-from bench.target.address import Address
-from bench.target.fetch import fetch
+from bertserve.bench.errors import BenchError
+from bertserve.bench.target.address import Address
+from bertserve.bench.target.fetch import fetch
 
 _PREFIXES = ("bertserve_batch_rows", "bertserve_tokens_total")
 Metrics = Mapping[tuple[str, str, str], float]  # (name, model, `le` or `kind`) -> value

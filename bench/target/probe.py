@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError
-from bench.target.address import parse_url
-from bench.target.fetch import fetch
-from bench.target.info import model_info
-from bench.target.target import Target, build_target
-from bench.workload import bodies, endpoints, mixes
+from bertserve.bench.errors import BenchError
+from bertserve.bench.target.address import parse_url
+from bertserve.bench.target.fetch import fetch
+from bertserve.bench.target.info import model_info
+from bertserve.bench.target.target import Target, build_target
+from bertserve.bench.workload import bodies, endpoints, mixes
 
 _TOO_MANY_REQUESTS = 429
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.target.address import Address
-from bench.workload.bodies import Body
+from bertserve.bench.target.address import Address
+from bertserve.bench.workload.bodies import Body
 
 
 @dataclass(frozen=True, slots=True)

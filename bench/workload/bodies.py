@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import BenchError
-from bench.workload import endpoints, mixes
+from bertserve.bench.errors import BenchError
+from bertserve.bench.workload import endpoints, mixes
 
 _MAX_BODIES = 512
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.errors import BenchError
-from service.errors import CallerError
-from service.tasks.catalog import TASKS
-from service.tasks.spec import TaskSpec, inputs_body
-from service.wire.discriminator import requested_task
-from service.wire.reading import Limits, validate_body
+from bertserve.bench.errors import BenchError
+from bertserve.service.errors import CallerError
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec, inputs_body
+from bertserve.service.wire.discriminator import requested_task
+from bertserve.service.wire.reading import Limits, validate_body
 
 Body = dict[str, Any]
 NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from statistics import NormalDist
 from typing import Any
 
-from bench.workload import sentences
+from bertserve.bench.workload import sentences
 
 COUNT = 64
 MASK = "[MASK]"  # of BERT; other models spell it otherwise

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from export import trace
-from export.analyze.built_graph import BuiltGraph
-from export.checkpoint.checkpoint import Checkpoint
-from export.cpu import build as cpu
-from export.graph import onnx_files
-from export.inference import Feed
-from export.int8 import quantize
-from service.bundle.graph_spec import Evidence, GraphSpec, Precision
+from bertserve.export import trace
+from bertserve.export.analyze.built_graph import BuiltGraph
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.cpu import build as cpu
+from bertserve.export.graph import onnx_files
+from bertserve.export.inference import Feed
+from bertserve.export.int8 import quantize
+from bertserve.service.bundle.graph_spec import Evidence, GraphSpec, Precision
 
 TEXTS, TOKENS = 16, 16  # for int8: scales of random weights need be no good, and few texts are soon seen
 

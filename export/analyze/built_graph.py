@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.graph_spec import GraphSpec
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # of a bundle's profile nothing is known that needs torch
     from matplotlib.axes import Axes
 
-    from export.analyze.profiling import Profile
-    from export.analyze.sweep import Point, Sweep
+    from bertserve.export.analyze.profiling import Profile
+    from bertserve.export.analyze.sweep import Point, Sweep
 
 MISSING = "no plots, for matplotlib is not installed: pip install 'bertserve[bench]'"
 _SIZE_INCHES = (6.4, 4.0)

@@ -18,10 +18,10 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from export.analyze.layers import Node, find_attention, find_parts
-from export.errors import GraphError
-from service.bundle.files import Bundle
-from service.bundle.graph_spec import GraphSpec, InputSpec
+from bertserve.export.analyze.layers import Node, find_attention, find_parts
+from bertserve.export.errors import GraphError
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec
 
 RUNS = (5, 50)  # at least, at most, of each length
 _SUFFIX = "_kernel_time"

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedModel, initialization
 
-from export.analyze.shapes import NAMED, Shape
-from export.checkpoint.card_metadata import CardMetadata
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.signature import INPUTS, LAST_LAYER
-from export.checkpoint.source import read_with_transformers
-from export.errors import CheckpointError
+from bertserve.export.analyze.shapes import NAMED, Shape
+from bertserve.export.checkpoint.card_metadata import CardMetadata
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.signature import INPUTS, LAST_LAYER
+from bertserve.export.checkpoint.source import read_with_transformers
+from bertserve.export.errors import CheckpointError
 
 _SPREAD = 0.05  # of the random weights
 _DEFAULT_LENGTH = 512

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError
 
 Axis = Literal["layers", "heads", "hidden"]
 AXES: tuple[Axis, ...] = ("layers", "heads", "hidden")

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from export.analyze.build import build_fp32, build_int8
-from export.analyze.built_graph import BuiltGraph
-from export.analyze.random_model import random_checkpoint, read_config, shape_of, with_shape
-from export.analyze.shapes import LENGTHS, MIDDLE, NAMED, Axis, Shape, choose_lengths, variants
-from export.analyze.timing import Timing, measure_apart
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.errors import ExportError
-from export.progress import Progress, stage
-from service.bundle.graph_spec import Precision
-from service.bundle.manifest import Flops
+from bertserve.export.analyze.build import build_fp32, build_int8
+from bertserve.export.analyze.built_graph import BuiltGraph
+from bertserve.export.analyze.random_model import random_checkpoint, read_config, shape_of, with_shape
+from bertserve.export.analyze.shapes import LENGTHS, MIDDLE, NAMED, Axis, Shape, choose_lengths, variants
+from bertserve.export.analyze.timing import Timing, measure_apart
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import ExportError
+from bertserve.export.progress import Progress, stage
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.manifest import Flops
 
 CELL_SECONDS = 2.0  # for the runs of a length
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # of a bundle's profile nothing is known that needs torch
-    from export.analyze.profiling import Profile
-    from export.analyze.sweep import Point, Sweep
-    from export.analyze.timing import Timing
+    from bertserve.export.analyze.profiling import Profile
+    from bertserve.export.analyze.sweep import Point, Sweep
+    from bertserve.export.analyze.timing import Timing
 
 _HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms a text", "MiB")
 _BUSY = 1.2  # from which share of wall time to CPU time on the reader is told

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from export.analyze.built_graph import BuiltGraph
-from export.errors import GraphError
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.graph_spec import GraphSpec
-from service.errors import BertServeError
-from service.text.tokenizer import Encoding
+from bertserve.export.analyze.built_graph import BuiltGraph
+from bertserve.export.errors import GraphError
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.errors import BertServeError
+from bertserve.service.text.tokenizer import Encoding
 
 RUNS = (3, 30)  # at least, at most, of each batch
 PATIENCE = 4  # times its seconds, after which a batch that takes long has fewer runs than at least

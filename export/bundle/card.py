@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
-from service.bundle.evidence_policy import describe_agreement, is_low, summarize_agreement
-from service.bundle.graph_spec import Evidence, GraphSpec
-from service.bundle.manifest import Manifest, Source
+from bertserve.service.bundle.evidence_policy import describe_agreement, is_low, summarize_agreement
+from bertserve.service.bundle.graph_spec import Evidence, GraphSpec
+from bertserve.service.bundle.manifest import Manifest, Source
 
 
 def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> str:

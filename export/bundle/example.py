@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from export.checkpoint.checkpoint import Checkpoint
-from export.evidence.predict import predict
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.manifest import Example, Task
-from service.tasks import choose
-from service.text.tokenizer import Tokenizer
-from service.wire.reading import Limits, read_body
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.evidence.predict import predict
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.manifest import Example, Task
+from bertserve.service.tasks import choose
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 
 # Requests whose answers are clear, so that another CPU's rounding does not change them.
 EXAMPLES: dict[Task, dict[str, Any]] = {

@@ -7,11 +7,11 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from export.bundle.card import model_card
-from export.errors import OutputExistsError
-from export.signals import ignore_signals
-from service.bundle.files import CARD_FILE, MANIFEST_FILE
-from service.bundle.manifest import Manifest
+from bertserve.export.bundle.card import model_card
+from bertserve.export.errors import OutputExistsError
+from bertserve.export.signals import ignore_signals
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
+from bertserve.service.bundle.manifest import Manifest
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:

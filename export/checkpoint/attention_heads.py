@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError
 
 _TOLERANCE = 1e-3  # of the sum of a token's weights
 

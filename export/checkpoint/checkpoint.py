@@ -8,10 +8,21 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from export.checkpoint.card_metadata import CardMetadata
-from export.checkpoint.flops import count_flops
-from service.bundle.graph_spec import InputSpec, OutputSpec
-from service.bundle.manifest import Activation, AddedToken, Embedding, Flops, MaskToken, Piece, Side, SpecialPiece, Task, TokenizerSpec
+from bertserve.export.checkpoint.card_metadata import CardMetadata
+from bertserve.export.checkpoint.flops import count_flops
+from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
+from bertserve.service.bundle.manifest import (
+    Activation,
+    AddedToken,
+    Embedding,
+    Flops,
+    MaskToken,
+    Piece,
+    Side,
+    SpecialPiece,
+    Task,
+    TokenizerSpec,
+)
 
 
 @dataclass(frozen=True)

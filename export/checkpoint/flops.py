@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
-from service.bundle.graph_spec import InputSpec
-from service.bundle.manifest import Flops
+from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.bundle.manifest import Flops
 
 MAX_LENGTH = 32  # tokens; counts are exact at any length, and a large model should not take seconds
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import AlbertForPreTraining, ElectraForPreTraining, PreTrainedModel
 
-from export.errors import CheckpointError
-from service.bundle.manifest import Task
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import Task
 
 SENTENCE_ORDERS = 2
 

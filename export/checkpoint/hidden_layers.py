@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from export.errors import CheckpointError
-from service.bundle.manifest import LAST_FOUR, Layers
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import LAST_FOUR, Layers
 
 
 def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Layers:

@@ -15,18 +15,18 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from export.checkpoint.attention_heads import count_heads
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.head_adapter import adapt_head
-from export.checkpoint.hidden_layers import choose_layers, number_layers
-from export.checkpoint.modules_json import has_pooling
-from export.checkpoint.padding import Padding, find_padding, settle_pad_token
-from export.checkpoint.self_modifying import refuse_self_modifying
-from export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
-from export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, MASK_INDEX, graph_outputs, model_inputs
-from export.checkpoint.source import SourceFiles, find_source, read_with_transformers
-from export.checkpoint.task_head import choose_task, fixed_labels, judges_pairs, read_activation, read_labels
-from export.checkpoint.tokenizer import (
+from bertserve.export.checkpoint.attention_heads import count_heads
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.head_adapter import adapt_head
+from bertserve.export.checkpoint.hidden_layers import choose_layers, number_layers
+from bertserve.export.checkpoint.modules_json import has_pooling
+from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
+from bertserve.export.checkpoint.self_modifying import refuse_self_modifying
+from bertserve.export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
+from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, MASK_INDEX, graph_outputs, model_inputs
+from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
+from bertserve.export.checkpoint.task_head import choose_task, fixed_labels, judges_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.tokenizer import (
     find_cls_index,
     load_tokenizer,
     read_added_tokens,
@@ -36,10 +36,10 @@ from export.checkpoint.tokenizer import (
     tokenizer_json,
     vocabulary_size,
 )
-from export.checkpoint.weights import load_model
-from export.errors import CheckpointError
-from service.bundle.graph_spec import InputSpec
-from service.bundle.manifest import Combine, Layers, Piece, Task, TextPiece
+from bertserve.export.checkpoint.weights import load_model
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.graph_spec import InputSpec
+from bertserve.service.bundle.manifest import Combine, Layers, Piece, Task, TextPiece
 
 # for a model with relative positions alone whose tokenizer states no limit: nearly all were trained with this
 DEFAULT_LENGTH = 512

@@ -18,13 +18,13 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import ModelOutput
 
-from export.checkpoint.card_metadata import CardMetadata
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.module_spec import ModuleSpec
-from export.checkpoint.padding import find_padding
-from export.checkpoint.signature import INPUTS, OUTPUTS, graph_outputs
-from export.checkpoint.task_head import read_activation, read_labels
-from export.checkpoint.tokenizer import (
+from bertserve.export.checkpoint.card_metadata import CardMetadata
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.module_spec import ModuleSpec
+from bertserve.export.checkpoint.padding import find_padding
+from bertserve.export.checkpoint.signature import INPUTS, OUTPUTS, graph_outputs
+from bertserve.export.checkpoint.task_head import read_activation, read_labels
+from bertserve.export.checkpoint.tokenizer import (
     find_cls_index,
     read_added_tokens,
     read_subword_prefix,
@@ -32,8 +32,8 @@ from export.checkpoint.tokenizer import (
     tokenizer_json,
     vocabulary_size,
 )
-from export.errors import CheckpointError
-from service.bundle.manifest import Embedding, Pooling
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import Embedding, Pooling
 
 TASKS = ("text-classification", "token-classification", "question-answering", "feature-extraction")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from service.bundle.manifest import Pooling
+from bertserve.service.bundle.manifest import Pooling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError
 
 MODULES_FILE = "modules.json"
 TRANSFORMER, POOLING = "Transformer", "Pooling"

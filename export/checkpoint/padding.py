@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from export.errors import CheckpointError
-from service.bundle.manifest import Piece, Side, SpecialPiece
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece
 
 SIDES: tuple[Side, ...] = ("right", "left")
 MAX_DIFFERENCE = 1e-3

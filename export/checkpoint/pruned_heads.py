@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from transformers import PreTrainedModel
 
-from export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError
 
 # by the names of BERT's, RoBERTa's and ELECTRA's modules, and of DistilBERT's; the last one of each reads the heads
 _MODULE = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError
 
 
 @contextmanager

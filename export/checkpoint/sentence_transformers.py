@@ -17,9 +17,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from export.checkpoint.modules_json import MODULES_FILE, POOLING, TRANSFORMER, read_json, read_modules
-from export.errors import CheckpointError
-from service.bundle.manifest import Combine, Embedding, Layers, Pooling
+from bertserve.export.checkpoint.modules_json import MODULES_FILE, POOLING, TRANSFORMER, read_json, read_modules
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import Combine, Embedding, Layers, Pooling
 
 # sentence-transformers' name of a pooling, in its older files within `pooling_mode_..._token(s)`
 _POOLINGS: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "max": "max"}

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from export.errors import CheckpointError
-from service.bundle.graph_spec import InputSpec, OutputSpec
-from service.bundle.manifest import LAST_FOUR, Embedding, Task
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
+from bertserve.service.bundle.manifest import LAST_FOUR, Embedding, Task
 
 INPUTS: dict[str, InputSpec] = {
     "input_ids": InputSpec(name="input_ids", fill="token_ids"),

@@ -15,10 +15,10 @@ import transformers
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-from export.checkpoint.card_metadata import CardMetadata, read_card, read_card_metadata
-from export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
-from export.checkpoint.modules_json import find_transformer, read_modules
-from export.errors import CheckpointError
+from bertserve.export.checkpoint.card_metadata import CardMetadata, read_card, read_card_metadata
+from bertserve.export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
+from bertserve.export.checkpoint.modules_json import find_transformer, read_modules
+from bertserve.export.errors import CheckpointError
 
 # no pickles, no Python: what is not fetched cannot be loaded
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")

@@ -18,10 +18,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from export.checkpoint.lora import LoraAdapter
-from export.checkpoint.source import read_with_transformers
-from export.errors import CheckpointError
-from service.bundle.manifest import Activation, Task
+from bertserve.export.checkpoint.lora import LoraAdapter
+from bertserve.export.checkpoint.source import read_with_transformers
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import Activation, Task
 
 HEADS: dict[str, tuple[Task, Any]] = {
     # suffix of the architecture's name -> task, and the class that loads it

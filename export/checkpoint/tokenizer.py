@@ -9,9 +9,9 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from export.checkpoint.source import read_with_transformers
-from export.errors import CheckpointError
-from service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, Task, TextPiece
+from bertserve.export.checkpoint.source import read_with_transformers
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, Task, TextPiece
 
 
 def load_tokenizer(source: str, folder: Path) -> Any:

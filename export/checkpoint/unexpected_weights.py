@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from export.errors import CheckpointError
+from bertserve.export.errors import CheckpointError
 
 # modules that only a training had: TinyBERT's matrices that compared its layers with those of its teacher
 _OF_TRAINING = ("fit_dense.",)

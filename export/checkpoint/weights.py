@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from export.checkpoint.pruned_heads import prune_while_loading
-from export.checkpoint.source import SourceFiles, read_with_transformers
-from export.checkpoint.unexpected_weights import refuse_unexpected_weights
-from export.errors import CheckpointError
-from service.bundle.manifest import Task
+from bertserve.export.checkpoint.pruned_heads import prune_while_loading
+from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
+from bertserve.export.checkpoint.unexpected_weights import refuse_unexpected_weights
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.manifest import Task
 
 
 def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export import calibration
-from export.artifact import Artifact
-from export.calibration import Split, Texts
-from export.checkpoint.checkpoint import Checkpoint
-from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
-from export.graph import onnx_files
-from export.inference import Feed
-from export.int8 import quantize
-from export.progress import Progress, stage
-from service.bundle.graph_spec import Precision
-from service.text.tokenizer import Tokenizer
+from bertserve.export import calibration
+from bertserve.export.artifact import Artifact
+from bertserve.export.calibration import Split, Texts
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
+from bertserve.export.graph import onnx_files
+from bertserve.export.inference import Feed
+from bertserve.export.int8 import quantize
+from bertserve.export.progress import Progress, stage
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from export.graph import rewrite
+from bertserve.export.graph import rewrite
 
 # operators whose output row depends on the same row of these inputs only (None: of every input that is no constant)
 _ROWWISE: dict[str, tuple[int, ...] | None] = {

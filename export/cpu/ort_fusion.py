@@ -8,8 +8,8 @@ from pathlib import Path
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
-from export.checkpoint.checkpoint import Checkpoint
-from export.graph import head_counts, onnx_files
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.graph import head_counts, onnx_files
 
 
 def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:

@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from export.graph import rewrite
-from export.graph.linear import Linear, as_linear
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.linear import Linear, as_linear
 
 
 def pack_qkv(source: Path, target: Path) -> int:

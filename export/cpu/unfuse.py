@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from export.errors import GraphError
-from export.graph import rewrite
-from export.graph.rewrite import CONTRIB
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.rewrite import CONTRIB
 
 
 def unfuse(source: Path, target: Path) -> None:

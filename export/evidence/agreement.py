@@ -1,6 +1,6 @@
 """Measures how closely results agree with a reference's, by the measure of the model's head. Pure.
 
-`service.bundle.agreement` says which head has which measure. A measure without anything to decide has no value, rather than full agreement.
+`bertserve.service.bundle.agreement` says which head has which measure. A measure without anything to decide has no value, rather than full agreement.
 """
 
 from __future__ import annotations
@@ -8,11 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from export.evidence.decisions import chosen_labels, cosine_distance, decision, equal_but_for_scores, regression_value, result_spans
-from export.evidence.metrics import f1, spearman
-from service.bundle.agreement import measure_of
-from service.bundle.graph_spec import Agreement, Measure
-from service.tasks.batch import ModelConfig
+from bertserve.export.evidence.decisions import (
+    chosen_labels,
+    cosine_distance,
+    decision,
+    equal_but_for_scores,
+    regression_value,
+    result_spans,
+)
+from bertserve.export.evidence.metrics import f1, spearman
+from bertserve.service.bundle.agreement import measure_of
+from bertserve.service.bundle.graph_spec import Agreement, Measure
+from bertserve.service.tasks.batch import ModelConfig
 
 _Pairs = Sequence[tuple[Any, Any]]
 

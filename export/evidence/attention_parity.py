@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from export import text_files
-from export.checkpoint.attention_heads import returning_attention
-from export.checkpoint.checkpoint import Checkpoint
-from export.errors import ParityError
-from export.evidence.samples import attention_texts
-from service.backend.onnx_engine import Engine
-from service.bundle.graph_spec import Precision
-from service.tasks import attention
-from service.tasks.attention import MAX_VALUES
-from service.text.tokenizer import Tokenizer
+from bertserve.export import text_files
+from bertserve.export.checkpoint.attention_heads import returning_attention
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.errors import ParityError
+from bertserve.export.evidence.samples import attention_texts
+from bertserve.service.backend.onnx_engine import Engine
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.tasks import attention
+from bertserve.service.tasks.attention import MAX_VALUES
+from bertserve.service.text.tokenizer import Tokenizer
 
 MAX_ERROR = 1e-4  # of a weight, which is 0 to 1, in a graph of float32
 MAX_TOKENS = 512  # of a text: PyTorch returns the maps of all layers and heads at once

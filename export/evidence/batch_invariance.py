@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from export import parallel
-from service.backend.onnx_engine import Engine, Row
-from service.bundle.graph_spec import Precision
-from service.text.tokenizer import Encoding
+from bertserve.export import parallel
+from bertserve.service.backend.onnx_engine import Engine, Row
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.text.tokenizer import Encoding
 
 # A graph with a larger error is not batch-invariant, and the service runs it one text at a time.
 MAX_ROW_ERROR = 1e-5

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from export.evidence.metrics import Span
-from service.tasks.batch import ModelConfig
+from bertserve.export.evidence.metrics import Span
+from bertserve.service.tasks.batch import ModelConfig
 
 ORDERED_BY_SCORE = ("text-classification", "question-answering", "multiple-choice", "fill-mask")  # tasks whose results are, best first
 SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head is chosen from this score on

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from service.backend.hardware import cpu_instructions, cpu_name
-from service.backend.onnx_engine import Engine
-from service.bundle.graph_spec import Speed, Timing
-from service.text.tokenizer import Encoding
+from bertserve.service.backend.hardware import cpu_instructions, cpu_name
+from bertserve.service.backend.onnx_engine import Engine
+from bertserve.service.bundle.graph_spec import Speed, Timing
+from bertserve.service.text.tokenizer import Encoding
 
 LENGTHS = (16, 64, 128)  # tokens; the model's own length is timed too
 MAX_SECONDS = 0.5  # for each length

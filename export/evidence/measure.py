@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from export.artifact import Artifact
-from export.checkpoint.checkpoint import Checkpoint
-from export.errors import ParityError
-from export.evidence.attention_parity import measure_attention
-from export.evidence.latency import measure_latency
-from export.evidence.parity import measure_parity
-from export.evidence.reference import Reference
-from export.graph import onnx_files
-from service.backend.onnx_engine import OnnxEngine
-from service.backend.sessions import why_not
-from service.bundle.files import digest
-from service.bundle.graph_spec import Evidence, GraphFile, GraphSpec
-from service.errors import BertServeError
-from service.text.tokenizer import Tokenizer
+from bertserve.export.artifact import Artifact
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.errors import ParityError
+from bertserve.export.evidence.attention_parity import measure_attention
+from bertserve.export.evidence.latency import measure_latency
+from bertserve.export.evidence.parity import measure_parity
+from bertserve.export.evidence.reference import Reference
+from bertserve.export.graph import onnx_files
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.backend.sessions import why_not
+from bertserve.service.bundle.files import digest
+from bertserve.service.bundle.graph_spec import Evidence, GraphFile, GraphSpec
+from bertserve.service.errors import BertServeError
+from bertserve.service.text.tokenizer import Tokenizer
 
 
 def measure_graph(

@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from export import parallel
-from export.checkpoint.checkpoint import Checkpoint
-from export.errors import ParityError
-from export.evidence.agreement import AgreementMeter
-from export.evidence.batch_invariance import RowErrors, measure_row_errors
-from export.evidence.decisions import equal_but_for_ties, result_spans
-from export.evidence.metrics import Span, span_f1
-from export.evidence.reference import Reference
-from export.evidence.spread_error import SpreadError
-from export.progress import track
-from service.backend.onnx_engine import Engine, Row
-from service.bundle.graph_spec import Agreement, LengthParity, Precision
-from service.errors import EngineError
-from service.tasks import embed
-from service.tasks.batch import TaskModel, first_batch, result_of
-from service.tasks.catalog import TASKS
-from service.tasks.cost import Budget
-from service.text.tokenizer import Encoding, Tokenizer
-from service.wire.rendering import to_plain
+from bertserve.export import parallel
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.errors import ParityError
+from bertserve.export.evidence.agreement import AgreementMeter
+from bertserve.export.evidence.batch_invariance import RowErrors, measure_row_errors
+from bertserve.export.evidence.decisions import equal_but_for_ties, result_spans
+from bertserve.export.evidence.metrics import Span, span_f1
+from bertserve.export.evidence.reference import Reference
+from bertserve.export.evidence.spread_error import SpreadError
+from bertserve.export.progress import track
+from bertserve.service.backend.onnx_engine import Engine, Row
+from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
+from bertserve.service.errors import EngineError
+from bertserve.service.tasks import embed
+from bertserve.service.tasks.batch import TaskModel, first_batch, result_of
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.wire.rendering import to_plain
 
 # Largest difference of a logit to PyTorch that a precision may show.
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}
@@ -46,7 +46,7 @@ SHORTEST_RANGE = 16  # tokens; each range of the table by length is twice as lon
 
 @dataclass(frozen=True)
 class Parity:
-    """The result of the comparison; the fields mean what those of `service.bundle.graph_spec.Evidence` do, but `row_errors` has more."""
+    """The result of the comparison; the fields mean what those of `bertserve.service.bundle.graph_spec.Evidence` do, but `row_errors` has more."""
 
     samples: int
     worst_abs_error: float

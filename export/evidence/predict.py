@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.backend.onnx_engine import Engine
-from service.tasks.batch import ModelConfig, TaskModel, run_all
-from service.tasks.catalog import TASKS
-from service.tasks.cost import Budget
-from service.text.tokenizer import Tokenizer
-from service.wire.rendering import to_plain
+from bertserve.service.backend.onnx_engine import Engine
+from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.rendering import to_plain
 
 
 def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:

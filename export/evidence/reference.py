@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from export.calibration import Texts
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.signature import read_output
-from export.evidence.attention_parity import AttentionSample, sample_attention
-from export.evidence.samples import full_length_request, sample_requests, text_requests
-from export.progress import track
-from service.bundle.graph_spec import Precision
-from service.bundle.manifest import SpecialPiece
-from service.tasks import answer, choose, classify, embed, fill_mask, ner
-from service.text.windows import default_stride
+from bertserve.export.calibration import Texts
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.signature import read_output
+from bertserve.export.evidence.attention_parity import AttentionSample, sample_attention
+from bertserve.export.evidence.samples import full_length_request, sample_requests, text_requests
+from bertserve.export.progress import track
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.manifest import SpecialPiece
+from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner
+from bertserve.service.text.windows import default_stride
 
 NO_TEXTS = Texts()
 

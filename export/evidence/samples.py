@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from export import pairing
-from export.choices import CHOICES, asked
-from service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
-from service.tasks import answer, choose, classify, embed, fill_mask, ner
+from bertserve.export import pairing
+from bertserve.export.choices import CHOICES, asked
+from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
+from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner
 
 if TYPE_CHECKING:
-    from export.calibration import Texts
+    from bertserve.export.calibration import Texts
 
 _LONG = (
     "The first half hour promises a great deal, and the cast is more than willing to deliver it. "

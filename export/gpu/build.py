@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from export import calibration
-from export.artifact import Artifact
-from export.calibration import Texts
-from export.checkpoint.checkpoint import Checkpoint
-from export.gpu import cuda, fp16, shape_plan, tensorrt
-from export.progress import Progress, stage
-from service.bundle.graph_spec import Precision, Provider
-from service.text.tokenizer import Tokenizer
+from bertserve.export import calibration
+from bertserve.export.artifact import Artifact
+from bertserve.export.calibration import Texts
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.gpu import cuda, fp16, shape_plan, tensorrt
+from bertserve.export.progress import Progress, stage
+from bertserve.service.bundle.graph_spec import Precision, Provider
+from bertserve.service.text.tokenizer import Tokenizer
 
 PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
 

@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
 
-from export.checkpoint.checkpoint import Checkpoint
-from export.graph import head_counts, onnx_files
-from service.bundle.graph_spec import InputSpec
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.graph import head_counts, onnx_files
+from bertserve.service.bundle.graph_spec import InputSpec
 
 LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
 FUSED_FORM = "fused for CUDA, attention with the length of each row"

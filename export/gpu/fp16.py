@@ -12,10 +12,10 @@ import onnx_ir as ir
 from onnx import numpy_helper
 from onnxruntime.transformers.onnx_model import OnnxModel
 
-from export import inference
-from export.graph import onnx_files
-from export.inference import Feed
-from export.progress import track
+from bertserve.export import inference
+from bertserve.export.graph import onnx_files
+from bertserve.export.inference import Feed
+from bertserve.export.progress import track
 
 HEADROOM = 4  # times that another text's values may be larger than all that were seen
 LIMIT = float(np.finfo(np.float16).max) / HEADROOM

@@ -7,7 +7,7 @@ from 64 on, and so is each row count: a batch fills two thirds of its shape at l
 
 from __future__ import annotations
 
-from service.bundle.shape_plan import ShapeBucket, ShapePlan
+from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
 
 MAX_TOKENS = 16384  # of a batch: enough to fill the largest GPUs (8 to 16 thousand tokens a launch)
 _LEAST_ROWS = 8  # of the longest texts, in a plan that is a rectangle

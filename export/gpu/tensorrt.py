@@ -6,8 +6,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from export.errors import GraphError
-from export.graph import onnx_files
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import onnx_files
 
 FORM = "standard operators, for TensorRT to fuse"
 

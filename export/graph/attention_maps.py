@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from export.graph import rewrite
+from bertserve.export.graph import rewrite
 
 
 def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name: str, output_name: str) -> None:

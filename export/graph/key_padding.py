@@ -15,7 +15,7 @@ import onnx_ir as ir
 import onnxruntime
 from numpy.typing import NDArray
 
-from export.graph import rewrite
+from bertserve.export.graph import rewrite
 
 LOWEST = float(np.finfo(np.float32).min)
 MAX_BIAS = -1e3  # after a softmax nothing is left of a score that is so much lower

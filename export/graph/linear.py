@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.graph.rewrite import constant, constant_shape
+from bertserve.export.graph.rewrite import constant, constant_shape
 
 MIN_SIDE = 32  # smaller matrices, as a classifier's and the float parts of split ones, cost nothing in float
 
@@ -86,7 +86,7 @@ def linear_of(add: ir.Node | None) -> Linear | None:
 def find_linears(graph: ir.Graph) -> dict[str, Linear]:
     """Returns the linear layer that reads each tensor, by the tensor's name.
 
-    There is one for a tensor, or one with a bias and one without: `export.cpu.pack_qkv` has merged the others, and the one with a
+    There is one for a tensor, or one with a bias and one without: `bertserve.export.cpu.pack_qkv` has merged the others, and the one with a
     bias counts. What is computed from constants alone, as projections of a table of positions are, ONNX Runtime computes once.
     """
     dependent = _input_dependent(graph)

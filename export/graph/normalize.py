@@ -15,7 +15,7 @@ from onnx_ir.passes import common
 from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules import common as rules
 
-from export.graph import key_padding, rewrite
+from bertserve.export.graph import key_padding, rewrite
 
 # of onnxscript's own. Those that remove an addition of 0 or a product with 1 take a norm's epsilon of 1e-12 for 0.
 _RULES = (

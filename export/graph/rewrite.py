@@ -12,8 +12,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-from export.errors import GraphError
-from export.graph import onnx_files
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import onnx_files
 
 CONTRIB = "com.microsoft"  # ONNX Runtime's own operators
 _MAPPING = threading.Lock()  # onnx_ir maps a constant's file when it is first asked for its value, and two threads must not do so at once

@@ -12,11 +12,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export import inference, parallel
-from export.graph import linear, rewrite
-from export.graph.linear import Linear
-from export.inference import Feed
-from export.progress import track
+from bertserve.export import inference, parallel
+from bertserve.export.graph import linear, rewrite
+from bertserve.export.graph.linear import Linear
+from bertserve.export.inference import Feed
+from bertserve.export.progress import track
 
 # rows of each tensor, and for each of its channels: GPTQ needs one, and does better with two
 MIN_ROWS = 6144

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.graph import rewrite
-from export.graph.linear import Linear, find_linears
-from export.graph.rewrite import CONTRIB
-from export.int8 import gptq
-from export.int8.smoothquant import QuantParams
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.linear import Linear, find_linears
+from bertserve.export.graph.rewrite import CONTRIB
+from bertserve.export.int8 import gptq
+from bertserve.export.int8.smoothquant import QuantParams
 
 MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types always are, are not worth the lost precision
 

@@ -1,6 +1,6 @@
 """Smooths the channels of an attention's output in the matrices before and after it. Exact, and free at run time.
 
-What int8 needs (`export.int8.smoothquant`) costs a multiplication of each activation elsewhere. An attention's output is a weighted
+What int8 needs (`bertserve.export.int8.smoothquant`) costs a multiplication of each activation elsewhere. An attention's output is a weighted
 sum of values, channel by channel, so its channels can be scaled where the values are computed.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.graph import rewrite
-from export.graph.linear import Linear, array, as_linear, linear_of
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.linear import Linear, array, as_linear, linear_of
 
 Floats = NDArray[np.float32]
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export.graph import rewrite
-from export.graph.linear import Linear, array, as_linear, linear_of
-from export.graph.rewrite import CONTRIB
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.linear import Linear, array, as_linear, linear_of
+from bertserve.export.graph.rewrite import CONTRIB
 
 HIDDEN_UNITS = 16
 INPUT_CHANNELS = 4

@@ -4,12 +4,12 @@ Activations get one scale per tensor from calibration, weights one per column, t
 the answers near float, each exact or cheap at run time (docs/explanation/int8.md):
 
 1. The few largest channels are computed in float, of those tensors whose quantization moves the model's outputs most
-   (`export.int8.outlier_split`).
+   (`bertserve.export.int8.outlier_split`).
 2. Channels are smoothed (SmoothQuant), with an alpha chosen per matrix by the error that its output shows on the calibration texts
-   (`export.int8.smoothquant`). That is free after attention (`export.int8.fold_smoothing`); elsewhere it costs a multiplication,
+   (`bertserve.export.int8.smoothquant`). That is free after attention (`bertserve.export.int8.fold_smoothing`); elsewhere it costs a multiplication,
    and is left out where the model's outputs hardly move.
 3. Weights are rounded by GPTQ, and the mean error goes into the bias.
-4. Columns whose products could saturate 16 bits, in which CPUs without VNNI add them up, get wider steps (`export.int8.gptq`).
+4. Columns whose products could saturate 16 bits, in which CPUs without VNNI add them up, get wider steps (`bertserve.export.int8.gptq`).
 
 Last comes a gate: where the outputs are further from the float graph's than allowed, on texts that nothing above was chosen on, the
 matrices that matter most go back to float.
@@ -28,16 +28,16 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes import common
 
-from export import inference, parallel
-from export.errors import GraphError
-from export.graph import linear, onnx_files, rewrite
-from export.graph.linear import Linear
-from export.inference import Feed
-from export.int8 import emit_int8, fold_smoothing, outlier_split, sensitivity, smoothquant
-from export.int8.activations import Activations, observe
-from export.int8.smoothquant import ActivationScale, QuantParams
-from export.product_threads import one_thread_a_product
-from export.progress import track
+from bertserve.export import inference, parallel
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import linear, onnx_files, rewrite
+from bertserve.export.graph.linear import Linear
+from bertserve.export.inference import Feed
+from bertserve.export.int8 import emit_int8, fold_smoothing, outlier_split, sensitivity, smoothquant
+from bertserve.export.int8.activations import Activations, observe
+from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
+from bertserve.export.product_threads import one_thread_a_product
+from bertserve.export.progress import track
 
 PROBE_TEXTS = 48  # for the gate
 # Shares of the average sensitivity. The outliers of a tensor above the first are worth computing in float; the channels of a tensor
@@ -75,7 +75,7 @@ def quantize(
     """Writes the int8 graph to a new file.
 
     Args:
-        source: The float32 graph, as `export.cpu.pack_qkv` writes it.
+        source: The float32 graph, as `bertserve.export.cpu.pack_qkv` writes it.
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The texts that all is chosen on, as the graph's inputs.

@@ -16,13 +16,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from export import inference, parallel
-from export.graph import linear, rewrite
-from export.graph.linear import Linear
-from export.inference import Feed
-from export.int8.gptq import column_blocks
-from export.int8.smoothquant import QuantParams
-from export.progress import track
+from bertserve.export import inference, parallel
+from bertserve.export.graph import linear, rewrite
+from bertserve.export.graph.linear import Linear
+from bertserve.export.inference import Feed
+from bertserve.export.int8.gptq import column_blocks
+from bertserve.export.int8.smoothquant import QuantParams
+from bertserve.export.progress import track
 
 # A run of the model for each layer takes long. So texts are short, the shortest of those that have as many tokens, from each of so many parts
 # of the texts, for single texts come before pairs; and a layer that is far from all limits after a few of them is not measured on the others.

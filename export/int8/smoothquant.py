@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from export.int8.activations import Activations
-from export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
+from bertserve.export.int8.activations import Activations
+from bertserve.export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
 
 SAMPLE_ROWS = 512
 SCREENED, SCREENING_ROWS = 3, 128  # so many of the candidates are compared on all rows: the best on fewer

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from export.errors import DataError
-from export.evidence.agreement import AgreementMeter
-from export.evidence.decisions import best_answer, is_regression, mask_candidates, regression_value, result_spans
-from export.evidence.metrics import answer_f1, exact_match, span_f1, widen_to_words
-from export.verify.dataset import Line
-from export.verify.figures import ENTITY_F1, EXACT_MATCH, F1, TOP_1
-from export.verify.label_scores import score_labels, score_notes
-from service.bundle.graph_spec import Agreement
-from service.errors import CallerError, EngineError
-from service.tasks import classify, ner
-from service.tasks.batch import ModelConfig
+from bertserve.export.errors import DataError
+from bertserve.export.evidence.agreement import AgreementMeter
+from bertserve.export.evidence.decisions import best_answer, is_regression, mask_candidates, regression_value, result_spans
+from bertserve.export.evidence.metrics import answer_f1, exact_match, span_f1, widen_to_words
+from bertserve.export.verify.dataset import Line
+from bertserve.export.verify.figures import ENTITY_F1, EXACT_MATCH, F1, TOP_1
+from bertserve.export.verify.label_scores import score_labels, score_notes
+from bertserve.service.bundle.graph_spec import Agreement
+from bertserve.service.errors import CallerError, EngineError
+from bertserve.service.tasks import classify, ner
+from bertserve.service.tasks.batch import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
 

@@ -8,24 +8,24 @@ from typing import Any
 
 import numpy as np
 
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.checkpoint.module import load_module
-from export.errors import CheckpointError, ParityError
-from export.evidence.attention_parity import measure_attention
-from export.evidence.parity import measure_parity
-from export.evidence.reference import Reference, sample_reference
-from export.verify.check import Check
-from export.verify.data_checks import Baseline
-from export.verify.loaded_graph import LoadedGraph
-from service.bundle.evidence_policy import summarize_agreement
-from service.bundle.files import Bundle
-from service.errors import BertServeError, EngineError
-from service.tasks.batch import TaskModel, first_batch, result_of
-from service.tasks.catalog import TASKS
-from service.tasks.cost import Budget
-from service.text.tokenizer import Tokenizer
-from service.wire.rendering import to_plain
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint.module import load_module
+from bertserve.export.errors import CheckpointError, ParityError
+from bertserve.export.evidence.attention_parity import measure_attention
+from bertserve.export.evidence.parity import measure_parity
+from bertserve.export.evidence.reference import Reference, sample_reference
+from bertserve.export.verify.check import Check
+from bertserve.export.verify.data_checks import Baseline
+from bertserve.export.verify.loaded_graph import LoadedGraph
+from bertserve.service.bundle.evidence_policy import summarize_agreement
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.errors import BertServeError, EngineError
+from bertserve.service.tasks.batch import TaskModel, first_batch, result_of
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.rendering import to_plain
 
 
 def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = None, module: bool = False) -> Checkpoint:

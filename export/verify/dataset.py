@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from export.errors import DataError
-from export.evidence.metrics import Span, spans_of_tags
-from export.input_fields import Document, read_input, read_text_list
-from service.errors import BertServeError
-from service.tasks import choose
-from service.tasks.batch import ModelConfig
-from service.tasks.decoding.tag_schemes import scheme_of
-from service.wire.reading import Limits, read_body
+from bertserve.export.errors import DataError
+from bertserve.export.evidence.metrics import Span, spans_of_tags
+from bertserve.export.input_fields import Document, read_input, read_text_list
+from bertserve.service.errors import BertServeError
+from bertserve.service.tasks import choose
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.decoding.tag_schemes import scheme_of
+from bertserve.service.wire.reading import Limits, read_body
 
 MAX_CHARS = 10**8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from export.flags import parse_share
+from bertserve.export.flags import parse_share
 
 ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
 MATTHEWS, PEARSON, SPEARMAN = "Matthews correlation", "Pearson correlation", "Spearman correlation"

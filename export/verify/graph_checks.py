@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 
-from export.evidence.batch_invariance import measure_row_errors
-from export.evidence.samples import sample_requests
-from export.verify.check import Check
-from export.verify.loaded_graph import LoadedGraph
-from service.bundle.evidence_policy import describe_agreement
-from service.check import CHECK_TOLERANCE, difference
-from service.errors import BertServeError
-from service.tasks import choose
-from service.tasks.batch import TaskModel, first_batch
-from service.tasks.catalog import TASKS
-from service.tasks.cost import Budget
-from service.wire.reading import Limits, read_body
+from bertserve.export.evidence.batch_invariance import measure_row_errors
+from bertserve.export.evidence.samples import sample_requests
+from bertserve.export.verify.check import Check
+from bertserve.export.verify.loaded_graph import LoadedGraph
+from bertserve.service.bundle.evidence_policy import describe_agreement
+from bertserve.service.check import CHECK_TOLERANCE, difference
+from bertserve.service.errors import BertServeError
+from bertserve.service.tasks import choose
+from bertserve.service.tasks.batch import TaskModel, first_batch
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.wire.reading import Limits, read_body
 
 
 def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) -> Check:

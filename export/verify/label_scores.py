@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from export.evidence.decisions import chosen_labels, regression_value
-from export.evidence.metrics import f1, macro_f1, matthews, pearson, spearman
-from export.verify.figures import ACCURACY, ERROR, F1, MACRO_F1, MATTHEWS, MICRO_F1, PEARSON, SPEARMAN
-from service.tasks.batch import ModelConfig
+from bertserve.export.evidence.decisions import chosen_labels, regression_value
+from bertserve.export.evidence.metrics import f1, macro_f1, matthews, pearson, spearman
+from bertserve.export.verify.figures import ACCURACY, ERROR, F1, MACRO_F1, MATTHEWS, MICRO_F1, PEARSON, SPEARMAN
+from bertserve.service.tasks.batch import ModelConfig
 
 _TWO = 2
 _SQUASHED = (

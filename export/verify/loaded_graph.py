@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
-from export.evidence.predict import predict
-from service.backend.onnx_engine import OnnxEngine
-from service.backend.sessions import why_not
-from service.bundle.files import Bundle
-from service.bundle.graph_spec import GraphSpec, Precision, Provider
-from service.errors import BertServeError, BundleError
-from service.text.tokenizer import Tokenizer
+from bertserve.export.evidence.predict import predict
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.backend.sessions import why_not
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.errors import BertServeError, BundleError
+from bertserve.service.text.tokenizer import Tokenizer
 
 
 class LoadedGraph:

@@ -9,19 +9,19 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from export import calibration
-from export.artifact import Artifact
-from export.bundle.card import model_card
-from export.calibration import Texts
-from export.checkpoint.checkpoint import Checkpoint
-from export.errors import DataError, ParityError
-from export.evidence.measure import measure_graph
-from export.evidence.reference import NO_TEXTS, Reference, sample_reference
-from export.text_files import hashes_of, read_texts, split_digest, text_hash
-from service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
-from service.bundle.graph_spec import GraphSpec
-from service.bundle.manifest import Manifest, TextSplits
-from service.text.tokenizer import Tokenizer
+from bertserve.export import calibration
+from bertserve.export.artifact import Artifact
+from bertserve.export.bundle.card import model_card
+from bertserve.export.calibration import Texts
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.errors import DataError, ParityError
+from bertserve.export.evidence.measure import measure_graph
+from bertserve.export.evidence.reference import NO_TEXTS, Reference, sample_reference
+from bertserve.export.text_files import hashes_of, read_texts, split_digest, text_hash
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.manifest import Manifest, TextSplits
+from bertserve.service.text.tokenizer import Tokenizer
 
 
 def remeasure(bundle: Bundle, checkpoint: Checkpoint, validation: Path | None = None) -> Manifest:

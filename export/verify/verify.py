@@ -6,14 +6,14 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from export.verify.check import Check
-from export.verify.data_checks import Baseline, check_data, fp32_baseline
-from export.verify.dataset import read_dataset
-from export.verify.graph_checks import check_batches, check_engine, check_evidence, check_example
-from export.verify.loaded_graph import LoadedGraph, choose_graphs, choose_provider
-from service.bundle.files import Bundle, load_bundle
-from service.bundle.graph_spec import GraphSpec, Precision, Provider
-from service.errors import BertServeError
+from bertserve.export.verify.check import Check
+from bertserve.export.verify.data_checks import Baseline, check_data, fp32_baseline
+from bertserve.export.verify.dataset import read_dataset
+from bertserve.export.verify.graph_checks import check_batches, check_engine, check_evidence, check_example
+from bertserve.export.verify.loaded_graph import LoadedGraph, choose_graphs, choose_provider
+from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.errors import BertServeError
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     baseline: Baseline | None = None
     if spec.checkpoint is not None:
         # torch and transformers take seconds to import, and the other checks need neither
-        from export.verify import checkpoint_checks
+        from bertserve.export.verify import checkpoint_checks
 
         checkpoint = checkpoint_checks.load_checkpoint_of(bundle, spec.checkpoint, revision=spec.revision, module=spec.module)
         yield from checkpoint_checks.check_parity(usable, checkpoint)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from service.bundle.manifest import Flops
+from bertserve.service.bundle.manifest import Flops
 
 # Runs that the speed of the moment is an average over, and the proportion of the two numbers.
 SLOWDOWN_RUNS = 64

@@ -13,9 +13,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.backend.cost import CostModel
-from service.backend.onnx_engine import Engine
-from service.errors import BertServeError
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.backend.onnx_engine import Engine
+from bertserve.service.errors import BertServeError
 
 logger = logging.getLogger("bertserve.loading")
 

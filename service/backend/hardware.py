@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service.errors import ProviderError
+from bertserve.service.errors import ProviderError
 
 Load = Callable[[str], Any]
 _DRIVER = "libcuda.so.1"

@@ -18,10 +18,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service.backend.sessions import THREADS, open_session, shared_tables
-from service.bundle.graph_spec import GraphSpec, OutputSpec, Provider
-from service.errors import EngineError
-from service.text.tokenizer import Encoding
+from bertserve.service.backend.sessions import THREADS, open_session, shared_tables
+from bertserve.service.bundle.graph_spec import GraphSpec, OutputSpec, Provider
+from bertserve.service.errors import EngineError
+from bertserve.service.text.tokenizer import Encoding
 
 Row = dict[str, NDArray[np.float32]]
 _Feed = dict[str, NDArray[np.int32 | np.int64]]

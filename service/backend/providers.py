@@ -8,10 +8,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.backend.hardware import Gpu, Load, first_gpu
-from service.bundle.graph_spec import GraphSpec, InputSpec, Precision, Provider
-from service.bundle.shape_plan import ShapePlan
-from service.errors import ProviderError
+from bertserve.service.backend.hardware import Gpu, Load, first_gpu
+from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, Provider
+from bertserve.service.bundle.shape_plan import ShapePlan
+from bertserve.service.errors import ProviderError
 
 NAMES: dict[Provider, str] = {
     "cpu": "CPUExecutionProvider",

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from service.backend import hardware, providers
-from service.backend.tables import read_tables
-from service.bundle.graph_spec import GraphSpec, Provider
-from service.errors import ProviderError
+from bertserve.service.backend import hardware, providers
+from bertserve.service.backend.tables import read_tables
+from bertserve.service.bundle.graph_spec import GraphSpec, Provider
+from bertserve.service.errors import ProviderError
 
 try:
     import onnxruntime as ort

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.protobuf import fields, read_varints
+from bertserve.service.bundle.protobuf import fields, read_varints
 
 LEAST_BYTES = 2**20  # of a table that is worth sharing
 LOOKUP = "Gather"

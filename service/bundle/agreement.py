@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.bundle.graph_spec import Agreement, Evidence, Measure
-from service.bundle.manifest import Activation, Manifest, Task
+from bertserve.service.bundle.graph_spec import Agreement, Evidence, Measure
+from bertserve.service.bundle.manifest import Activation, Manifest, Task
 
 # each as it is named to users
 MEASURES: dict[Measure, str] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from service.errors import BundleError
+from bertserve.service.errors import BundleError
 
 DEFAULTS_FILE = "defaults.json"
 _DEFAULTS = TypeAdapter(dict[str, str])

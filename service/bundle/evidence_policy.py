@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.bundle.agreement import MEASURES, NOT_MEASURED
-from service.bundle.graph_spec import Agreement, Evidence, GraphSpec
-from service.bundle.manifest import Figure
-from service.errors import BundleError
+from bertserve.service.bundle.agreement import MEASURES, NOT_MEASURED
+from bertserve.service.bundle.graph_spec import Agreement, Evidence, GraphSpec
+from bertserve.service.bundle.manifest import Figure
+from bertserve.service.errors import BundleError
 
 # Below this agreement with the checkpoint, by the measure of its task, a graph is warned of, and int8 is the default one only on request.
 ENOUGH_AGREEMENT = 0.98

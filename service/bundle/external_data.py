@@ -6,9 +6,9 @@ import mmap
 from collections.abc import Mapping
 from pathlib import Path
 
-from service.bundle.graph_spec import GraphSpec
-from service.bundle.protobuf import fields
-from service.errors import BundleError
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.protobuf import fields
+from bertserve.service.errors import BundleError
 
 # Of each message of onnx.proto that has tensors in it: numbers of the fields that lead to them, and the messages of these fields.
 MESSAGES: Mapping[str, Mapping[int, str]] = {

@@ -17,11 +17,11 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from service.bundle.agreement import upgrade_evidence
-from service.bundle.external_data import refuse_unlisted_data
-from service.bundle.graph_spec import GraphSpec, Precision, Provider
-from service.bundle.manifest import NAME_PATTERN, Manifest
-from service.errors import BundleError
+from bertserve.service.bundle.agreement import upgrade_evidence
+from bertserve.service.bundle.external_data import refuse_unlisted_data
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
+from bertserve.service.errors import BundleError
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"

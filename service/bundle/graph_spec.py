@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from service.bundle.record import Record
-from service.bundle.shape_plan import ShapePlan
+from bertserve.service.bundle.record import Record
+from bertserve.service.bundle.shape_plan import ShapePlan
 
 Provider = Literal["cpu", "cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8"]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from service.bundle.record import Record
+from bertserve.service.bundle.record import Record
 
 
 class ShapeBucket(Record):

@@ -9,15 +9,15 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
-from service import __version__
-from service.http.answers import check_ready, json_answer, probed
-from service.http.auth import METRICS, AdminEndpoint, KeyEndpoint, MetricsEndpoint, ProbeEndpoint
-from service.http.openapi import endpoints, error_responses
-from service.http.throttled import Throttled
-from service.metrics import CONTENT_TYPE
-from service.serving.build import AppState
-from service.serving.model import Model
-from service.tasks.catalog import TASKS
+from bertserve.service import __version__
+from bertserve.service.http.answers import check_ready, json_answer, probed
+from bertserve.service.http.auth import METRICS, AdminEndpoint, KeyEndpoint, MetricsEndpoint, ProbeEndpoint
+from bertserve.service.http.openapi import endpoints, error_responses
+from bertserve.service.http.throttled import Throttled
+from bertserve.service.metrics import CONTENT_TYPE
+from bertserve.service.serving.build import AppState
+from bertserve.service.serving.model import Model
+from bertserve.service.tasks.catalog import TASKS
 
 _NAMED = "/models/{name}"
 _FOUND = error_responses(404)

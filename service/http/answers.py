@@ -9,11 +9,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors import NotFoundError, UnavailableError
-from service.serving.model import Model
-from service.serving.prediction import Prediction
-from service.wire.call import Call, Content
-from service.wire.rendering import to_json
+from bertserve.service.errors import NotFoundError, UnavailableError
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.prediction import Prediction
+from bertserve.service.wire.call import Call, Content
+from bertserve.service.wire.rendering import to_json
 
 # A longer answer is made on another thread, so that the event loop serves other requests meanwhile.
 LONG_BYTES = 2**18

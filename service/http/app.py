@@ -13,16 +13,16 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
-from service import __version__
-from service.errors import MethodNotAllowedError
-from service.http import errors, model_list, open_inference, playground
-from service.http.admin import routers as admin_routers
-from service.http.auth import Authenticator, Endpoint, check_declared
-from service.http.inference import DirectRoutes, Inference, InferenceEndpoint
-from service.http.middleware import REQUEST_ID, RequestMiddleware
-from service.http.openapi import TAGS, add_description, docs_router, inference_routes
-from service.http.paths import no_such_path
-from service.serving.build import AppState
+from bertserve.service import __version__
+from bertserve.service.errors import MethodNotAllowedError
+from bertserve.service.http import errors, model_list, open_inference, playground
+from bertserve.service.http.admin import routers as admin_routers
+from bertserve.service.http.auth import Authenticator, Endpoint, check_declared
+from bertserve.service.http.inference import DirectRoutes, Inference, InferenceEndpoint
+from bertserve.service.http.middleware import REQUEST_ID, RequestMiddleware
+from bertserve.service.http.openapi import TAGS, add_description, docs_router, inference_routes
+from bertserve.service.http.paths import no_such_path
+from bertserve.service.serving.build import AppState
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 

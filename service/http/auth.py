@@ -14,9 +14,9 @@ from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
-from service.api_keys import Access, ApiKeys
-from service.errors import ForbiddenError, RefusedError, UnauthorizedError
-from service.tasks.catalog import TASKS
+from bertserve.service.api_keys import Access, ApiKeys
+from bertserve.service.errors import ForbiddenError, RefusedError, UnauthorizedError
+from bertserve.service.tasks.catalog import TASKS
 
 METRICS = "/metrics"
 # Not traced, and answered when no other connection is accepted. Decides no access.

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from starlette.types import Receive
 
-from service.errors import ClientGoneError
+from bertserve.service.errors import ClientGoneError
 
 T = TypeVar("T")
 

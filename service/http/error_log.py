@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from service.errors import BertServeError
-from service.http import errors
-from service.http.sentence import sentence_of
+from bertserve.service.errors import BertServeError
+from bertserve.service.http import errors
+from bertserve.service.http.sentence import sentence_of
 
 logger = logging.getLogger("bertserve.errors")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from service import errors
+from bertserve.service import errors
 
 # The first class in an exception's ancestry that stands here decides; a test holds the table complete.
 TABLE: dict[type[errors.BertServeError], tuple[int, str]] = {

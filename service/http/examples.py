@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.errors import BertServeError
-from service.tasks.catalog import TASKS
-from service.wire.call import Models, Served
-from service.wire.routes import Route, all_routes
+from bertserve.service.errors import BertServeError
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.call import Models, Served
+from bertserve.service.wire.routes import Route, all_routes
 
 
 def add_examples(schema: dict[str, Any], models: Models[Any]) -> None:

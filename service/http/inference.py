@@ -10,23 +10,23 @@ from starlette.datastructures import QueryParams
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
-from service.http.answers import Answer, content_of
-from service.http.auth import Endpoint
-from service.http.disconnect import unless_disconnected
-from service.http.error_log import ErrorLog
-from service.http.large_bodies import SMALL_BYTES, LargeBodies
-from service.http.lines import LineAnswerer
-from service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
-from service.http.streaming import LineStream, is_stream
-from service.metrics import UNKNOWN
-from service.serving.build import AppState
-from service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
-from service.serving.model import Model
-from service.serving.prediction import Prediction
-from service.tasks.batch import MAX_SPANS, ReadSpan
-from service.wire.call import Call, Content, Incoming
-from service.wire.routes import Route
+from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
+from bertserve.service.http.answers import Answer, content_of
+from bertserve.service.http.auth import Endpoint
+from bertserve.service.http.disconnect import unless_disconnected
+from bertserve.service.http.error_log import ErrorLog
+from bertserve.service.http.large_bodies import SMALL_BYTES, LargeBodies
+from bertserve.service.http.lines import LineAnswerer
+from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
+from bertserve.service.http.streaming import LineStream, is_stream
+from bertserve.service.metrics import UNKNOWN
+from bertserve.service.serving.build import AppState
+from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.prediction import Prediction
+from bertserve.service.tasks.batch import MAX_SPANS, ReadSpan
+from bertserve.service.wire.call import Call, Content, Incoming
+from bertserve.service.wire.routes import Route
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 _TIMEOUT = TIMEOUT_HEADER.encode()

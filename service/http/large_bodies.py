@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from service.wire.call import Call, Incoming
-from service.wire.routes import Route
+from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.routes import Route
 
 SMALL_BYTES = 2**16
 

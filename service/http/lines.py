@@ -11,20 +11,20 @@ from collections.abc import Callable
 
 from starlette.types import Scope
 
-from service.errors import BertServeError, RefusedError, TooLargeError
-from service.http import errors
-from service.http.answers import content_of
-from service.http.error_log import ErrorLog
-from service.http.large_bodies import LargeBodies
-from service.http.middleware import REQUEST_ID, of_request, recorded_trace
-from service.metrics import UNKNOWN
-from service.scheduling.share import SHARE_FULL, Share
-from service.serving.build import AppState
-from service.serving.model import Model
-from service.serving.prediction import Prediction
-from service.tracing.trace import Trace
-from service.wire.call import Call, Incoming
-from service.wire.routes import Route
+from bertserve.service.errors import BertServeError, RefusedError, TooLargeError
+from bertserve.service.http import errors
+from bertserve.service.http.answers import content_of
+from bertserve.service.http.error_log import ErrorLog
+from bertserve.service.http.large_bodies import LargeBodies
+from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
+from bertserve.service.metrics import UNKNOWN
+from bertserve.service.scheduling.share import SHARE_FULL, Share
+from bertserve.service.serving.build import AppState
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.prediction import Prediction
+from bertserve.service.tracing.trace import Trace
+from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.routes import Route
 
 MAX_TRACED_LINES = 128  # of a stream that is traced
 RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import RefusedError
-from service.http import errors, spans
-from service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
-from service.http.error_log import ErrorLog
-from service.http.paths import check_path
-from service.metrics import UNKNOWN, Metrics
+from bertserve.service.errors import RefusedError
+from bertserve.service.http import errors, spans
+from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
+from bertserve.service.http.error_log import ErrorLog
+from bertserve.service.http.paths import check_path
+from bertserve.service.metrics import UNKNOWN, Metrics
 
 if TYPE_CHECKING:
-    from service.serving.prediction import Prediction
-    from service.tracing.trace import Trace
-    from service.tracing.tracer import Tracer
+    from bertserve.service.serving.prediction import Prediction
+    from bertserve.service.tracing.trace import Trace
+    from bertserve.service.tracing.tracer import Tracer
 
 access_log = logging.getLogger("bertserve.access")
 

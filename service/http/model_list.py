@@ -8,11 +8,11 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from service.http.answers import json_answer
-from service.http.auth import KeyEndpoint
-from service.http.openapi import endpoints, error_responses
-from service.serving.build import AppState
-from service.serving.model import Model
+from bertserve.service.http.answers import json_answer
+from bertserve.service.http.auth import KeyEndpoint
+from bertserve.service.http.openapi import endpoints, error_responses
+from bertserve.service.serving.build import AppState
+from bertserve.service.serving.model import Model
 
 _LIST = "/v1/models"
 _NAMED = "/v1/models/{name}"

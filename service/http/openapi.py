@@ -16,17 +16,17 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from service.errors import NotFoundError
-from service.http import errors
-from service.http.auth import Endpoint, PublicEndpoint
-from service.http.examples import add_examples
-from service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
-from service.http.streaming import MEDIA_TYPE
-from service.serving.registry import Registry
-from service.tasks.catalog import TASKS
-from service.wire.call import Models
-from service.wire.rendering import to_json
-from service.wire.routes import Route, all_routes
+from bertserve.service.errors import NotFoundError
+from bertserve.service.http import errors
+from bertserve.service.http.auth import Endpoint, PublicEndpoint
+from bertserve.service.http.examples import add_examples
+from bertserve.service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
+from bertserve.service.http.streaming import MEDIA_TYPE
+from bertserve.service.serving.registry import Registry
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.call import Models
+from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.routes import Route, all_routes
 
 ANYWHERE = (400, 401, 429, 431, 500, 503)  # statuses that an answer may have whatever is asked for
 INFERENCE, OTHER_CLIENTS = "inference", "other clients"

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from starlette.types import Scope
 
-from service.errors import MalformedRequestError, NotFoundError
-from service.tasks.catalog import TASKS
+from bertserve.service.errors import MalformedRequestError, NotFoundError
+from bertserve.service.tasks.catalog import TASKS
 
 _SHOWN_CHARS = 64  # of a path, in a message; of one of kilobytes it would also take long to find the nearest
 _NAME = re.compile(r"\{(\w+)\}")

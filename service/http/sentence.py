@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import PurePath
 from types import CodeType
 
-from service.errors import BertServeError
+from bertserve.service.errors import BertServeError
 
 
 def sentence_of(error: BertServeError) -> str:

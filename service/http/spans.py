@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 if TYPE_CHECKING:
-    from service.tracing.tracer import Attributes
+    from bertserve.service.tracing.tracer import Attributes
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
 _SERVER_ERROR = 500

@@ -16,8 +16,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import ClientGoneError
-from service.serving.held_bytes import UNCOUNTED_BYTES, HeldBytes
+from bertserve.service.errors import ClientGoneError
+from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, HeldBytes
 
 MEDIA_TYPE = "application/x-ndjson"
 MEDIA_TYPES = frozenset({MEDIA_TYPE, "application/jsonl", "application/jsonlines", "application/x-jsonlines"})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from service.http.app import create_app
-from service.http.auth import Authenticator
-from service.process.secrets import Secrets
-from service.serving.build import AppState
-from service.settings import Settings
+from bertserve.service.http.app import create_app
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.process.secrets import Secrets
+from bertserve.service.serving.build import AppState
+from bertserve.service.settings import Settings
 
 
 def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_request_id: bool = True) -> ASGIApp:

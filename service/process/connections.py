@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from service.process.protocol import HttpProtocol
-    from service.serving.held_bytes import HeldBytes
+    from bertserve.service.process.protocol import HttpProtocol
+    from bertserve.service.serving.held_bytes import HeldBytes
 
 logger = logging.getLogger("bertserve.connections")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 
-from service.errors import SettingsError
+from bertserve.service.errors import SettingsError
 
 RESERVE = 96  # for files, the log, pipes, metrics of several workers, and connections that only ask probes
 MOST_RAISED = 65536

@@ -15,12 +15,12 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, UnavailableError
-from service.http import auth
-from service.process.connections import Connections
-from service.process.http_1_0 import unchunked
-from service.process.pieces import PieceCutter, ReadControl
-from service.process.refusal import FULL
+from bertserve.service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, UnavailableError
+from bertserve.service.http import auth
+from bertserve.service.process.connections import Connections
+from bertserve.service.process.http_1_0 import unchunked
+from bertserve.service.process.pieces import PieceCutter, ReadControl
+from bertserve.service.process.refusal import FULL
 
 _PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # answered when no other connection is taken
 

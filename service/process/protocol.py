@@ -12,14 +12,14 @@ from typing import Any
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from service.errors import BertServeError, SlowRequestError, UnavailableError
-from service.http import errors
-from service.http.streaming import GONE, UNANSWERED
-from service.process.connections import LINGER_S
-from service.process.parsing import BODY, COMPLETE, ENDING, HANDSHAKE, HEAD, WAITING, RequestParser
-from service.process.pieces import ReadControl
-from service.process.refusal import FULL, STOPPING, rendered
-from service.process.transport import CoalescingTransport
+from bertserve.service.errors import BertServeError, SlowRequestError, UnavailableError
+from bertserve.service.http import errors
+from bertserve.service.http.streaming import GONE, UNANSWERED
+from bertserve.service.process.connections import LINGER_S
+from bertserve.service.process.parsing import BODY, COMPLETE, ENDING, HANDSHAKE, HEAD, WAITING, RequestParser
+from bertserve.service.process.pieces import ReadControl
+from bertserve.service.process.refusal import FULL, STOPPING, rendered
+from bertserve.service.process.transport import CoalescingTransport
 
 
 class HttpProtocol(RequestParser):

@@ -6,8 +6,8 @@ import random
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.errors import BertServeError, UnavailableError
-from service.http import errors
+from bertserve.service.errors import BertServeError, UnavailableError
+from bertserve.service.http import errors
 
 FULL = "the service has as many connections as it may have; try again later, or raise --max-connections."
 STOPPING = "the service is stopping; send the request to another instance, or try again later."

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from service.api_keys import ApiKeys
-from service.process.tls import Certificate
-from service.settings import Settings
+from bertserve.service.api_keys import ApiKeys
+from bertserve.service.process.tls import Certificate
+from bertserve.service.settings import Settings
 
 
 @dataclass(frozen=True)

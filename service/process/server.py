@@ -17,12 +17,12 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.errors import StartError
-from service.process.connections import Connections, Room
-from service.process.listener import BalancedListener, shared_counts
-from service.process.protocol import HttpProtocol
-from service.process.refusal import rendered
-from service.scheduling.scheduler import Scheduler
+from bertserve.service.errors import StartError
+from bertserve.service.process.connections import Connections, Room
+from bertserve.service.process.listener import BalancedListener, shared_counts
+from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.refusal import rendered
+from bertserve.service.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger("bertserve.server")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from service.errors import StartError
+from bertserve.service.errors import StartError
 
 PREFIX = "bertserve-"
 MEMORY = "/dev/shm"  # noqa: S108 - the folder in it is made by tempfile, for this user alone

@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from service.errors import SettingsError, StartError
+from bertserve.service.errors import SettingsError, StartError
 
 logger = logging.getLogger("bertserve.supervisor")
 

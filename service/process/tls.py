@@ -6,7 +6,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from service.errors import SettingsError
+from bertserve.service.errors import SettingsError
 
 logger = logging.getLogger("bertserve.tls")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from service.process.server import Server
+from bertserve.service.process.server import Server
 
 HEARTBEAT_S = 0.2
 

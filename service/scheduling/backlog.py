@@ -18,11 +18,11 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from service.errors import InvalidValueError, RefusedError, TooLargeError
-from service.scheduling.group import Group
-from service.scheduling.job import PACE, Cost, Entry, Job, Shape, exact
-from service.scheduling.later import MAX_PARTS, Later
-from service.scheduling.share import UNDERESTIMATED, Share
+from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
+from bertserve.service.scheduling.group import Group
+from bertserve.service.scheduling.job import PACE, Cost, Entry, Job, Shape, exact
+from bertserve.service.scheduling.later import MAX_PARTS, Later
+from bertserve.service.scheduling.share import UNDERESTIMATED, Share
 
 # Jobs and entries that have ended and may be kept beside as many as are alive, so that one in so many lets go of them.
 KEPT_ENDED = 64

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from service.scheduling.stage import Stage
+from bertserve.service.scheduling.stage import Stage
 
 
 def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:

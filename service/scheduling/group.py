@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from math import inf
 
-from service.scheduling.job import Entry
+from bertserve.service.scheduling.job import Entry
 
 
 class Group:

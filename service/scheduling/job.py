@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.scheduling.share import Share
+from bertserve.service.scheduling.share import Share
 
 Cost = Callable[[int, int], float]
 # rows and longest tokens of a batch -> the rows and length that it is run at; None where it has more rows than may run at once

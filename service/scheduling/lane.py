@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from service.scheduling.job import Entry
+from bertserve.service.scheduling.job import Entry
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass
 from itertools import count
 
-from service.scheduling.job import PACE, Entry, Job
+from bertserve.service.scheduling.job import PACE, Entry, Job
 
 # Parts in which an admitted job is counted until its entries are known.
 MAX_PARTS = 16

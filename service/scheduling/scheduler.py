@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.errors import EngineError, ExpiredError, UnavailableError
-from service.scheduling.backlog import Backlog, predicted_s
-from service.scheduling.concurrency import PeakConcurrency
-from service.scheduling.job import Entry, Job
-from service.scheduling.lane import Lane, Run
-from service.scheduling.mailbox import Mailbox
-from service.scheduling.share import Share
-from service.scheduling.stage import JobResult, Stage, skip_empty
-from service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
+from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
+from bertserve.service.scheduling.backlog import Backlog, predicted_s
+from bertserve.service.scheduling.concurrency import PeakConcurrency
+from bertserve.service.scheduling.job import Entry, Job
+from bertserve.service.scheduling.lane import Lane, Run
+from bertserve.service.scheduling.mailbox import Mailbox
+from bertserve.service.scheduling.share import Share
+from bertserve.service.scheduling.stage import JobResult, Stage, skip_empty
+from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 
 logger = logging.getLogger("bertserve.scheduler")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.errors import RefusedError
+from bertserve.service.errors import RefusedError
 
 # A text of ASCII has at most four times the tokens that its characters let expect (`estimate_tokens`): one a character.
 UNDERESTIMATED = 4

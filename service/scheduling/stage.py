@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.scheduling.job import Cost, Shape, exact
+from bertserve.service.scheduling.job import Cost, Shape, exact
 
 
 @dataclass(frozen=True, slots=True)

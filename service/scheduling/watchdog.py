@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from service.errors import EngineError
-from service.scheduling.job import Job
-from service.scheduling.lane import Lane, Run
+from bertserve.service.errors import EngineError
+from bertserve.service.scheduling.job import Job
+from bertserve.service.scheduling.lane import Lane, Run
 
 logger = logging.getLogger("bertserve.watchdog")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
-from service.tasks.spec import TaskSpec
+from bertserve.service.tasks.spec import TaskSpec
 
 
 def answer_forms(spec: TaskSpec) -> list[Any]:

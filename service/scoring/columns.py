@@ -10,11 +10,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from service.errors import BertServeError, InvalidValueError, SettingsError
-from service.tasks.catalog import TASKS
-from service.tasks.spec import TaskSpec
-from service.wire.keys import listed, required
-from service.wire.reading import Limits, parse_json, validate_body
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.wire.keys import listed, required
+from bertserve.service.wire.reading import Limits, parse_json, validate_body
 
 TEXT = "text"
 

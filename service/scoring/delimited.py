@@ -6,10 +6,10 @@ import csv
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from service.errors import BertServeError, InvalidValueError, SettingsError, StartError
-from service.scoring.row import Answer, Place, Row, Window
-from service.scoring.text_lines import TextLines
-from service.wire.rendering import to_json
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError
+from bertserve.service.scoring.row import Answer, Place, Row, Window
+from bertserve.service.scoring.text_lines import TextLines
+from bertserve.service.wire.rendering import to_json
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 

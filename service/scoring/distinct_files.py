@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import IO, Any
 
-from service.errors import SettingsError
+from bertserve.service.errors import SettingsError
 
 
 def check_distinct(files: Mapping[str, Path]) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from service.errors import BertServeError, SettingsError, StartError
-from service.scoring.answer_form import answer_forms
-from service.scoring.delimited import DELIMITERS, DelimitedReader, DelimitedWriter
-from service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
-from service.scoring.row import Answer, Place, Window
-from service.tasks.catalog import TASKS
+from bertserve.service.errors import BertServeError, SettingsError, StartError
+from bertserve.service.scoring.answer_form import answer_forms
+from bertserve.service.scoring.delimited import DELIMITERS, DelimitedReader, DelimitedWriter
+from bertserve.service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
+from bertserve.service.scoring.row import Answer, Place, Window
+from bertserve.service.tasks.catalog import TASKS
 
 STREAM = Path("-")
 JSONL, PARQUET = "jsonl", "parquet"
@@ -78,7 +78,7 @@ def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, inputs: 
         StartError: It cannot be read, is not of the format, or has a column that cannot be used.
     """
     if kind == PARQUET:
-        from service.scoring.parquet import ParquetReader
+        from bertserve.service.scoring.parquet import ParquetReader
 
         return ParquetReader(path, place, inputs=inputs, whole=whole)
     try:
@@ -115,7 +115,7 @@ def make_writer(kind: str, reader: Reader, task: str, names: tuple[str, str], *,
             "write JSON Lines."
         )
     if kind == PARQUET:
-        from service.scoring import parquet
+        from bertserve.service.scoring import parquet
 
         schema = reader.schema if isinstance(reader, parquet.ParquetReader) else parquet.text_schema(reader.columns)
         return parquet.ParquetWriter(schema, parquet.answer_types(answer_forms(TASKS[task])), *names, known=known)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from service.errors import SettingsError, StartError
+from bertserve.service.errors import SettingsError, StartError
 
 Convert = Callable[[Any], Any]
 _DIGITS = {"s": 0, "ms": 3, "us": 6, "ns": 9}

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
-from service.errors import BertServeError, InvalidValueError, TooLargeError
-from service.scoring.row import Answer, Place, Row, Window
-from service.scoring.text_lines import TextLines
-from service.wire.reading import parse_json
-from service.wire.rendering import to_json
+from bertserve.service.errors import BertServeError, InvalidValueError, TooLargeError
+from bertserve.service.scoring.row import Answer, Place, Row, Window
+from bertserve.service.scoring.text_lines import TextLines
+from bertserve.service.wire.reading import parse_json
+from bertserve.service.wire.rendering import to_json
 
 
 class JsonLinesReader:

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from service.errors import BertServeError, InvalidValueError, SettingsError, StartError
-from service.scoring.row import Answer, Place, Row, Window
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError
+from bertserve.service.scoring.row import Answer, Place, Row, Window
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as missing:
     raise SettingsError("Parquet needs pyarrow, which is not installed; `pip install 'bertserve[parquet]'` adds it.") from missing
-from service.scoring.json_forms import JsonColumn, plain
+from bertserve.service.scoring.json_forms import JsonColumn, plain
 
 
 class ParquetReader:

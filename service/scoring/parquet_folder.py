@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from service.errors import SettingsError, StartError
-from service.scoring.parquet import ParquetReader, ParquetWriter
-from service.scoring.part import Progress
-from service.scoring.row import Place
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.scoring.parquet import ParquetReader, ParquetWriter
+from bertserve.service.scoring.part import Progress
+from bertserve.service.scoring.row import Place
 
 try:
     import pyarrow as pa

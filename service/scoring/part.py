@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from service.errors import SettingsError, StartError
-from service.scoring.distinct_files import refuse_existing
-from service.scoring.row import Place
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.scoring.distinct_files import refuse_existing
+from bertserve.service.scoring.row import Place
 
 _HEAD_BYTES = 2**20
 FORMAT = 1

@@ -12,16 +12,16 @@ from typing import Any
 
 import ray
 
-from service.errors import BertServeError, SettingsError, StartError
-from service.scoring.columns import Columns
-from service.scoring.formats import PARQUET, make_writer
-from service.scoring.parquet_folder import REJECTED_SUFFIX, ParquetFolder, ParquetOutput
-from service.scoring.part import Progress
-from service.scoring.progress import ProgressBar
-from service.scoring.runner import WINDOW_ROWS, Run, TooManyRejectedError
-from service.scoring.scorer import Scorer
-from service.serving.build import build
-from service.settings import Settings
+from bertserve.service.errors import BertServeError, SettingsError, StartError
+from bertserve.service.scoring.columns import Columns
+from bertserve.service.scoring.formats import PARQUET, make_writer
+from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, ParquetFolder, ParquetOutput
+from bertserve.service.scoring.part import Progress
+from bertserve.service.scoring.progress import ProgressBar
+from bertserve.service.scoring.runner import WINDOW_ROWS, Run, TooManyRejectedError
+from bertserve.service.scoring.scorer import Scorer
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,24 +19,24 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from service import __version__
-from service.bundle import files
-from service.bundle.manifest import Manifest
-from service.errors import SettingsError, StartError
-from service.scoring.columns import Columns, read_parameters, task_for
-from service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, undone
-from service.scoring.progress import ProgressBar
-from service.scoring.score import REJECTED
-from service.settings import Settings
-from service.tasks.catalog import tasks_of
-from service.wire.reading import Limits
+from bertserve.service import __version__
+from bertserve.service.bundle import files
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.scoring.columns import Columns, read_parameters, task_for
+from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, undone
+from bertserve.service.scoring.progress import ProgressBar
+from bertserve.service.scoring.score import REJECTED
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import tasks_of
+from bertserve.service.wire.reading import Limits
 
 try:
     import ray
     import ray.data
 except ImportError as absent:
     raise SettingsError("--ray needs Ray, which is not installed; `pip install 'bertserve[ray,cpu]'` adds it.") from absent
-from service.scoring.ray_actor import FileScorer, Work
+from bertserve.service.scoring.ray_actor import FileScorer, Work
 
 LOCAL = "local"
 # Of an actor, where nobody says: a process feeds about five cores with short texts (docs/explanation/speed.md).

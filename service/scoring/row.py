@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.errors import BertServeError
+from bertserve.service.errors import BertServeError
 
 
 @dataclass(frozen=True, slots=True)

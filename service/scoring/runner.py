@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from service.errors import StartError
-from service.scoring.formats import Reader, Writer
-from service.scoring.part import Progress
-from service.scoring.progress import ProgressBar
-from service.scoring.row import Answer, Window
-from service.scoring.scorer import Scorer
-from service.wire.rendering import to_json
+from bertserve.service.errors import StartError
+from bertserve.service.scoring.formats import Reader, Writer
+from bertserve.service.scoring.part import Progress
+from bertserve.service.scoring.progress import ProgressBar
+from bertserve.service.scoring.row import Answer, Window
+from bertserve.service.scoring.scorer import Scorer
+from bertserve.service.wire.rendering import to_json
 
 WINDOW_ROWS = 4096
 # Of the rows of a window as they stand in the file, so that long ones take no more memory than short ones.

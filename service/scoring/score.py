@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service import __version__
-from service.errors import BertServeError, StartError
-from service.scoring.columns import Columns, read_parameters, task_for
-from service.scoring.distinct_files import check_distinct, check_stream, refuse_existing
-from service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
-from service.scoring.part import Part, Progress, identity_of
-from service.scoring.progress import ProgressBar
-from service.scoring.row import Place
-from service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, Run, Sink
-from service.scoring.scorer import Scorer
-from service.serving.build import AppState, build
-from service.serving.model import Model
-from service.settings import Settings
+from bertserve.service import __version__
+from bertserve.service.errors import BertServeError, StartError
+from bertserve.service.scoring.columns import Columns, read_parameters, task_for
+from bertserve.service.scoring.distinct_files import check_distinct, check_stream, refuse_existing
+from bertserve.service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
+from bertserve.service.scoring.part import Part, Progress, identity_of
+from bertserve.service.scoring.progress import ProgressBar
+from bertserve.service.scoring.row import Place
+from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, Run, Sink
+from bertserve.service.scoring.scorer import Scorer
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.model import Model
+from bertserve.service.settings import Settings
 
 REJECTED = 3  # exit code of a run that is done, and has rows without an answer
 

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from service.errors import BertServeError, CallerError, RefusedError, UnavailableError
-from service.scoring.columns import Columns
-from service.scoring.row import Answer, Row
-from service.serving.model import Model
-from service.serving.prediction import Prediction
+from bertserve.service.errors import BertServeError, CallerError, RefusedError, UnavailableError
+from bertserve.service.scoring.columns import Columns
+from bertserve.service.scoring.row import Answer, Row
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.prediction import Prediction
 
 # Of a job: enough for the batches of a GPU, and on a CPU a second or two.
 JOB_ROWS, JOB_CHARS = 256, 2**15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from service.scoring.row import Place
+from bertserve.service.scoring.row import Place
 
 _BOM = b"\xef\xbb\xbf"
 

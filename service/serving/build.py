@@ -11,32 +11,32 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from service.backend import sessions
-from service.backend.engines import MAX_SOLO_THREADS
-from service.backend.hardware import cpu_name, usable_cores
-from service.bundle import files
-from service.bundle.evidence_policy import EvidencePolicy
-from service.errors import BundleError, ProviderError
-from service.metrics import Metrics
-from service.process_metrics import ProcessMetrics
-from service.scheduling.backlog import Backlog
-from service.scheduling.scheduler import Scheduler
-from service.serving import loading
-from service.serving.change_log import ChangeLog
-from service.serving.defaults import check_defaults, wanted_defaults
-from service.serving.held_bytes import HeldBytes
-from service.serving.loading import LoadOptions
-from service.serving.registry import Registry
-from service.serving.reloader import Reloader, without_folders
-from service.serving.saturation import Saturation
-from service.serving.shared_reloader import SharedReloader
-from service.serving.worker_context import SINGLE_WORKER, WorkerContext
-from service.settings import Settings
-from service.tasks.catalog import tasks_of
-from service.wire.reading import Limits
+from bertserve.service.backend import sessions
+from bertserve.service.backend.engines import MAX_SOLO_THREADS
+from bertserve.service.backend.hardware import cpu_name, usable_cores
+from bertserve.service.bundle import files
+from bertserve.service.bundle.evidence_policy import EvidencePolicy
+from bertserve.service.errors import BundleError, ProviderError
+from bertserve.service.metrics import Metrics
+from bertserve.service.process_metrics import ProcessMetrics
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.serving import loading
+from bertserve.service.serving.change_log import ChangeLog
+from bertserve.service.serving.defaults import check_defaults, wanted_defaults
+from bertserve.service.serving.held_bytes import HeldBytes
+from bertserve.service.serving.loading import LoadOptions
+from bertserve.service.serving.registry import Registry
+from bertserve.service.serving.reloader import Reloader, without_folders
+from bertserve.service.serving.saturation import Saturation
+from bertserve.service.serving.shared_reloader import SharedReloader
+from bertserve.service.serving.worker_context import SINGLE_WORKER, WorkerContext
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import tasks_of
+from bertserve.service.wire.reading import Limits
 
 if TYPE_CHECKING:
-    from service.tracing.tracer import Tracer
+    from bertserve.service.tracing.tracer import Tracer
 
 logger = logging.getLogger("bertserve.loading")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from service.bundle.default_models import read_defaults
-from service.errors import BundleError, SettingsError
-from service.tasks.catalog import TASKS
+from bertserve.service.bundle.default_models import read_defaults
+from bertserve.service.errors import BundleError, SettingsError
+from bertserve.service.tasks.catalog import TASKS
 
 Answered = Mapping[str, Sequence[str]]  # name of a model -> the tasks that it answers, in the order of names
 

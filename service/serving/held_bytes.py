@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from service.errors import UnavailableError
-from service.tasks.cost import MAX_ANSWER_BYTES
+from bertserve.service.errors import UnavailableError
+from bertserve.service.tasks.cost import MAX_ANSWER_BYTES
 
 # Bodies of the largest size that are held at once.
 MAX_BODIES = 24

@@ -10,22 +10,29 @@ from typing import Literal
 
 import numpy as np
 
-from service.backend.cost import CostModel
-from service.backend.engines import Engines, SoloEngine, min_solo_tokens
-from service.backend.hardware import cpu_instructions
-from service.backend.onnx_engine import OnnxEngine
-from service.backend.sessions import available_provider, why_not
-from service.bundle import files
-from service.bundle.evidence_policy import ACCEPT_ANY, EvidencePolicy, describe_agreement, is_low, is_measured_near, is_of_other_kernels
-from service.bundle.files import Bundle
-from service.bundle.graph_spec import GraphSpec, Precision, Provider
-from service.bundle.manifest import Manifest
-from service.errors import BundleError, EngineError, ProviderError, SettingsError
-from service.metrics import Metrics
-from service.scheduling.scheduler import Scheduler
-from service.serving.model import Model
-from service.tasks import catalog
-from service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from bertserve.service.backend.hardware import cpu_instructions
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.backend.sessions import available_provider, why_not
+from bertserve.service.bundle import files
+from bertserve.service.bundle.evidence_policy import (
+    ACCEPT_ANY,
+    EvidencePolicy,
+    describe_agreement,
+    is_low,
+    is_measured_near,
+    is_of_other_kernels,
+)
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
+from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.serving.model import Model
+from bertserve.service.tasks import catalog
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 logger = logging.getLogger("bertserve.loading")
 

@@ -10,26 +10,26 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from service.backend.cost import CostModel
-from service.backend.engines import Engines
-from service.backend.onnx_engine import Engine, Row
-from service.bundle.files import Bundle
-from service.bundle.graph_spec import GraphSpec
-from service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
-from service.metrics import ModelMetrics
-from service.scheduling.fixed_batches import in_fixed_batches
-from service.scheduling.scheduler import Scheduler
-from service.scheduling.share import Share
-from service.scheduling.stage import Stage
-from service.serving.prediction import Prediction, begun_prediction
-from service.serving.work import TaskInput, Work, trace_run
-from service.tasks.batch import TaskModel
-from service.tasks.catalog import TASKS, tasks_of
-from service.tasks.cost import MAX_CHARS, NOTHING, Budget, Cost
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import SHORT_CHARS, Tokenizer
-from service.tracing.trace import Stage as TraceStage
-from service.tracing.trace import Trace
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.backend.engines import Engines
+from bertserve.service.backend.onnx_engine import Engine, Row
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.errors import BertServeError, ExpiredError, RefusedError, TooLargeError
+from bertserve.service.metrics import ModelMetrics
+from bertserve.service.scheduling.fixed_batches import in_fixed_batches
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.share import Share
+from bertserve.service.scheduling.stage import Stage
+from bertserve.service.serving.prediction import Prediction, begun_prediction
+from bertserve.service.serving.work import TaskInput, Work, trace_run
+from bertserve.service.tasks.batch import TaskModel
+from bertserve.service.tasks.catalog import TASKS, tasks_of
+from bertserve.service.tasks.cost import MAX_CHARS, NOTHING, Budget, Cost
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
+from bertserve.service.tracing.trace import Stage as TraceStage
+from bertserve.service.tracing.trace import Trace
 
 logger = logging.getLogger("bertserve.model")
 

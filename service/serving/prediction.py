@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.tasks.batch import Batch, ReadSpan
+from bertserve.service.tasks.batch import Batch, ReadSpan
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ import difflib
 import logging
 from collections.abc import Mapping, Sequence
 
-from service.errors import InvalidValueError, NotFoundError
-from service.serving.defaults import able_models, check_defaults, chosen_defaults
-from service.serving.model import Model
-from service.tasks.catalog import TASKS
+from bertserve.service.errors import InvalidValueError, NotFoundError
+from bertserve.service.serving.defaults import able_models, check_defaults, chosen_defaults
+from bertserve.service.serving.model import Model
+from bertserve.service.tasks.catalog import TASKS
 
 logger = logging.getLogger("bertserve.loading")
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from service.bundle import files
-from service.bundle.files import Bundle
-from service.errors import BertServeError, BundleError, InvalidValueError, NotFoundError, StartError
-from service.metrics import Metrics
-from service.serving.loading import verify
-from service.serving.model import Model
-from service.serving.registry import Registry
+from bertserve.service.bundle import files
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.errors import BertServeError, BundleError, InvalidValueError, NotFoundError, StartError
+from bertserve.service.metrics import Metrics
+from bertserve.service.serving.loading import verify
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.registry import Registry
 
 logger = logging.getLogger("bertserve.loading")
 

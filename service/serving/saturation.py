@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from service.metrics import Metrics
-from service.scheduling.scheduler import Scheduler
+from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.scheduler import Scheduler
 
 INTERVAL_S = 0.5
 

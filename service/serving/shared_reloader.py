@@ -12,10 +12,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from service.errors import BertServeError, NotFoundError, PartialChangeError, UnavailableError
-from service.serving.change_log import Change, ChangeLog, Outcome, Progress
-from service.serving.model import Model
-from service.serving.reloader import Reloader
+from bertserve.service.errors import BertServeError, NotFoundError, PartialChangeError, UnavailableError
+from bertserve.service.serving.change_log import Change, ChangeLog, Outcome, Progress
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.reloader import Reloader
 
 logger = logging.getLogger("bertserve.loading")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from service.backend.onnx_engine import Row
-from service.tasks.batch import Batch, TaskRun
-from service.text.tokenizer import Encoding
-from service.tracing.trace import Trace
+from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.tasks.batch import Batch, TaskRun
+from bertserve.service.text.tokenizer import Encoding
+from bertserve.service.tracing.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TypeVar
 
-from service.bundle.files import MANIFEST_FILE
-from service.errors import SettingsError, StartError
-from service.settings import SourceSettings
-from service.sources import exporter
-from service.sources.source import Source, read_source
+from bertserve.service.bundle.files import MANIFEST_FILE
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.settings import SourceSettings
+from bertserve.service.sources import exporter
+from bertserve.service.sources.source import Source, read_source
 
 logger = logging.getLogger("bertserve.sources")
 

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from types import FrameType
 
-from service.errors import StartError
+from bertserve.service.errors import StartError
 
 GRAPH_MISSING = 4  # bert-export's exit code if the bundle lacks a graph that failed
 _STDERR = 2  # stdout is the service's own
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# beside this package, under whatever name both are installed
-MODULE = __name__.removesuffix("service.sources.exporter") + "export.cli"
+MODULE = "bertserve.export.cli"
 
 
 def command() -> list[str]:

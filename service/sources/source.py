@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from service import __version__
-from service.bundle.files import MANIFEST_FILE, digest, is_checkpoint
-from service.bundle.manifest import NAME_PATTERN
-from service.errors import SettingsError, StartError
+from bertserve.service import __version__
+from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_checkpoint
+from bertserve.service.bundle.manifest import NAME_PATTERN
+from bertserve.service.errors import SettingsError, StartError
 
 # what bert-export reads of a checkpoint; its card too, which the bundle's card quotes
 _READ = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")

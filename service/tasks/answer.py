@@ -14,19 +14,19 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from service.errors import InvalidValueError
-from service.tasks import occlusion
-from service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
-from service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
-from service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
-from service.tasks.decoding.offsets import rebase
-from service.tasks.decoding.scores import Floats, Row, activate
-from service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
-from service.tasks.occlusion import Part, WordImportance
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
-from service.text.windows import windows
-from service.text.words import Word, most_within, words_of
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import occlusion
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
+from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
+from bertserve.service.tasks.decoding.offsets import rebase
+from bertserve.service.tasks.decoding.scores import Floats, Row, activate
+from bertserve.service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
+from bertserve.service.tasks.occlusion import Part, WordImportance
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
+from bertserve.service.text.windows import windows
+from bertserve.service.text.words import Word, most_within, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384

@@ -13,14 +13,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, Tag
 
-from service.errors import InvalidValueError, TooLargeError
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied
-from service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskParameters, body_config, one_of
-from service.tasks.classify import TextPair
-from service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
-from service.tasks.decoding.scores import Floats
-from service.tasks.spec import Derivation, TaskSpec, inputs_body
-from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
+from bertserve.service.errors import InvalidValueError, TooLargeError
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied
+from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskParameters, body_config, one_of
+from bertserve.service.tasks.classify import TextPair
+from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
+from bertserve.service.tasks.decoding.scores import Floats
+from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 
 TASK = "attention"
 NEEDS = "attention in its graphs; export it with `--attentions`"

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from service.bundle.manifest import Activation, Embedding, MaskToken
-from service.tasks.cost import Budget, Cost
-from service.tasks.decoding.scores import Row
-from service.text.tokenizer import Encoding, Tokenizer, Tokens
+from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
+from bertserve.service.tasks.cost import Budget, Cost
+from bertserve.service.tasks.decoding.scores import Row
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
 # Windows of a text that are told of.
 MAX_SPANS = 64

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.errors import InvalidValueError
-from service.tasks.batch import ModelConfig
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import ModelConfig
 
 # Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
 TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.bundle.files import Bundle
-from service.bundle.manifest import Manifest
-from service.errors import BundleError
-from service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
-from service.tasks.spec import TaskSpec
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import BundleError
+from bertserve.service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks.spec import TaskSpec
 
 TASKS: Mapping[str, TaskSpec] = {
     spec.name: spec

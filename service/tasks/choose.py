@@ -15,14 +15,14 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from service.errors import InvalidValueError
-from service.tasks.batch import Batch, TaskModel, TaskRun
-from service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
-from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from service.tasks.decoding.scores import activate, best_first
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import estimate_tokens
-from service.text.windows import kept_tokens, truncate_longest_first
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import estimate_tokens
+from bertserve.service.text.windows import kept_tokens, truncate_longest_first
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64

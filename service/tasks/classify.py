@@ -14,18 +14,18 @@ import numpy as np
 from pydantic import BeforeValidator, Field, Tag
 from typing_extensions import TypedDict
 
-from service.bundle.manifest import Manifest, Side
-from service.errors import InvalidValueError
-from service.tasks import occlusion
-from service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun, spans_read
-from service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
-from service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
-from service.tasks.decoding.scores import Floats, Row, activate, best_first
-from service.tasks.occlusion import Part, WordImportance
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
-from service.text.windows import default_stride, kept_tokens, truncate_longest_first, windows
-from service.text.words import words_of
+from bertserve.service.bundle.manifest import Manifest, Side
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import occlusion
+from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun, spans_read
+from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
+from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
+from bertserve.service.tasks.decoding.scores import Floats, Row, activate, best_first
+from bertserve.service.tasks.occlusion import Part, WordImportance
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
+from bertserve.service.text.windows import default_stride, kept_tokens, truncate_longest_first, windows
+from bertserve.service.text.words import words_of
 
 TASK = "text-classification"
 # Names of the texts of a pair.

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from service.errors import TooLargeError
+from bertserve.service.errors import TooLargeError
 
 # Of one request. 1,024 vectors of 1,024 numbers are within all of these.
 MAX_CHARS = 2**24  # that are tokenized, with what is tokenized again for each label or choice

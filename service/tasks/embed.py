@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
-from service.bundle.manifest import Combine, Embedding, Manifest, Pooling
-from service.errors import InvalidValueError
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
-from service.tasks.body import (
+from bertserve.service.bundle.manifest import Combine, Embedding, Manifest, Pooling
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.body import (
     JAVASCRIPT,
     LIST,
     TEXT,
@@ -30,12 +30,12 @@ from service.tasks.body import (
     lower,
     one_of,
 )
-from service.tasks.cost import NUMBER_BYTES, Cost
-from service.tasks.decoding.scores import Floats, Row
-from service.tasks.layers import LAST_LAYER, LayerChoice, choose
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
-from service.text.windows import kept_tokens
+from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
+from bertserve.service.tasks.decoding.scores import Floats, Row
+from bertserve.service.tasks.layers import LAST_LAYER, LayerChoice, choose
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from bertserve.service.text.windows import kept_tokens
 
 TASK = "feature-extraction"
 MAX_LAYERS = 256  # of one request

@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.bundle.manifest import Manifest
-from service.errors import InvalidValueError
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
-from service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
-from service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
-from service.tasks.decoding.scores import Floats, Row, activate
-from service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
-from service.tasks.spec import TaskSpec
-from service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
-from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
+from bertserve.service.tasks.decoding.scores import Floats, Row, activate
+from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
 TASK = "fill-mask"
 MAX_MASKS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from service.tasks.body import TaskBody
+from bertserve.service.tasks.body import TaskBody
 
 
 class ForeignBody(TaskBody):

@@ -19,12 +19,12 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import InvalidValueError
-from service.tasks.batch import Batch, TaskRun
-from service.tasks.cost import Cost
-from service.tasks.decoding.scores import Floats, Row
-from service.text.filling import Fillings
-from service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import Batch, TaskRun
+from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.decoding.scores import Floats, Row
+from bertserve.service.text.filling import Fillings
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
 DEFAULT_BEAM = 8
 MAX_BEAM = 64

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.bundle.manifest import LAST_FOUR, Combine, Embedding, Layers
-from service.errors import InvalidValueError
-from service.tasks.decoding.scores import Floats, Row
+from bertserve.service.bundle.manifest import LAST_FOUR, Combine, Embedding, Layers
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.decoding.scores import Floats, Row
 
 _MOST_SHOWN = 32
 

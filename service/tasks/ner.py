@@ -14,17 +14,17 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
-from service.errors import InvalidValueError
-from service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
-from service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
-from service.tasks.classify import require_labels
-from service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
-from service.tasks.decoding.offsets import rebase
-from service.tasks.decoding.scores import Floats, activate
-from service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
-from service.text.windows import default_stride, windows
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
+from bertserve.service.tasks.classify import require_labels
+from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
+from bertserve.service.tasks.decoding.offsets import rebase
+from bertserve.service.tasks.decoding.scores import Floats, activate
+from bertserve.service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
+from bertserve.service.text.windows import default_stride, windows
 
 TASK = "token-classification"
 MAX_IGNORED = 1000

@@ -13,11 +13,11 @@ from typing import Annotated, Any, NotRequired, cast
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from service.errors import InvalidValueError
-from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from service.tasks.decoding.offsets import OffsetUnit, rebase
-from service.text.tokenizer import Encoding, TokenIds, Tokenizer
-from service.text.words import Word
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from bertserve.service.tasks.decoding.offsets import OffsetUnit, rebase
+from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer
+from bertserve.service.text.words import Word
 
 # A text of n words is n texts. A window of /answer, 384 tokens unless asked otherwise, has no more.
 MAX_WORDS = 384

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.graph_spec import OutputSpec
-from service.bundle.manifest import Manifest
-from service.errors import InvalidValueError
-from service.tasks.batch import Batch, TaskModel, TaskRun
-from service.tasks.body import TaskBody
-from service.tasks.cost import NUMBER_BYTES, Cost
-from service.tasks.fill_mask import MAX_MASKS
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Encoding
+from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
+from bertserve.service.tasks.fill_mask import MAX_MASKS
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import Encoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,15 +15,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import InvalidValueError
-from service.tasks import classify
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
-from service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
-from service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from service.tasks.decoding.scores import activate, best_first
-from service.tasks.spec import Derivation, TaskSpec
-from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
-from service.text.windows import kept_tokens, truncate_longest_first
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
+from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from bertserve.service.text.windows import kept_tokens, truncate_longest_first
 
 TASK = "text-ranking"
 RELEVANT = "relevant"

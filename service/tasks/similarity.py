@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field
 
-from service.tasks import embed
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
-from service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
-from service.tasks.cost import SCORE_BYTES, Cost
-from service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.tasks import embed
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
+from bertserve.service.tasks.cost import SCORE_BYTES, Cost
+from bertserve.service.tasks.spec import Derivation, TaskSpec
 
 TASK = "sentence-similarity"
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from service.bundle.manifest import Manifest
-from service.tasks.batch import ModelConfig, TaskFunction
-from service.tasks.body import TaskBody
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.tasks.batch import ModelConfig, TaskFunction
+from bertserve.service.tasks.body import TaskBody
 
 
 class Estimate(Protocol):

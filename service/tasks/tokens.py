@@ -11,13 +11,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from service.errors import InvalidValueError
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
-from service.tasks.body import STOP, TextOrTexts, body_config
-from service.tasks.cost import TOKEN_HELD, Cost, text_bytes
-from service.tasks.foreign_body import ForeignBody
-from service.tasks.spec import TaskSpec
-from service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.body import STOP, TextOrTexts, body_config
+from bertserve.service.tasks.cost import TOKEN_HELD, Cost, text_bytes
+from bertserve.service.tasks.foreign_body import ForeignBody
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 
 TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English

@@ -16,16 +16,16 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.errors import InvalidValueError
-from service.tasks import classify
-from service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
-from service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
-from service.tasks.classify import LABEL_BYTES, LabelScore
-from service.tasks.cost import Cost, text_bytes
-from service.tasks.decoding.scores import activate
-from service.tasks.spec import Derivation, TaskSpec, inputs_body
-from service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
-from service.text.windows import kept_tokens
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
+from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
+from bertserve.service.tasks.cost import Cost, text_bytes
+from bertserve.service.tasks.decoding.scores import activate
+from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
+from bertserve.service.text.windows import kept_tokens
 
 TASK = "zero-shot-classification"
 TEMPLATE = "This example is {}."

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from service.errors import TooLargeError
-from service.text.tokenizer import TokenIds, Tokenizer
+from bertserve.service.errors import TooLargeError
+from bertserve.service.text.tokenizer import TokenIds, Tokenizer
 
 # Tokens on either side of a place that may look different because of what is filled in, and as many before them, so that the first of these is
 # not the first of its text. Decoders look no further: at the token before, at the characters of UTF-8 that a token has a part of.

@@ -22,8 +22,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
-from service.errors import BundleError, EngineError, InvalidValueError
+from bertserve.service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
+from bertserve.service.errors import BundleError, EngineError, InvalidValueError
 
 # Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from service.bundle.manifest import Side
-from service.errors import InvalidValueError
+from bertserve.service.bundle.manifest import Side
+from bertserve.service.errors import InvalidValueError
 
 # Of one text; a stride just short of a window would make one for each token.
 MAX_WINDOWS = 4096

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.text.tokenizer import Tokens
+from bertserve.service.text.tokenizer import Tokens
 
 # Thai, Lao, Burmese, Khmer, Kana, and the ideographs of Chinese and Japanese.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from service.errors import SettingsError
+from bertserve.service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.tracing.tracer import Tracer
+    from bertserve.service.tracing.tracer import Tracer
 
 
 def tracer_class() -> type[Tracer]:
@@ -17,7 +17,7 @@ def tracer_class() -> type[Tracer]:
         SettingsError: OpenTelemetry is not installed.
     """
     try:
-        from service.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
+        from bertserve.service.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise SettingsError(
             "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or leave the setting out."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from service.tracing.tracer import Tracer
+    from bertserve.service.tracing.tracer import Tracer
 
 MAX_RUNS = 128  # that a trace keeps: a document of many windows may run in hundreds, and the last one takes the place of those between
 

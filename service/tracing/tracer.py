@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Link, SpanKind, StatusCode
 
-from service import __version__
-from service.tracing.trace import Stage, Trace
+from bertserve.service import __version__
+from bertserve.service.tracing.trace import Stage, Trace
 
 Attributes: TypeAlias = Mapping[str, str | int | float | bool]
 

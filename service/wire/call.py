@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from service.bundle.files import Bundle
-from service.bundle.graph_spec import GraphSpec
-from service.tasks.spec import TaskSpec
-from service.wire.reading import Limits
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.wire.reading import Limits
 
 
 class Served(Protocol):

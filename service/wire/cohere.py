@@ -6,16 +6,16 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
-from service.errors import InvalidValueError
-from service.tasks import rerank
-from service.tasks.batch import ModelConfig
-from service.tasks.body import PAIR, STOP, TEXT, body_config, one_of
-from service.tasks.cost import text_bytes
-from service.tasks.foreign_body import ForeignBody
-from service.wire.call import Answered, Call, Incoming, M
-from service.wire.openai import Usage
-from service.wire.reading import read_as
-from service.wire.rendering import written
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import rerank
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.body import PAIR, STOP, TEXT, body_config, one_of
+from bertserve.service.tasks.cost import text_bytes
+from bertserve.service.tasks.foreign_body import ForeignBody
+from bertserve.service.wire.call import Answered, Call, Incoming, M
+from bertserve.service.wire.openai import Usage
+from bertserve.service.wire.reading import read_as
+from bertserve.service.wire.rendering import written
 
 
 class Document(BaseModel):

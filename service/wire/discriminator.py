@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.tasks.catalog import TASKS
+from bertserve.service.tasks.catalog import TASKS
 
 
 def requested_task(task: str, value: Any) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from service.errors import InvalidValueError, TooLargeError
-from service.tasks.body import TaskBody
-from service.tasks.catalog import TASKS
-from service.wire.call import Call, Incoming, M
-from service.wire.discriminator import requested_task
-from service.wire.reading import Limits, parse_json, read_body, validate_body
+from bertserve.service.errors import InvalidValueError, TooLargeError
+from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.call import Call, Incoming, M
+from bertserve.service.wire.discriminator import requested_task
+from bertserve.service.wire.reading import Limits, parse_json, read_body, validate_body
 
 
 def read_for_task(task: str, incoming: Incoming[M]) -> Call[M]:

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import InvalidValueError, MalformedRequestError
-from service.tasks.body import Closed
-from service.wire.call import Content
-from service.wire.keys import unknown_name
-from service.wire.parsing import parse
-from service.wire.reading import where, wrong_value
-from service.wire.rendering import to_json
-from service.wire.tensors import Output, Tensor, shown_count
+from bertserve.service.errors import InvalidValueError, MalformedRequestError
+from bertserve.service.tasks.body import Closed
+from bertserve.service.wire.call import Content
+from bertserve.service.wire.keys import unknown_name
+from bertserve.service.wire.parsing import parse
+from bertserve.service.wire.reading import where, wrong_value
+from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.tensors import Output, Tensor, shown_count
 
 HEADER_LENGTH = "inference-header-content-length"
 Datatype = Literal[

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from service.errors import InvalidValueError
-from service.tasks.body import TaskBody
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks.body import TaskBody
 
 # Keys that clients of other services send beside `inputs`, with the values that ask for nothing but what happens anyway; None is any value.
 HARMLESS: Mapping[str, Sequence[Any] | None] = {

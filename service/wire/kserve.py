@@ -6,11 +6,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.errors import InvalidValueError
-from service.wire.call import Call, Incoming, M
-from service.wire.discriminator import requested_task
-from service.wire.keys import check_names
-from service.wire.reading import parse_json, show, validate_body
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.wire.call import Call, Incoming, M
+from bertserve.service.wire.discriminator import requested_task
+from bertserve.service.wire.keys import check_names
+from bertserve.service.wire.reading import parse_json, show, validate_body
 
 
 class PredictBody(BaseModel):

@@ -6,9 +6,9 @@ import codecs
 import json
 import re
 
-from service.errors import InvalidValueError, MalformedRequestError
-from service.tasks.body import TaskBody
-from service.wire.keys import listed, required
+from bertserve.service.errors import InvalidValueError, MalformedRequestError
+from bertserve.service.tasks.body import TaskBody
+from bertserve.service.wire.keys import listed, required
 
 _HEAD = 1024  # bytes that are looked at
 _FORM = re.compile(rb"\s*[A-Za-z0-9_.%+\[\]-]+=")

@@ -8,16 +8,16 @@ from typing import Any, Generic
 
 import numpy as np
 
-from service.bundle.manifest import Manifest
-from service.errors import InvalidValueError, NotFoundError, TooLargeError
-from service.tasks import classify, raw_outputs, zero_shot
-from service.tasks.body import TaskBody
-from service.wire.call import Answered, Call, Incoming, M
-from service.wire.infer_body import HEADER_LENGTH, InferOutput, read_infer_body, write_infer_answer
-from service.wire.keys import check_names
-from service.wire.reading import Limits, show, validate_body
-from service.wire.rendering import to_json
-from service.wire.tensor_forms import (
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import InvalidValueError, NotFoundError, TooLargeError
+from bertserve.service.tasks import classify, raw_outputs, zero_shot
+from bertserve.service.tasks.body import TaskBody
+from bertserve.service.wire.call import Answered, Call, Incoming, M
+from bertserve.service.wire.infer_body import HEADER_LENGTH, InferOutput, read_infer_body, write_infer_answer
+from bertserve.service.wire.keys import check_names
+from bertserve.service.wire.reading import Limits, show, validate_body
+from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.tensor_forms import (
     FORMS,
     IDS,
     JSON,
@@ -30,8 +30,8 @@ from service.wire.tensor_forms import (
     raw_inputs,
     task_of,
 )
-from service.wire.tensor_forms import raw_outputs as raw_output_fields
-from service.wire.tensors import Output, Tensor, shown_count
+from bertserve.service.wire.tensor_forms import raw_outputs as raw_output_fields
+from bertserve.service.wire.tensors import Output, Tensor, shown_count
 
 # Texts of scores in an answer, each of which Python makes on the event loop.
 MAX_CLASSES = 2**16

@@ -8,13 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.errors import InvalidValueError
-from service.tasks import embed
-from service.tasks.batch import ModelConfig
-from service.tasks.body import TextOrTexts, body_config
-from service.tasks.foreign_body import ForeignBody
-from service.wire.call import Answered, Call, Incoming, M
-from service.wire.reading import read_as
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import embed
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.body import TextOrTexts, body_config
+from bertserve.service.tasks.foreign_body import ForeignBody
+from bertserve.service.wire.call import Answered, Call, Incoming, M
+from bertserve.service.wire.reading import read_as
 
 
 def _no_token_ids(value: Any) -> Any:

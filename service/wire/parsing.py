@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import from_json
 
-from service.errors import TooLargeError
+from bertserve.service.errors import TooLargeError
 
 # Limits of a body, not counting the content of its texts. 16,384 inputs of any task stay below them.
 MAX_CONTAINERS = 2**16

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from service.errors import InvalidValueError, TooLargeError
-from service.tasks.body import TAGS, TaskBody
-from service.tasks.catalog import TASKS
-from service.wire.keys import check_keys, unknown_within
-from service.wire.malformed import no_json, no_object
-from service.wire.parsing import parse
+from bertserve.service.errors import InvalidValueError, TooLargeError
+from bertserve.service.tasks.body import TAGS, TaskBody
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.keys import check_keys, unknown_within
+from bertserve.service.wire.malformed import no_json, no_object
+from bertserve.service.wire.parsing import parse
 
 B = TypeVar("B", bound=TaskBody)
 

@@ -9,19 +9,19 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from service.api_keys import Access
-from service.tasks import classify, embed, rerank
-from service.tasks.catalog import TASKS
-from service.tasks.classify import LabelScore
-from service.tasks.tokens import TOOLS
-from service.wire.call import Call, Incoming
-from service.wire.cohere import DocumentsBody, RankedList, read_rerank
-from service.wire.hugging_face import read_at_base, read_for_model, read_for_task
-from service.wire.infer_body import InferAnswer, InferBody
-from service.wire.kserve import PredictBody, Predictions, read_predict
-from service.wire.open_inference import read_infer
-from service.wire.openai import EmbeddingList, EmbeddingsBody, read_embeddings
-from service.wire.tei import EmbedAllBody, SequencesBody, read_embed_all, read_for_tool, read_sequences
+from bertserve.service.api_keys import Access
+from bertserve.service.tasks import classify, embed, rerank
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.classify import LabelScore
+from bertserve.service.tasks.tokens import TOOLS
+from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.cohere import DocumentsBody, RankedList, read_rerank
+from bertserve.service.wire.hugging_face import read_at_base, read_for_model, read_for_task
+from bertserve.service.wire.infer_body import InferAnswer, InferBody
+from bertserve.service.wire.kserve import PredictBody, Predictions, read_predict
+from bertserve.service.wire.open_inference import read_infer
+from bertserve.service.wire.openai import EmbeddingList, EmbeddingsBody, read_embeddings
+from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_embed_all, read_for_tool, read_sequences
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from service.tasks import classify, embed
-from service.tasks.batch import ModelConfig
-from service.tasks.body import LIST, STOP, TEXT, TextOrTexts, Truncate, TruncationDirection, body_config, lower, one_of
-from service.tasks.classify import ClassifyParameters
-from service.tasks.embed import EmbedParameters, PromptName
-from service.tasks.foreign_body import ForeignBody
-from service.tasks.tokens import TOOLS
-from service.wire.call import Call, Incoming, M
-from service.wire.reading import read_as
+from bertserve.service.tasks import classify, embed
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.body import LIST, STOP, TEXT, TextOrTexts, Truncate, TruncationDirection, body_config, lower, one_of
+from bertserve.service.tasks.classify import ClassifyParameters
+from bertserve.service.tasks.embed import EmbedParameters, PromptName
+from bertserve.service.tasks.foreign_body import ForeignBody
+from bertserve.service.tasks.tokens import TOOLS
+from bertserve.service.wire.call import Call, Incoming, M
+from bertserve.service.wire.reading import read_as
 
 _Text = Annotated[str, Tag(TEXT)]
 _Item = Annotated[_Text | Annotated[list[str], STOP, Tag(LIST)], one_of("a text or a list of one or two texts", TEXT, LIST)]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.graph_spec import GraphSpec
-from service.bundle.manifest import Manifest
-from service.tasks import answer, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
-from service.tasks.body import TaskBody
-from service.wire.keys import check_names
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks.body import TaskBody
+from bertserve.service.wire.keys import check_names
 
 Values = NDArray[Any]  # float32, int64, or texts as objects
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"

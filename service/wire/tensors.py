@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import InvalidValueError
-from service.wire.reading import show
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.wire.reading import show
 
 _INTEGERS: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4"), "BOOL": np.dtype("?")}
 _LENGTH_BYTES = 4  # before each element of a binary BYTES tensor

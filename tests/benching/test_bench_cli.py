@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bench import cli, flags
-from bench.errors import MissingExtraError
-from bench.load.arrivals import poisson_arrivals
-from bench.report import generator_stats, plots, report, slo
-from bench.report import html as html_report
+from bertserve.bench import cli, flags
+from bertserve.bench.errors import MissingExtraError
+from bertserve.bench.load.arrivals import poisson_arrivals
+from bertserve.bench.report import generator_stats, plots, report, slo
+from bertserve.bench.report import html as html_report
 from listening import BUSY, OK, listening, ok, unused_port
 
 ROOT = Path(__file__).parent.parent.parent

@@ -12,14 +12,14 @@ from collections import Counter
 
 import pytest
 
-from bench.errors import BenchError
-from bench.load import generator
-from bench.load.generator import Durations, LoadResult
-from bench.progress import Progress
-from bench.report import measurement
-from bench.target.address import parse_url
-from bench.target.target import Target, build_target
-from bench.workload.bodies import Body
+from bertserve.bench.errors import BenchError
+from bertserve.bench.load import generator
+from bertserve.bench.load.generator import Durations, LoadResult
+from bertserve.bench.progress import Progress
+from bertserve.bench.report import measurement
+from bertserve.bench.target.address import parse_url
+from bertserve.bench.target.target import Target, build_target
+from bertserve.bench.workload.bodies import Body
 from listening import BUSY, OK, Answer, Server, listening, ok, unused_port
 
 pytestmark = pytest.mark.serial

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import BenchError
-from bench.load.generator import Durations
-from bench.overhead import commits, haproxy, replica
-from bench.overhead.comparison import BARS, Comparison, Load, Result
-from bench.overhead.contender import CONTENDERS, Contender, Running
-from bench.overhead.replica import Replica, free_ports
-from bench.progress import Progress
+from bertserve.bench.errors import BenchError
+from bertserve.bench.load.generator import Durations
+from bertserve.bench.overhead import commits, haproxy, replica
+from bertserve.bench.overhead.comparison import BARS, Comparison, Load, Result
+from bertserve.bench.overhead.contender import CONTENDERS, Contender, Running
+from bertserve.bench.overhead.replica import Replica, free_ports
+from bertserve.bench.progress import Progress
 from listening import BUSY, OK, listening
 
 ONE, TWO = Load("short", 1), Load("short", 2)

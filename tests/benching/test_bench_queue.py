@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from bench.experiments import queue_simulation
-from bench.load.arrivals import poisson_arrivals
+from bertserve.bench.experiments import queue_simulation
+from bertserve.bench.load.arrivals import poisson_arrivals
 
 
 def test_arrivals_are_a_poisson_process() -> None:

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import tiny
-from bench import cli
-from bench.report import report
+from bertserve.bench import cli
+from bertserve.bench.report import report
 from conftest import running
 
 SHORT = ("--seconds", 0.1, "--warmup-s", 0.05, "--quiet")

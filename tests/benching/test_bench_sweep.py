@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.errors import BenchError
-from bench.experiments import sweep as module
-from bench.progress import Progress
-from bench.report.report import Report
-from bench.report.slo import parse_objectives
+from bertserve.bench.errors import BenchError
+from bertserve.bench.experiments import sweep as module
+from bertserve.bench.progress import Progress
+from bertserve.bench.report.report import Report
+from bertserve.bench.report.slo import parse_objectives
 
 CAPACITY = 1000  # requests a second
 

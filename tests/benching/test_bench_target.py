@@ -8,12 +8,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from bench.errors import BenchError
-from bench.target.address import parse_url
-from bench.target.metrics import BatchStats, batch_stats, parse_metrics, read_metrics
-from bench.target.probe import probe_target
-from bench.target.target import build_target
-from bench.workload import bodies
+from bertserve.bench.errors import BenchError
+from bertserve.bench.target.address import parse_url
+from bertserve.bench.target.metrics import BatchStats, batch_stats, parse_metrics, read_metrics
+from bertserve.bench.target.probe import probe_target
+from bertserve.bench.target.target import build_target
+from bertserve.bench.workload import bodies
 from listening import listening
 
 

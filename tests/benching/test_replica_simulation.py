@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.experiments import queue_simulation, scaling
-from bench.experiments.replica_simulation import (
+from bertserve.bench.experiments import queue_simulation, scaling
+from bertserve.bench.experiments.replica_simulation import (
     Policy,
     Replica,
     least_connections,
@@ -19,7 +19,7 @@ from bench.experiments.replica_simulation import (
     simulate,
     two_choices,
 )
-from bench.load.arrivals import poisson_arrivals
+from bertserve.bench.load.arrivals import poisson_arrivals
 
 PAGE = Path(__file__).parent.parent.parent / "docs/explanation/scaling.md"
 

@@ -20,8 +20,8 @@ import yaml
 
 import slow
 import tiny
-from bench.overhead.ray_cluster import until
-from bench.overhead.replica import free_ports
+from bertserve.bench.overhead.ray_cluster import until
+from bertserve.bench.overhead.replica import free_ports
 from cluster import ROOT, Cluster, Load
 from conftest import running
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from service.errors import SettingsError
+from bertserve.service.errors import SettingsError
 
 
 @pytest.fixture(name="replica", scope="module")
 def module() -> ModuleType:
-    """`service.ray`, which nothing else imports: Ray takes half a second, and warns of its own code."""
+    """`bertserve.service.ray`, which nothing else imports: Ray takes half a second, and warns of its own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return import_module("service.ray")
+        return import_module("bertserve.service.ray")
 
 
 @pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "grace_s", "admin_key_file", "forwarded_allow_ips"])

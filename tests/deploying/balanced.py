@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import httpx
 
-from bench.load.generator import Durations, run_closed_loop
-from bench.overhead.haproxy import HAProxy, haproxy
-from bench.overhead.replica import Replica, replicas
-from bench.progress import Progress
-from bench.target.address import parse_url
-from bench.target.target import build_target
-from bench.workload.bodies import Body
+from bertserve.bench.load.generator import Durations, run_closed_loop
+from bertserve.bench.overhead.haproxy import HAProxy, haproxy
+from bertserve.bench.overhead.replica import Replica, replicas
+from bertserve.bench.progress import Progress
+from bertserve.bench.target.address import parse_url
+from bertserve.bench.target.target import build_target
+from bertserve.bench.workload.bodies import Body
 
 LIMIT_S = 60
 

@@ -6,8 +6,8 @@ import re
 import shlex
 
 import manifests
+from bertserve.service.settings import PREFIX, Settings
 from manifests import COMPOSE, DEPLOY, ROOT
-from service.settings import PREFIX, Settings
 
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]

@@ -16,10 +16,10 @@ import pytest
 import slow
 import tiny
 from balanced import Balanced, balanced, entries, wait_until
-from bench.overhead import haproxy
+from bertserve.bench.overhead import haproxy
+from bertserve.service.http import auth, streaming
+from bertserve.service.settings import Settings, parse
 from manifests import DEPLOY, ROOT
-from service.http import auth, streaming
-from service.settings import Settings, parse
 
 CONFIGURATION = DEPLOY / "haproxy/haproxy.cfg"
 TEXT = CONFIGURATION.read_text(encoding="utf-8")

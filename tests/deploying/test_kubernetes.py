@@ -10,10 +10,10 @@ import pytest
 
 import facts
 import manifests
+from bertserve.service.metrics import Metrics
+from bertserve.service.process import server, supervisor
+from bertserve.service.settings import PREFIX, Settings, parse
 from manifests import DEPLOY, KUBERNETES, ROOT, Container, document
-from service.metrics import Metrics
-from service.process import server, supervisor
-from service.settings import PREFIX, Settings, parse
 
 DEPLOYMENT = document("base/deployment.yaml")
 POD = DEPLOYMENT["spec"]["template"]["spec"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from bench.overhead.ray_cluster import environment
+from bertserve.bench.overhead.ray_cluster import environment
+from bertserve.service.settings import Settings
 from manifests import DEPLOY
-from service.settings import Settings
 
 SERVE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/serve.yaml").read_text(encoding="utf-8"))
 SERVICE: dict[str, Any] = yaml.safe_load((DEPLOY / "ray/rayservice.yaml").read_text(encoding="utf-8"))
@@ -27,16 +27,16 @@ def ray(module: str) -> Any:
 def test_ray_takes_both_configurations() -> None:
     """By its schema, which refuses unknown keys, and with an application and a policy that there are."""
     schema = ray("ray.serve.schema").ServeDeploySchema
-    replica = ray("service.ray")
+    replica = ray("bertserve.service.ray")
     for path in ("ray/serve.yaml", "ray/rayservice.yaml"):
         text = (DEPLOY / path).read_text(encoding="utf-8")
-        config = yaml.safe_load(text.replace("bertserve.service.", "service."))  # which is what a wheel makes of it
+        config = yaml.safe_load(text)
         (application,) = schema.model_validate(
             config if "applications" in config else yaml.safe_load(config["spec"]["serveConfigV2"])
         ).applications
         (deployment,) = application.deployments
         policy = deployment.autoscaling_config["policy"]["policy_function"]
-        assert ("service.ray:app", "service.ray:enough_replicas") == (application.import_path, policy)
+        assert ("bertserve.service.ray:app", "bertserve.service.ray:enough_replicas") == (application.import_path, policy)
         assert callable(replica.app)
         assert callable(replica.enough_replicas)
         assert replica.Replica.name == deployment.name
@@ -44,7 +44,7 @@ def test_ray_takes_both_configurations() -> None:
 
 def test_arguments_are_settings_that_a_replica_takes() -> None:
     """And the grace of a replica is longer than a request may take."""
-    settings = ray("service.ray").ReplicaSettings
+    settings = ray("bertserve.service.ray").ReplicaSettings
     for config in (SERVE, ON_KUBERNETES):
         (application,) = config["applications"]
         arguments = {name: value for name, value in application["args"].items() if name != "api_key_file"}

@@ -12,8 +12,8 @@ import pytest
 
 import slow
 from balanced import Balanced, balanced, entries, load, wait_until
-from bench.overhead import haproxy
-from bench.overhead.replica import Replica
+from bertserve.bench.overhead import haproxy
+from bertserve.bench.overhead.replica import Replica
 
 pytestmark = [
     pytest.mark.serial,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, PreTrainedTokenizerFast
 
 import tiny
-from export.calibration import BUILT_IN
+from bertserve.export.calibration import BUILT_IN
 
 # two shared cores, and tiny matrices: more threads only wait for each other
 torch.set_num_threads(1)

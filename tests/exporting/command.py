@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bertserve.export import cli
 from checkpoints import bert
-from export import cli
 from outputs import Run
 from playback import play_back
 

@@ -21,12 +21,12 @@ import transformers
 from numpy.typing import NDArray
 from transformers import AutoModelForSequenceClassification
 
+from bertserve.export import calibration
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from compression import drop_layers, prune_heads
-from export import calibration
-from export.pipeline import ExportSpec, export
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import Bundle, load_bundle
-from service.text.tokenizer import Encoding, Tokenizer
 
 STEPS, BATCH, LENGTH, TURNS = 120, 16, 64, 31
 

@@ -19,8 +19,8 @@ from tokenizers import normalizers, pre_tokenizers, trainers
 from transformers.models.auto import modeling_auto
 
 import tiny
+from bertserve.export.calibration import BUILT_IN
 from checkpoints import naming
-from export.calibration import BUILT_IN
 
 LENGTH = 144  # usable, so that no question of the parity samples is too long for a window
 PIECES = 1100  # the int8 stage quantizes embeddings of 1024 rows and more

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertserve.export import inference
+from bertserve.export.calibration import BUILT_IN
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.tracers import Tracer
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from checkpoints import few_texts
-from export import inference
-from export.calibration import BUILT_IN
-from export.pipeline import ExportSpec, export
-from export.tracers import Tracer
 from families import ALL_HEADS, FAMILIES
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle.files import Bundle, load_bundle
-from service.bundle.graph_spec import Precision
-from service.bundle.manifest import Manifest
-from service.text.tokenizer import Encoding, Tokenizer
 
 # tokens of text; what the special tokens leave of the whole length comes last
 COUNTS = (0, 1, 2, 5, 13, 31, 64)

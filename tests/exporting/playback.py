@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.bundle.files import digest
 from checkpoints import bert, few_texts
-from export.pipeline import ExportSpec, export
-from service.bundle.files import digest
 
 STAGES = ("trace.trace", "cpu.ort_fusion.fuse", "evidence.reference.Reference", "int8.quantize.quantize")
 
@@ -32,7 +32,7 @@ def play_back(patch: pytest.MonkeyPatch, source: Path) -> None:
     weights, recordings = _recordings()
     assert weights == digest(source / "model.safetensors"), "what was recorded is the usual checkpoint's"
     for stage, recorded in recordings.items():
-        patch.setattr(f"export.{stage}", functools.partial(_played, recorded))
+        patch.setattr(f"bertserve.export.{stage}", functools.partial(_played, recorded))
 
 
 def _played(recorded: Recorded, *args: Any, **_: Any) -> Any:
@@ -60,7 +60,9 @@ def _recordings() -> tuple[str, dict[str, Recorded]]:
         source = bert(folder)
         for stage in STAGES:
             module, _, function = stage.rpartition(".")
-            patch.setattr(f"export.{stage}", recording(stage, getattr(importlib.import_module(f"export.{module}"), function)))
+            patch.setattr(
+                f"bertserve.export.{stage}", recording(stage, getattr(importlib.import_module(f"bertserve.export.{module}"), function))
+            )
         export(ExportSpec(str(source), folder / "models", calibration=few_texts(folder)), lambda line: None)
         assert set(STAGES) == set(recordings)
         return digest(source / "model.safetensors"), recordings

@@ -161,7 +161,7 @@ class Case:
             QUIRKS[self.quirk].word if self.quirk else None: True,
             "init_lora_weights": self.adapter == "pissa",
             "second text": self.template == "second text first",
-            "usable length": self.task == "fill-mask" and self.limit < 32,
+            "usable length": self.limit < (32 if self.task == "fill-mask" else 16),
             # that has no room for a question of the samples
             "a window of": self.task == "question-answering" and self.limit < 80,
         }

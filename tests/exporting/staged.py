@@ -13,14 +13,14 @@ import onnx
 from numpy.typing import NDArray
 
 import tiny
+from bertserve.export import calibration, inference, trace
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
+from bertserve.export.inference import Feed
+from bertserve.service.bundle.files import TOKENIZER_FILE, digest
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import bert
-from export import calibration, inference, trace
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
-from export.inference import Feed
-from service.bundle.files import TOKENIZER_FILE, digest
-from service.text.tokenizer import Tokenizer
 
 ARCHITECTURES = {
     "text-classification": "BertForSequenceClassification",

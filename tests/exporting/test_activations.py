@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export import inference
-from export.graph import linear, rewrite
-from export.int8 import activations
-from export.int8.activations import Activations, Sample, observe, observe_tensors
+from bertserve.export import inference
+from bertserve.export.graph import linear, rewrite
+from bertserve.export.int8 import activations
+from bertserve.export.int8.activations import Activations, Sample, observe, observe_tensors
 from staged import Staged, run
 
 pytestmark = pytest.mark.torch

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.evidence.agreement import AgreementMeter
-from export.evidence.batch_invariance import measure_row_errors
-from export.evidence.spread_error import SpreadError
-from service.bundle.graph_spec import Agreement
-from service.bundle.manifest import Activation
+from bertserve.export.evidence.agreement import AgreementMeter
+from bertserve.export.evidence.batch_invariance import measure_row_errors
+from bertserve.export.evidence.spread_error import SpreadError
+from bertserve.service.bundle.graph_spec import Agreement
+from bertserve.service.bundle.manifest import Activation
 
 ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
 ROME = {"entity_group": "LOC", "score": 0.9, "word": "Rome", "start": 9, "end": 13}

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from export import analyze_cli, cli
-from export.analyze.layers import Node, find_parts
-from export.analyze.shapes import NAMED, Shape, choose_lengths, variants
-from export.errors import CheckpointError
-from service.bundle.files import load_bundle
+from bertserve.export import analyze_cli, cli
+from bertserve.export.analyze.layers import Node, find_parts
+from bertserve.export.analyze.shapes import NAMED, Shape, choose_lengths, variants
+from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.files import load_bundle
 
 MODELS = Path(__file__).parent.parent.parent / "models"
 
@@ -145,7 +145,7 @@ def test_plots_are_left_out_where_matplotlib_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tables and JSON work, and one line says what to install."""
-    monkeypatch.setattr("export.analyze.plots.find_spec", lambda name: None)
+    monkeypatch.setattr("bertserve.export.analyze.plots.find_spec", lambda name: None)
     assert 0 == cli.main(["analyze", str(MODELS / "sentiment"), "--lengths", "8", "--seconds", "0.1", "--output", str(tmp_path)])
 
     assert "pip install 'bertserve[bench]'" in capsys.readouterr().err

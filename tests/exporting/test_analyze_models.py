@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from bertserve.export import analyze_cli, cli
+from bertserve.export.analyze import sweep
+from bertserve.export.analyze.timing import Timing
+from bertserve.export.errors import CheckpointError
 from checkpoints import bert
-from export import analyze_cli, cli
-from export.analyze import sweep
-from export.analyze.timing import Timing
-from export.errors import CheckpointError
 
 pytestmark = pytest.mark.torch
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export import calibration, text_files
-from export.calibration import Texts
-from export.errors import CheckpointError
-from export.inference import Feed
-from service.bundle.files import TOKENIZER_FILE, digest
-from service.text.tokenizer import Tokenizer
+from bertserve.export import calibration, text_files
+from bertserve.export.calibration import Texts
+from bertserve.export.errors import CheckpointError
+from bertserve.export.inference import Feed
+from bertserve.service.bundle.files import TOKENIZER_FILE, digest
+from bertserve.service.text.tokenizer import Tokenizer
 from staged import Staged
 
 pytestmark = pytest.mark.torch

@@ -11,17 +11,17 @@ import pytest
 import torch
 import transformers
 
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import CheckpointError
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import edit_json, edit_weights
 from compression import drop_layers, prune_heads, silence_heads
-from export.checkpoint.load import load_checkpoint
-from export.errors import CheckpointError
-from export.pipeline import ExportSpec, export
 from families import FAMILIES, SIZES
 from grid import fp32_error, grid, rows
-from service.bundle.files import load_bundle
-from service.bundle.graph_spec import Precision
-from service.bundle.manifest import Manifest
-from service.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 

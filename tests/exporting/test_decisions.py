@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from export.evidence.decisions import decision, equal_but_for_scores, equal_but_for_ties, result_spans
-from export.evidence.metrics import Span
-from service.bundle.manifest import Activation
+from bertserve.export.evidence.decisions import decision, equal_but_for_scores, equal_but_for_ties, result_spans
+from bertserve.export.evidence.metrics import Span
+from bertserve.service.bundle.manifest import Activation
 
 ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
 

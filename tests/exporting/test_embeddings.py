@@ -16,19 +16,20 @@ from huggingface_hub.utils import filter_repo_objects
 from numpy.typing import NDArray
 from transformers import BertConfig
 
-import service.cli
+import bertserve.service.cli
 import tiny
+from bertserve.export import cli
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import ExportError
+from bertserve.export.evidence.reference import sample_reference
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.tasks import embed, rerank, similarity, zero_shot
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
-from export import cli
-from export.errors import ExportError
-from export.evidence.samples import sample_requests
-from export.pipeline import ExportSpec, export
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.tasks import embed, rerank, similarity, zero_shot
-from service.tasks.catalog import TASKS
-from service.text.tokenizer import Tokenizer
-from service.wire.reading import Limits, read_body
 from task_runs import begin
 
 pytestmark = pytest.mark.torch
@@ -196,12 +197,12 @@ def test_int8_passes_the_gate_and_points_the_same_way(source: Path, bundle: Path
     assert (found * PyTorch(source, 64).vectors(TEXTS, "mean")).sum(axis=1).min() > 0.99
 
 
-def test_the_agreement_is_that_of_the_vectors_that_are_served(bundle: Path) -> None:
+def test_the_agreement_is_that_of_the_vectors_that_are_served(source: Path, bundle: Path) -> None:
     """The cosine similarity of the bundle's own vectors, pooled and with the prompts of the samples; no label agrees."""
     manifest = load_bundle(bundle).manifest
     fp32, int8 = (graph.evidence for graph in sorted(manifest.graphs, key=lambda graph: graph.precision))
-    requests = sample_requests(embed.TASK, manifest.tokenizer, PROMPTS.values())
-    texts = [request.prompt + request.text for request in requests]
+    checkpoint = load_checkpoint(str(source))
+    texts = [request.prompt + request.text for request in sample_reference(checkpoint).requests[: int8.samples]]
     one, other = (np.array(Served(bundle, precision).answer(embed.TASK, inputs=texts)) for precision in ("fp32", "int8"))
     cosines = (one * other).sum(axis=1)
 
@@ -216,7 +217,7 @@ def test_the_agreement_is_that_of_the_vectors_that_are_served(bundle: Path) -> N
 
 def test_the_bundle_is_served_and_checked(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve check` runs its example, and the card says what vectors are."""
-    assert 0 == service.cli.main(["check", "--models", str(bundle.parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.parent)])
     assert "vectors: feature-extraction, cpu/int8: ok" in capsys.readouterr().out
     card = (bundle / "README.md").read_text(encoding="utf-8")
     assert "Vectors have 32 values, pooling `mean`, of length 1; the last four layers side by side on request, 128 values." in card
@@ -375,7 +376,7 @@ def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypa
             shutil.copyfile(source / name, fetched / name)
         return str(fetched)
 
-    monkeypatch.setattr("export.checkpoint.source.snapshot_download", download)
+    monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
     _, manifest = export(ExportSpec("org/vectors", tmp_path / "models", precisions=("fp32",), revision="main"), silent)
 
     assert {".", "0_Transformer", "1_Pooling"} == {str(path.parent.relative_to(fetched)) for path in fetched.rglob("*") if path.is_file()}

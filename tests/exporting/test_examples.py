@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.check import difference
+from bertserve.service.check import difference
 
 pytestmark = [pytest.mark.torch, pytest.mark.full_grid]
 

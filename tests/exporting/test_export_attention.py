@@ -13,22 +13,22 @@ import pytest
 import torch
 import transformers
 
-import service.cli
+import bertserve.service.cli
 import tiny
 from application import call
+from bertserve.export import cli
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import CheckpointError, ExportError, ParityError
+from bertserve.export.evidence.attention_parity import AttentionSample, measure_attention
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend import sessions
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.tasks import attention
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from checkpoints import few_texts
 from compression import prune_heads
-from export import cli
-from export.checkpoint.load import load_checkpoint
-from export.errors import CheckpointError, ExportError, ParityError
-from export.evidence.attention_parity import AttentionSample, measure_attention
-from export.pipeline import ExportSpec, export
 from families import ALL_HEADS, FAMILIES, HEADS, SIZES, Family, bert_tokenizer, roberta_tokenizer
-from service.backend import sessions
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle.files import Bundle, load_bundle
-from service.tasks import attention
-from service.text.tokenizer import Encoding, Tokenizer
 from task_runs import decode, encode
 from test_export_other_families import OTHERS
 
@@ -238,7 +238,7 @@ def test_the_evidence_says_how_near(both: tuple[Path, Bundle]) -> None:
     assert fp32.evidence.attention_error <= 1e-4 < int8.evidence.attention_error < 0.5
     card = (bundle.path / "README.md").read_text(encoding="utf-8")
     assert f"8 heads in 2 layers. Worst error of a weight to PyTorch: cpu/fp32 {fp32.evidence.attention_error:.1e}, cpu/int8 " in card
-    assert 0 == service.cli.main(["check", "--models", str(bundle.path.parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(bundle.path.parent)])
 
 
 @pytest.mark.full_grid
@@ -294,7 +294,7 @@ def test_what_has_no_attention_is_wrong_usage(
 @pytest.mark.full_grid
 def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error beyond the bound ends the export, and says how to go on."""
-    monkeypatch.setattr("export.evidence.attention_parity.MAX_ERROR", -1.0)
+    monkeypatch.setattr("bertserve.export.evidence.attention_parity.MAX_ERROR", -1.0)
     with pytest.raises(ExportError, match=r"fp32 attention weights are off by .*e-0\d, allowed is -1e\+00; export it without --attentions"):
         exported(checkpoint("BERT", CLASSIFIES, tmp_path))
     assert not list((tmp_path / "models").glob("*"))
@@ -306,4 +306,4 @@ def test_a_manifest_of_other_heads_is_refused(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "tiny" / "manifest.json").read_text())
     for heads in ([2, 4], [2, 3, 1]):
         (tmp_path / "tiny" / "manifest.json").write_text(json.dumps(manifest | {"attention_heads": heads}))
-        assert 1 == service.cli.main(["check", "--models", str(tmp_path)])
+        assert 1 == bertserve.service.cli.main(["check", "--models", str(tmp_path)])

@@ -21,13 +21,13 @@ import pytest
 from safetensors.torch import load_file
 
 import tiny
+from bertserve.export import cli, signals
+from bertserve.export.workspace import LOCK_FILE
+from bertserve.service.bundle.files import load_bundle
 from checkpoints import edit_json, edit_weights, few_texts
-from export import cli, signals
-from export.workspace import LOCK_FILE
 from full_disk import largest_file
 from outputs import FAST, Run, contents, left_in
 from playback import play_back
-from service.bundle.files import load_bundle
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)
@@ -215,7 +215,7 @@ def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
             raise OSError(errno.EBUSY, "Device or resource busy", str(path))
         remove(path, **options)
 
-    monkeypatch.setattr("export.bundle.package.shutil.rmtree", busy)
+    monkeypatch.setattr("bertserve.export.bundle.package.shutil.rmtree", busy)
 
     assert 0 == run(source, *FAST, "--overwrite")[0]
     assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
@@ -268,7 +268,7 @@ def test_a_full_disk_in_any_stage_leaves_nothing(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(f"export.{stage}", full)
+    monkeypatch.setattr(f"bertserve.export.{stage}", full)
     code, message = run(source, "--calibration", str(few_texts(tmp_path)))
 
     assert (1, []) == (code, left_in(output))
@@ -279,7 +279,7 @@ def test_a_full_disk_in_any_stage_leaves_nothing(
 
 # Processes of their own, from one that has imported torch once: each would need seconds for that.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["checkpoints", "export.pipeline"])
+PROCESSES.set_forkserver_preload(["checkpoints", "bertserve.export.pipeline"])
 
 
 class Hanging:
@@ -314,7 +314,7 @@ def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None
         while True:
             time.sleep(0.01)
 
-    setattr(importlib.import_module(f"export.{module}"), function, stay)
+    setattr(importlib.import_module(f"bertserve.export.{module}"), function, stay)
     sys.exit(cli.main(arguments))
 
 
@@ -367,7 +367,7 @@ def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run
 @pytest.mark.usefixtures("played_back")
 def test_a_bundle_that_appears_during_an_export_stays(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --overwrite nothing is replaced, whoever made it."""
-    from export import pipeline
+    from bertserve.export import pipeline
 
     answers = pipeline.measure_graphs
 
@@ -388,7 +388,7 @@ def test_an_export_that_cannot_lock_its_folder_is_left_alone(source: Path, outpu
     def none(*_: Any) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
-    monkeypatch.setattr("export.workspace.fcntl.flock", none)
+    monkeypatch.setattr("bertserve.export.workspace.fcntl.flock", none)
     folder = output / ".tiny-bert.12345678"
     (folder / "work").mkdir(parents=True)
     (folder / LOCK_FILE).write_text("1\n", encoding="ascii")

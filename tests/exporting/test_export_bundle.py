@@ -18,27 +18,27 @@ from huggingface_hub.repocard import metadata_load
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-import service.cli
+import bertserve.service.cli
 import tiny
+from bertserve.export import calibration, cli, text_files
+from bertserve.export.bundle.card import model_card
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import ParityError
+from bertserve.export.evidence.batch_invariance import MAX_ROW_ERROR
+from bertserve.export.evidence.parity import MAX_ABS_ERROR, measure_parity
+from bertserve.export.evidence.reference import Reference
+from bertserve.export.evidence.samples import text_requests
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.check import check
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import classify
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, SIZES, PyTorch, bert, few_texts, naming, save
-from export import calibration, cli, text_files
-from export.bundle.card import model_card
-from export.checkpoint.load import load_checkpoint
-from export.errors import ParityError
-from export.evidence.batch_invariance import MAX_ROW_ERROR
-from export.evidence.parity import MAX_ABS_ERROR, measure_parity
-from export.evidence.reference import Reference
-from export.evidence.samples import text_requests
-from export.pipeline import ExportSpec, export
 from playback import play_back
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
-from service.bundle.graph_spec import GraphSpec, Precision
-from service.bundle.manifest import Manifest
-from service.check import check
-from service.settings import Settings
-from service.tasks import classify
-from service.text.tokenizer import Encoding, Tokenizer
 from task_runs import decode, encode
 
 pytestmark = pytest.mark.torch
@@ -134,7 +134,7 @@ def test_nothing_but_the_bundle_is_left_in_the_output_folder(exported: Exported)
 
 
 def test_the_service_verifies_what_was_exported(exported: Exported) -> None:
-    """`service.bundle.load` accepts the folder and reads the manifest that the export returned."""
+    """`bertserve.service.bundle.load` accepts the folder and reads the manifest that the export returned."""
     assert exported.manifest == load_bundle(exported.target).manifest
 
 
@@ -145,7 +145,7 @@ def test_another_user_may_read_the_bundle(exported: Exported) -> None:
 
 def test_the_stored_example_checks(exported: Exported, capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve check` gets the stored result from the default graph."""
-    assert 0 == service.cli.main(["check", "--models", str(exported.target.parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(exported.target.parent)])
     assert "tiny-bert: text-classification, cpu/int8: ok" in capsys.readouterr().out
 
 
@@ -201,7 +201,7 @@ def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
 ) -> None:
     """Then fp32 is; its answer is the stored example, and command and card warn of int8, which is there for those who name it."""
     play_back(monkeypatch, exported.source)
-    monkeypatch.setattr("service.bundle.evidence_policy.ENOUGH_AGREEMENT", 1.01)
+    monkeypatch.setattr("bertserve.service.bundle.evidence_policy.ENOUGH_AGREEMENT", 1.01)
     models, texts = tmp_path / "models", str(few_texts(tmp_path))
     assert 0 == cli.main([str(exported.source), "--output", str(models), "--calibration", texts])
     manifest = load_bundle(models / "tiny-bert").manifest

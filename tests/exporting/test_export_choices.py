@@ -10,16 +10,16 @@ import pytest
 import torch
 import transformers
 
-import service.cli
+import bertserve.service.cli
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.tracers import Tracer
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.tasks import choose
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import POSITIONS, bert
-from export.checkpoint.load import load_checkpoint
-from export.pipeline import ExportSpec, export
-from export.tracers import Tracer
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.bundle.manifest import Manifest
-from service.tasks import choose
-from service.text.tokenizer import Tokenizer
 from task_runs import begin
 
 pytestmark = pytest.mark.torch
@@ -104,7 +104,7 @@ def test_nothing_is_left_of_the_axis_of_choices(exported: tuple[Path, Manifest])
 
 def test_the_stored_example_checks(exported: tuple[Path, Manifest], capsys: pytest.CaptureFixture[str]) -> None:
     """The service gives the answer that was stored at export."""
-    assert 0 == service.cli.main(["check", "--models", str(exported[0].parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(exported[0].parent)])
     assert capsys.readouterr().out.endswith("cpu/fp32: ok\n")
 
 

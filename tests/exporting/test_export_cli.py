@@ -19,12 +19,12 @@ from onnx import numpy_helper
 from safetensors.torch import load_file
 
 import tiny
+from bertserve.export import cli
+from bertserve.service import __version__
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 from checkpoints import bert, edit_json, edit_weights, few_texts
-from export import cli
 from outputs import FAST, Run, contents, left_in
 from playback import play_back
-from service import __version__
-from service.bundle.files import CARD_FILE, MANIFEST_FILE, load_bundle
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)
@@ -93,7 +93,7 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
         asked.update(options, name=name)
         return str(source)
 
-    monkeypatch.setattr("export.checkpoint.source.snapshot_download", download)
+    monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
 
     assert 0 == run("org/model", *FAST, "--revision", "v1")[0]
     assert {
@@ -110,7 +110,9 @@ def test_a_hub_id_is_downloaded_without_pickles_and_code(source: Path, output: P
 def test_the_commit_of_a_download_stands_in_the_manifest(source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub's cache names a snapshot's folder after it; what was asked for is kept beside it."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    monkeypatch.setattr("export.checkpoint.source.snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit))))
+    monkeypatch.setattr(
+        "bertserve.export.checkpoint.source.snapshot_download", lambda name, **_: str(source.rename(source.with_name(commit)))
+    )
 
     assert 0 == run("org/model", *FAST, "--revision", "main")[0]
     origin = load_bundle(output / "model").manifest.source
@@ -512,7 +514,7 @@ STAGES = [
 def test_an_interrupted_export_leaves_nothing(source: Path, output: Path, monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
     """Ctrl-C leaves no bundle and no temporary folder."""
     play_back(monkeypatch, source)
-    monkeypatch.setattr(f"export.{stage}", interrupt)
+    monkeypatch.setattr(f"bertserve.export.{stage}", interrupt)
 
     assert 130 == cli.main([str(source), "--output", str(output)])
     assert [] == left_in(output)
@@ -525,7 +527,7 @@ def test_an_interrupted_export_keeps_the_existing_bundle(
     """Ctrl-C in any stage of an overwriting export leaves the old bundle as it was; once with every stage before it real."""
     if stage != STAGES[-1]:
         play_back(monkeypatch, source)
-    monkeypatch.setattr(f"export.{stage}", interrupt)
+    monkeypatch.setattr(f"bertserve.export.{stage}", interrupt)
 
     assert 130 == cli.main([str(source), "--output", str(output), "--overwrite", "--calibration", str(few_texts(tmp_path))])
     assert ["tiny-bert"] == left_in(output)

@@ -14,18 +14,18 @@ import tokenizers
 import torch
 import transformers
 
+from bertserve.export import trace
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.cpu import build
+from bertserve.export.errors import ExportError
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.text.tokenizer import Encoding
 from checkpoints import edit_json
-from export import trace
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.cpu import build
-from export.errors import ExportError
-from export.pipeline import ExportSpec, export
 from families import FAMILIES, HEADS, LENGTH, gpt2_tokenizer, llama_tokenizer
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle.files import load_bundle
-from service.bundle.graph_spec import GraphSpec
-from service.text.tokenizer import Encoding
 
 pytestmark = pytest.mark.torch
 

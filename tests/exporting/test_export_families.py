@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-import service.cli
-from export.evidence.parity import MAX_ABS_ERROR
+import bertserve.service.cli
+from bertserve.export.evidence.parity import MAX_ABS_ERROR
 from families import CASES, FAMILIES, HEADS, LENGTH, SAME_CLASSES, SAMPLE, SAMPLED
 from family_table import DOCUMENT, ROUNDING, read, rounded_up, write
 from grid import Measured, measure, most_of_int8
@@ -68,7 +68,7 @@ def test_int8_stays_near(measured: tuple[str, str, Measured]) -> None:
 
 def test_the_service_gives_the_stored_answer(measured: tuple[str, str, Measured], capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve check` loads the bundle knowing nothing of its family, and its answer is the one stored at export."""
-    assert 0 == service.cli.main(["check", "--models", str(measured[2].path.parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(measured[2].path.parent)])
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
+from bertserve.export.errors import ExportError
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import bert, edit_json, few_texts
-from export.errors import ExportError
-from export.pipeline import ExportSpec, export
 from families import FAMILIES, Family, bert_tokenizer, modernbert_tokenizer, roberta_tokenizer
 from grid import compared, grid, reference, rows, worst_error
-from service.bundle.files import load_bundle
-from service.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 

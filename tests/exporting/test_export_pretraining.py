@@ -16,16 +16,16 @@ import torch
 import transformers
 from transformers import AlbertConfig, ElectraConfig
 
-import export.cli
-import service.cli
+import bertserve.export.cli
+import bertserve.service.cli
 import tiny
 from application import call_fresh, rejected
+from bertserve.export import pipeline
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import CheckpointError
+from bertserve.export.pipeline import ExportSpec
+from bertserve.service.bundle.manifest import Manifest
 from checkpoints import POSITIONS, SIZES, bert, edit_json, save
-from export import pipeline
-from export.checkpoint.load import load_checkpoint
-from export.errors import CheckpointError
-from export.pipeline import ExportSpec
-from service.bundle.manifest import Manifest
 
 pytestmark = pytest.mark.torch
 
@@ -131,9 +131,9 @@ def test_bundles_of_pairs_check_and_verify(
     lines = [{"text": text, "text_pair": pair, "label": label} for (text, pair), label in zip(PAIRS, best, strict=False)]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
-    assert 0 == service.cli.main(["check", "--models", str(path.parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(path.parent)])
     capsys.readouterr()
-    assert 0 == export.cli.main(["verify", str(path), "--data", str(data), "--checkpoint", str(source), "--json"])
+    assert 0 == bertserve.export.cli.main(["verify", str(path), "--data", str(data), "--checkpoint", str(source), "--json"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert {"graph": 1.0, "reference": 1.0} == checks["accuracy cpu/fp32"]["figures"]
 

@@ -17,27 +17,27 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import tiny
+from bertserve.export import calibration, text_files
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.cpu.cls_only_last_layer import restrict_to_cls
+from bertserve.export.cpu.ort_fusion import attention_form, fuse
+from bertserve.export.cpu.pack_qkv import pack_qkv
+from bertserve.export.cpu.unfuse import unfuse
+from bertserve.export.errors import GraphError, ParityError
+from bertserve.export.evidence.batch_invariance import MAX_ROW_ERROR
+from bertserve.export.evidence.parity import MAX_ABS_ERROR, Parity, measure_parity
+from bertserve.export.evidence.reference import Reference, sample_reference
+from bertserve.export.int8.emit_int8 import MIN_ROWS
+from bertserve.export.int8.quantize import quantize
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.trace import OPSETS, trace
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import TOKENIZER_FILE, digest
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.manifest import Manifest, TokenizerSpec
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from checkpoints import POSITIONS, bert, edit_weights, few_texts
-from export import calibration, text_files
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.cpu.cls_only_last_layer import restrict_to_cls
-from export.cpu.ort_fusion import attention_form, fuse
-from export.cpu.pack_qkv import pack_qkv
-from export.cpu.unfuse import unfuse
-from export.errors import GraphError, ParityError
-from export.evidence.batch_invariance import MAX_ROW_ERROR
-from export.evidence.parity import MAX_ABS_ERROR, Parity, measure_parity
-from export.evidence.reference import Reference, sample_reference
-from export.int8.emit_int8 import MIN_ROWS
-from export.int8.quantize import quantize
-from export.pipeline import ExportSpec, export
-from export.trace import OPSETS, trace
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle.files import TOKENIZER_FILE, digest
-from service.bundle.graph_spec import Precision
-from service.bundle.manifest import Manifest, TokenizerSpec
-from service.text.tokenizer import Encoding, Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -501,7 +501,7 @@ def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, t
         perturbed(target, target, "classifier.bias", lambda bias: bias.__iadd__(1e-2))
         return counts
 
-    monkeypatch.setattr("export.cpu.ort_fusion.fuse", faulty)
+    monkeypatch.setattr("bertserve.export.cpu.ort_fusion.fuse", faulty)
 
     with pytest.raises(ParityError, match=r"fp32 logits are off by 1\.00e-02"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", precisions=("int8",)), lambda line: None)

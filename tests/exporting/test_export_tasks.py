@@ -14,22 +14,22 @@ import torch
 import transformers
 from onnx import numpy_helper
 
-import service.cli
+import bertserve.service.cli
 import tiny
+from bertserve.export.errors import ExportError
+from bertserve.export.evidence.batch_invariance import MAX_ROW_ERROR
+from bertserve.export.graph.linear import MIN_SIDE
+from bertserve.export.int8 import outlier_split
+from bertserve.export.int8.emit_int8 import MIN_ROWS
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import TOKENIZER_FILE, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.tasks import answer, fill_mask, ner
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, few_texts
-from export.errors import ExportError
-from export.evidence.batch_invariance import MAX_ROW_ERROR
-from export.graph.linear import MIN_SIDE
-from export.int8 import outlier_split
-from export.int8.emit_int8 import MIN_ROWS
-from export.pipeline import ExportSpec, export
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle.files import TOKENIZER_FILE, load_bundle
-from service.bundle.graph_spec import GraphSpec, Precision
-from service.bundle.manifest import Manifest
-from service.tasks import answer, fill_mask, ner
-from service.tasks.catalog import TASKS
-from service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
 
 pytestmark = pytest.mark.torch
@@ -330,7 +330,7 @@ def test_the_stored_examples_check(all_exported: dict[str, Exported], capsys: py
     """`bert-serve check` gets each task's stored result from the default graph."""
     models = all_exported[ner.TASK].target.parent
 
-    assert 0 == service.cli.main(["check", "--models", str(models)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(models)])
     out = capsys.readouterr().out
     assert [True] * 3 == [f"tiny-{task}: {task}, cpu/int8: ok" in out for task in ARCHITECTURES]
 

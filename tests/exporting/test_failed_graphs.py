@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 import tiny
+from bertserve.export import provider_graphs
+from bertserve.export.errors import GraphError, ParityError
+from bertserve.export.gpu import cuda, fp16, tensorrt
+from bertserve.export.provider_graphs import Comparison, measure_graph
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import CARD_FILE, load_bundle
+from bertserve.service.errors import BundleError
 from checkpoints import few_texts
-from export import provider_graphs
-from export.errors import GraphError, ParityError
-from export.gpu import cuda, fp16, tensorrt
-from export.provider_graphs import Comparison, measure_graph
 from outputs import Run
 from playback import play_back
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import CARD_FILE, load_bundle
-from service.errors import BundleError
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)

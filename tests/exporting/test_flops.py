@@ -8,11 +8,11 @@ import pytest
 import torch
 import transformers
 
-from export.checkpoint import flops
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
+from bertserve.export.checkpoint import flops
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.service.bundle.graph_spec import InputSpec
 from families import CASES, FAMILIES, LENGTH, SIZES
-from service.bundle.graph_spec import InputSpec
 
 pytestmark = pytest.mark.torch
 

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from scipy import stats
 from sklearn import metrics
 
+from bertserve.export import cli
+from bertserve.export.evidence.predict import predict
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 from checkpoints import PyTorch, bert
-from export import cli
-from export.evidence.predict import predict
-from export.pipeline import ExportSpec, export
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.text.tokenizer import Tokenizer
-from service.wire.reading import Limits, read_body
 
 pytestmark = pytest.mark.torch
 

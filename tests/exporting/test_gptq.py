@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from export.int8.gptq import MAX_INT8, MAX_INT16, Gptq, column_scales, round_to_nearest
+from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16, Gptq, column_scales, round_to_nearest
 
 pytestmark = pytest.mark.torch
 
@@ -151,7 +151,7 @@ def test_blocks_change_nothing_but_the_speed(monkeypatch: pytest.MonkeyPatch) ->
     weight, inputs, peak = random_weight(7, 96, 48), correlated_inputs(7, 400, 96), np.full(96, 255, dtype=np.uint8)
     scales = column_scales(weight, peak)
     whole = round_gptq(weight, scales, inputs, peak)
-    monkeypatch.setattr("export.int8.gptq._BLOCK_SIZE", 20)
+    monkeypatch.setattr("bertserve.export.int8.gptq._BLOCK_SIZE", 20)
     in_blocks = round_gptq(weight, scales, inputs, peak)
 
     assert np.mean(whole != in_blocks) < 0.01
@@ -193,7 +193,7 @@ def test_gptq_saturates_no_pair(rows: int, monkeypatch: pytest.MonkeyPatch) -> N
     scales = column_scales(weight, peak) * np.float32(0.985)  # without the slack that makes such columns rare
     quantized, nearest = round_gptq(weight, scales, inputs, peak), round_to_nearest(weight, scales)
     with monkeypatch.context() as patch:
-        patch.setattr("export.int8.gptq.MAX_INT16", 2**31)
+        patch.setattr("bertserve.export.int8.gptq.MAX_INT16", 2**31)
         careless = round_gptq(weight, scales, inputs, peak)
     saturated = np.array(largest_sums(careless, peak)) > MAX_INT16
 

@@ -15,19 +15,19 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from bertserve.export import calibration
+from bertserve.export.evidence.parity import MAX_ABS_ERROR
+from bertserve.export.gpu import cuda, fp16, shape_plan
+from bertserve.export.gpu.cuda import FUSED_FORM, PARTLY_FUSED_FORM
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.precisions import choose_precisions
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.tasks import answer, classify, fill_mask, ner
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
-from export import calibration
-from export.evidence.parity import MAX_ABS_ERROR
-from export.gpu import cuda, fp16, shape_plan
-from export.gpu.cuda import FUSED_FORM, PARTLY_FUSED_FORM
-from export.pipeline import ExportSpec, export
-from export.precisions import choose_precisions
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle.files import Bundle, load_bundle
-from service.bundle.graph_spec import GraphSpec
-from service.tasks import answer, classify, fill_mask, ner
-from service.tasks.catalog import TASKS
-from service.text.tokenizer import Tokenizer
 from staged import ARCHITECTURES, checkpoint_of, stage
 from task_runs import encode
 

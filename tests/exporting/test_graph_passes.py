@@ -13,21 +13,21 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from bertserve.export.calibration import BUILT_IN
+from bertserve.export.cpu.cls_only_last_layer import restrict_to_cls
+from bertserve.export.cpu.pack_qkv import pack_qkv
+from bertserve.export.cpu.unfuse import unfuse
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import linear, rewrite
+from bertserve.export.graph.rewrite import CONTRIB
+from bertserve.export.inference import Feed
+from bertserve.export.int8 import outlier_split
+from bertserve.export.int8.activations import observe_tensors
+from bertserve.export.int8.fold_smoothing import fold_smoothing
+from bertserve.export.text_files import read_texts
+from bertserve.service.bundle.files import digest
 from checkpoints import SIZES
-from export.calibration import BUILT_IN
-from export.cpu.cls_only_last_layer import restrict_to_cls
-from export.cpu.pack_qkv import pack_qkv
-from export.cpu.unfuse import unfuse
-from export.errors import GraphError
-from export.graph import linear, rewrite
-from export.graph.rewrite import CONTRIB
-from export.inference import Feed
-from export.int8 import outlier_split
-from export.int8.activations import observe_tensors
-from export.int8.fold_smoothing import fold_smoothing
-from export.text_files import read_texts
 from families import FAMILIES
-from service.bundle.files import digest
 from staged import Staged, assert_equal_outputs, operators, padded, run, stage
 
 pytestmark = pytest.mark.torch
@@ -472,7 +472,7 @@ def test_a_model_with_relative_positions_is_restricted_as_traced(tmp_path: Path)
 
     assert staged.nodes_restricted >= 8
     assert ["Softmax", "LayerNormalization", "Gelu", "LayerNormalization"] == [node.op_type for node in last]
-    feeds = staged.feeds([TEXTS[0], TEXTS[1], TEXTS[2], "the film " * 40])
+    feeds = staged.feeds([TEXTS[0], TEXTS[1], TEXTS[2], "the film " * 40])[:4]  # without the pairs, which leave no room for padding
     giving_out(staged.cls_only, tmp_path / "more.onnx", [node.outputs[0].name or "" for node in last])
     assert [feeds[1]["input_ids"].shape[1]] + [1] * 3 == [value.shape[-2] for value in run(tmp_path / "more.onnx", feeds[1])[1:]]
     for feed in [*feeds, padded(feeds, max(feed["input_ids"].shape[1] for feed in feeds) + 7)]:

@@ -13,16 +13,16 @@ import transformers
 from numpy.typing import NDArray
 from transformers import BertConfig, RobertaPreLayerNormConfig
 
+from bertserve.export import cli
+from bertserve.export.errors import ExportError
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import Bundle, load_bundle
+from bertserve.service.bundle.manifest import Layers
+from bertserve.service.tasks import embed
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 from checkpoints import POSITIONS, ROWS, SIZES, bert, save
-from export import cli
-from export.errors import ExportError
-from export.pipeline import ExportSpec, export
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import Bundle, load_bundle
-from service.bundle.manifest import Layers
-from service.tasks import embed
-from service.text.tokenizer import Tokenizer
-from service.wire.reading import Limits, read_body
 from task_runs import begin
 
 pytestmark = pytest.mark.torch

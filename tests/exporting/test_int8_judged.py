@@ -13,20 +13,20 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from bertserve.export import cli, inference
+from bertserve.export.calibration import Texts
+from bertserve.export.errors import GraphError
+from bertserve.export.evidence.samples import text_requests
+from bertserve.export.evidence.spread_error import SpreadError
+from bertserve.export.int8 import quantize
+from bertserve.export.text_files import hashes_of, split_digest
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
+from bertserve.service.check import check
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import answer, classify
 from checkpoints import few_texts
-from export import cli, inference
-from export.calibration import Texts
-from export.errors import GraphError
-from export.evidence.samples import text_requests
-from export.evidence.spread_error import SpreadError
-from export.int8 import quantize
-from export.text_files import hashes_of, split_digest
 from outputs import Run, contents
 from playback import play_back
-from service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
-from service.check import check
-from service.settings import Settings
-from service.tasks import answer, classify
 
 pytestmark = pytest.mark.torch
 pytest_plugins = ("command",)
@@ -59,7 +59,7 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
         given.extend(feeds)
         return played(source, target, workspace, *feeds, **options)
 
-    monkeypatch.setattr("export.int8.quantize.quantize", quantizing)
+    monkeypatch.setattr("bertserve.export.int8.quantize.quantize", quantizing)
     texts = tmp_path / "texts.txt"
     texts.write_text("".join(f"{a} {b} good\n" for a in "abcdef" for b in "abcdef"), encoding="utf-8")
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(texts)])
@@ -138,7 +138,7 @@ def test_too_few_texts_to_round_well_are_said(
         result = played(*args, **options)
         return replace(result, counts=result.counts | {"RoundedToNearest": 3})
 
-    monkeypatch.setattr("export.int8.quantize.quantize", with_few)
+    monkeypatch.setattr("bertserve.export.int8.quantize.quantize", with_few)
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
 
     words = "3 of these matrices are rounded to the nearest step, without GPTQ, because there were too few calibration texts for them"
@@ -156,7 +156,7 @@ def test_quick_is_handed_on_and_said(source: Path, output: Path, tmp_path: Path,
         asked.append(quick)
         return played(*args, quick=quick, **options)
 
-    monkeypatch.setattr("export.int8.quantize.quantize", asking)
+    monkeypatch.setattr("bertserve.export.int8.quantize.quantize", asking)
     texts = ("--calibration", str(few_texts(tmp_path)))
     forms = []
     for flags in ((), ("--quick", "--overwrite")):
@@ -210,7 +210,7 @@ def test_int8_that_cannot_be_had_leaves_the_verified_float_graph(
     """Exit code 4 and a line with the reason; a bundle that serves fp32, also where int8 alone was asked for, and says what was tried."""
     play_back(monkeypatch, source)
     played = quantize.quantize
-    monkeypatch.setattr("export.int8.quantize.quantize", lambda *args, **options: fault(played, *args, **options))
+    monkeypatch.setattr("bertserve.export.int8.quantize.quantize", lambda *args, **options: fault(played, *args, **options))
     code, message = run(source, *precision, "--calibration", str(few_texts(tmp_path)))
     bundle = load_bundle(output / "tiny-bert")
     [omitted] = bundle.manifest.omitted

@@ -12,10 +12,10 @@ import onnxscript.optimizer
 import pytest
 from numpy.typing import NDArray
 
-from export.graph import onnx_files
-from export.graph.key_padding import LOWEST, use_key_padding
-from export.graph.normalize import normalize
-from export.inference import Feed, open_session
+from bertserve.export.graph import onnx_files
+from bertserve.export.graph.key_padding import LOWEST, use_key_padding
+from bertserve.export.graph.normalize import normalize
+from bertserve.export.inference import Feed, open_session
 
 pytestmark = pytest.mark.torch
 

@@ -20,16 +20,16 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-import service.cli
+import bertserve.service.cli
+from bertserve.export import cli
+from bertserve.export.graph import onnx_files, rewrite
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle import files as bundles
+from bertserve.service.errors import BundleError
+from bertserve.service.text.tokenizer import Encoding
 from checkpoints import bert, few_texts
-from export import cli
-from export.graph import onnx_files, rewrite
-from export.pipeline import ExportSpec, export
 from full_disk import largest_file
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle import files as bundles
-from service.errors import BundleError
-from service.text.tokenizer import Encoding
 
 pytestmark = pytest.mark.torch
 
@@ -321,7 +321,7 @@ def test_the_command_names_the_whole_size_and_the_service_takes_the_bundle(
 
     size = sum((tmp_path / source.name / name).stat().st_size for name in (FP32, f"{FP32}.data"))
     assert f"{FP32}  {size / 2**20:.1f} MiB" in capsys.readouterr().out
-    assert 0 == service.cli.main(["check", "--models", str(tmp_path)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(tmp_path)])
 
 
 @pytest.mark.full_grid

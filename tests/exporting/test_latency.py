@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from export.evidence import batch_invariance, latency
-from export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors, measure_row_errors
-from service.backend.onnx_engine import Row
-from service.text.tokenizer import Encoding
+from bertserve.export.evidence import batch_invariance, latency
+from bertserve.export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors, measure_row_errors
+from bertserve.service.backend.onnx_engine import Row
+from bertserve.service.text.tokenizer import Encoding
 
 INTEL = "processor\t: 0\nmodel name\t: Some(R) CPU @ 2.00GHz\nflags\t\t: fpu sse2 fma avx2 avx512f avx512_vnni\n\nprocessor\t: 1\nmodel name\t: Other\n"
 ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n"

@@ -15,16 +15,16 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import tiny
+from bertserve.export import cli
+from bertserve.export.checkpoint import lora
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import CheckpointError
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from checkpoints import edit_json
-from export import cli
-from export.checkpoint import lora
-from export.checkpoint.load import load_checkpoint
-from export.errors import CheckpointError
-from export.pipeline import ExportSpec, export
 from families import FAMILIES
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.text.tokenizer import Encoding, Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -289,7 +289,7 @@ def test_without_peft_the_extra_is_named(
 ) -> None:
     """One line with the command that installs it, and the exit code of a missing extra."""
     source = adapter(tmp_path)
-    monkeypatch.setattr("export.checkpoint.lora.find_spec", lambda name: None)
+    monkeypatch.setattr("bertserve.export.checkpoint.lora.find_spec", lambda name: None)
     bundle = tiny.bundle(tmp_path / "models")
     command = ["verify", str(bundle), "--checkpoint", str(source)] if verify else [str(source), "--output", str(tmp_path / "models")]
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import service.cli
+import bertserve.service.cli
 import tiny
+from bertserve.export import cli
+from bertserve.export.checkpoint.module import load_module
+from bertserve.export.errors import CheckpointError
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import few_texts
-from export import cli
-from export.checkpoint.module import load_module
-from export.errors import CheckpointError
-from export.pipeline import ExportSpec, export
 from grid import grid, rows
-from service.bundle.files import load_bundle
-from service.bundle.graph_spec import Precision
-from service.bundle.manifest import Manifest
-from service.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -119,7 +119,7 @@ def test_linear_layers_are_quantized(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     assert manifest.graphs[1].evidence.quantized["MatMulIntegerToFloat"] >= 2
     assert max(found[1]) <= 0.5
-    assert 0 == service.cli.main(["check", "--models", str(path.parent)])
+    assert 0 == bertserve.service.cli.main(["check", "--models", str(path.parent)])
     assert capsys.readouterr().out.endswith("cpu/int8: ok\n")
 
 

@@ -10,10 +10,10 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
 import tiny
+from bertserve.export import cli
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import CheckpointError
 from checkpoints import bert, edit_json
-from export import cli
-from export.checkpoint.load import load_checkpoint
-from export.errors import CheckpointError
 from outputs import FAST, Run
 from test_embeddings import encoder, sentence_transformers
 
@@ -40,16 +40,16 @@ def test_modules_without_pooling_decide_nothing(tmp_path: Path) -> None:
     assert "fill-mask" == load_checkpoint(str(masked), task="fill-mask").task
 
 
-@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForMaskedLM"])
-def test_a_short_position_table_is_long_enough(tmp_path: Path, architecture: str) -> None:
+@pytest.mark.parametrize(("architecture", "positions"), [("BertForSequenceClassification", 16), ("BertForMaskedLM", 32)])
+def test_a_short_position_table_is_long_enough(tmp_path: Path, architecture: str, positions: int) -> None:
     """The texts with which padding is found are cut to it."""
-    source = bert(tmp_path, positions=16, architecture=architecture)
+    source = bert(tmp_path, positions=positions, architecture=architecture)
     assert 0 == cli.main([str(source), "--output", str(tmp_path / "models"), *FAST])
 
 
 def test_too_few_positions_are_refused_by_name(tmp_path: Path) -> None:
     """Not by sizes of tensors."""
-    with pytest.raises(CheckpointError, match=r"reads 8 tokens at most.* needs 16.*max_position_embeddings"):
+    with pytest.raises(CheckpointError, match=r"usable length of 8 tokens.* needs 16.*max_position_embeddings"):
         load_checkpoint(str(bert(tmp_path, positions=8)))
 
 
@@ -102,7 +102,7 @@ def test_a_repository_that_needs_a_token_says_so(run: Run, monkeypatch: pytest.M
     def download(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("export.checkpoint.source.snapshot_download", download)
+    monkeypatch.setattr("bertserve.export.checkpoint.source.snapshot_download", download)
     code, message = run("org/model", *FAST)
     assert 1 == code
     assert named in message

@@ -12,15 +12,15 @@ import torch
 from transformers import BertConfig
 
 import tiny
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.backend.sessions import why_not
+from bertserve.service.bundle import files
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import classify
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import CLASSIFICATION, POSITIONS, ROWS, PyTorch, edit_weights, few_texts, naming, save
-from export.pipeline import ExportSpec, export
-from service.backend.onnx_engine import OnnxEngine
-from service.backend.sessions import why_not
-from service.bundle import files
-from service.serving.build import AppState, build
-from service.settings import Settings
-from service.tasks import classify
-from service.text.tokenizer import Tokenizer
 from task_runs import encode
 
 CUDA, TENSORRT = (why_not(provider) for provider in ("cuda", "tensorrt"))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from export import calibration, text_files
-from export.int8.quantize import quantize
-from export.progress import stage, track
+from bertserve.export import calibration, text_files
+from bertserve.export.int8.quantize import quantize
+from bertserve.export.progress import stage, track
 from staged import checkpoint_of
 from staged import stage as run_stages
 

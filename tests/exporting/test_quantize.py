@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from bertserve.export import calibration, inference, text_files
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import rewrite
+from bertserve.export.inference import Feed
+from bertserve.export.int8.gptq import MAX_INT8, MAX_INT16
+from bertserve.export.int8.quantize import Int8Graph, quantize
+from bertserve.service.bundle.files import digest
 from checkpoints import edit_weights
-from export import calibration, inference, text_files
-from export.errors import GraphError
-from export.graph import rewrite
-from export.inference import Feed
-from export.int8.gptq import MAX_INT8, MAX_INT16
-from export.int8.quantize import Int8Graph, quantize
-from service.bundle.files import digest
 from staged import ARCHITECTURES, Staged, checkpoint_of, padded, run, stage
 
 pytestmark = pytest.mark.torch

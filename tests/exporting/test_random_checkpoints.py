@@ -18,19 +18,19 @@ from hypothesis import HealthCheck, given, note, seed, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from bertserve.export.errors import ExportError
+from bertserve.export.pipeline import ExportSpec, export
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.text.windows import default_stride
 from checkpoints import few_texts
-from export.errors import ExportError
-from export.pipeline import ExportSpec, export
 from random_checkpoint_files import write
 from random_checkpoints import AUTO, EMBED, Case, cases
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.bundle.manifest import Manifest
-from service.errors import InvalidValueError
-from service.tasks import answer, choose, classify, embed, fill_mask, ner
-from service.tasks.catalog import TASKS
-from service.text.tokenizer import Tokenizer
-from service.text.windows import default_stride
 from task_runs import begin
 
 pytestmark = pytest.mark.torch
@@ -59,7 +59,7 @@ class User:
 
     def windows(self, *texts: Any, **options: Any) -> list[dict[str, list[int]]]:
         """Returns the inputs of a text or a pair, cut, or in windows in the order of the text where `options` have a stride."""
-        backwards = "stride" in options and self.case.truncation_side == "left"
+        backwards = "stride" in options and self.tokenizer.truncation_side == "left"
         made = self.tokenizer(
             *texts, truncation=options.pop("truncation", True), max_length=options.pop("max_length", self.case.limit), **options
         )
@@ -107,7 +107,7 @@ class User:
 def test_a_random_checkpoint_answers_as_pytorch_or_is_refused(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a checkpoint is made of: `make test` tries 20 checkpoints, `make grid` 300 more, a part of them with the usual tracer."""
     if number % DYNAMO == DYNAMO - 1:
-        monkeypatch.setattr("export.trace.TRACERS", ("dynamo", "torchscript"))
+        monkeypatch.setattr("bertserve.export.trace.TRACERS", ("dynamo", "torchscript"))
 
     @seed(number)
     @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck), report_multiple_bugs=False)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from export.evidence.parity import MAX_ABS_ERROR
-from export.pipeline import ExportSpec, export
+from bertserve.export.evidence.parity import MAX_ABS_ERROR
+from bertserve.export.pipeline import ExportSpec, export
 
 VARIABLE = "BERTSERVE_CHECKPOINTS"
 NAMES = ("sentiment", "ner", "qa", "fill-mask", "nli")

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from export import calibration, text_files
-from export.evidence.parity import MAX_ABS_ERROR
+from bertserve.export import calibration, text_files
+from bertserve.export.evidence.parity import MAX_ABS_ERROR
+from bertserve.service.bundle import files
 from families import FAMILIES
-from service.bundle import files
 
 VARIABLE = "BERTSERVE_SIZES"
 TEXTS = "BERTSERVE_TEXTS"
@@ -42,7 +42,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 # the peak of a process of its own; that of resource.getrusage begins at its parent's
 EXPORT = """
 import sys
-from export import cli
+from bertserve.export import cli
 code = cli.main(sys.argv[1:])
 print(int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) / 1024)
 sys.exit(code)
@@ -50,8 +50,8 @@ sys.exit(code)
 RESIDENT = """
 import sys
 from pathlib import Path
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
 def resident():
     return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")))
 bundle = load_bundle(Path(sys.argv[1]))

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export import inference
-from export.calibration import BUILT_IN
-from export.graph import linear, rewrite
-from export.int8 import emit_int8, sensitivity, smoothquant
-from export.int8.activations import observe
-from export.int8.smoothquant import QuantParams
-from export.text_files import read_texts
+from bertserve.export import inference
+from bertserve.export.calibration import BUILT_IN
+from bertserve.export.graph import linear, rewrite
+from bertserve.export.int8 import emit_int8, sensitivity, smoothquant
+from bertserve.export.int8.activations import observe
+from bertserve.export.int8.smoothquant import QuantParams
+from bertserve.export.text_files import read_texts
 from staged import Staged
 
 pytestmark = pytest.mark.torch

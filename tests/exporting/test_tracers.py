@@ -15,20 +15,20 @@ import onnx_ir as ir
 import pytest
 import torch
 
+from bertserve.export import cli, trace
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.cpu import build
+from bertserve.export.cpu.build import OptimizedGraph
+from bertserve.export.errors import GraphError
+from bertserve.export.gpu import cuda
+from bertserve.export.gpu.cuda import CudaGraph
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.linear import find_linears
+from bertserve.export.inference import open_session
+from bertserve.export.trace import Traced
+from bertserve.export.tracers import Tracer
 from checkpoints import bert
-from export import cli, trace
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.cpu import build
-from export.cpu.build import OptimizedGraph
-from export.errors import GraphError
-from export.gpu import cuda
-from export.gpu.cuda import CudaGraph
-from export.graph import rewrite
-from export.graph.linear import find_linears
-from export.inference import open_session
-from export.trace import Traced
-from export.tracers import Tracer
 from families import CASES, FAMILIES, PRETRAINING, SAMPLE, SAMPLED
 from grid import measure, most_of_int8, task_flag
 
@@ -162,7 +162,7 @@ def test_the_command_passes_the_tracer_on(tmp_path: Path, monkeypatch: pytest.Mo
         given.append(tracer)
         raise GraphError("nothing")
 
-    monkeypatch.setattr("export.trace.trace", trace_nothing)
+    monkeypatch.setattr("bertserve.export.trace.trace", trace_nothing)
 
     assert 1 == cli.main([str(bert(tmp_path)), "--output", str(tmp_path / "models"), *flags])
     assert [asked] == given

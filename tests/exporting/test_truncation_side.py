@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import tiny
+from bertserve.export import cli
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.tasks import answer, choose, classify, embed, ner, rerank, tokens, zero_shot
+from bertserve.service.tasks.batch import Batch, ReadSpan
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import PyTorch, bert, edit_json
-from export import cli
-from export.checkpoint.load import load_checkpoint
 from fakes import Head
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.tasks import answer, choose, classify, embed, ner, rerank, tokens, zero_shot
-from service.tasks.batch import Batch, ReadSpan
-from service.text.tokenizer import Tokenizer
 from task_runs import begin, decode, encode, send
 
 pytestmark = pytest.mark.torch

@@ -7,8 +7,8 @@ import functools
 import pytest
 import transformers
 
-from export.checkpoint.unexpected_weights import refuse_unexpected_weights
-from export.errors import CheckpointError
+from bertserve.export.checkpoint.unexpected_weights import refuse_unexpected_weights
+from bertserve.export.errors import CheckpointError
 
 
 @functools.cache

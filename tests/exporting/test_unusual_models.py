@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
+from bertserve.export.checkpoint import load, model_patches
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import ExportError
+from bertserve.export.pipeline import ExportSpec, export
 from checkpoints import edit_json
-from export.checkpoint import load, model_patches
-from export.checkpoint.load import load_checkpoint
-from export.errors import ExportError
-from export.pipeline import ExportSpec, export
 from families import FAMILIES, LENGTH, SIZES, bert_tokenizer, roberta_tokenizer, save_random
 from grid import exported, fp32_error
 

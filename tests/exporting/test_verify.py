@@ -18,17 +18,17 @@ import onnx.numpy_helper
 import pytest
 
 import tiny
-from export import cli, verify_cli
-from export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors
-from export.evidence.predict import predict
-from export.verify.check import Check
-from export.verify.dataset import READERS
-from service.backend.onnx_engine import OnnxEngine
-from service.backend.sessions import why_not
-from service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
-from service.bundle.graph_spec import GraphSpec
-from service.text.tokenizer import Tokenizer
-from service.wire.reading import Limits, read_body
+from bertserve.export import cli, verify_cli
+from bertserve.export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors
+from bertserve.export.evidence.predict import predict
+from bertserve.export.verify.check import Check
+from bertserve.export.verify.dataset import READERS
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.backend.sessions import why_not
+from bertserve.service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
+from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
@@ -223,7 +223,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True) -> Path:
 
 def test_every_graph_is_checked_with_its_evidence(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
-    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path = with_gpu_graph(sound(tmp_path))
     each = [[f"{check} {graph}" for check in ("evidence", "example", "batches")] for graph in ("cpu/fp32", "cuda/fp16")]
     code, checks = verify(path)
@@ -250,7 +250,7 @@ def test_a_provider_that_was_asked_for_must_be_there(tmp_path: Path, verify: Ver
 
 def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its provider nor the CPU: that says nothing against the bundle; against a graph for the CPU it does."""
-    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     code, checks = verify(with_gpu_graph(sound(tmp_path), runnable=False))
 
     assert (0, None) == (code, checks["engine cuda/fp16"]["passed"])
@@ -271,9 +271,11 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
     path = with_gpu_graph(sound(tmp_path))
     for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
         found = RowErrors(error, error / TRAINED_LARGEST, 1.0)
-        monkeypatch.setattr("export.verify.graph_checks.measure_row_errors", lambda engine, encodings, alone, found=found: found)
-        monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None)
-        monkeypatch.setattr("export.verify.loaded_graph.LoadedGraph.engine", property(lambda loaded: on_cpu(loaded.bundle, loaded.graph)))
+        monkeypatch.setattr("bertserve.export.verify.graph_checks.measure_row_errors", lambda engine, encodings, alone, found=found: found)
+        monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None)
+        monkeypatch.setattr(
+            "bertserve.export.verify.loaded_graph.LoadedGraph.engine", property(lambda loaded: on_cpu(loaded.bundle, loaded.graph))
+        )
         _, checks = verify(path)
         assert passed == [checks[f"batches {name}"]["passed"] for name in ("cpu/fp32", "cuda/fp16")]
 
@@ -318,7 +320,7 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
 
 def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that does not run here passes without the floor, which says nothing against it."""
-    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
 
     def drop_cpu(manifest: dict[str, Any]) -> None:
         manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["provider"] == "cuda"]
@@ -333,7 +335,7 @@ def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Ver
 
 def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside another that does, and for a comparison with the checkpoint: what was not compared has not passed."""
-    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path, lines = with_gpu_graph(sound(tmp_path)), data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1})
     assert 0 == verify(path, "--data", lines, "--min-figure", "accuracy=0.01")[0]
 
@@ -392,7 +394,7 @@ def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> 
 
 def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT's fp16 and fp32 graphs are one file, which the CPU runs in float32 for both: they agree by construction."""
-    monkeypatch.setattr("export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
 
     def share(manifest: dict[str, Any]) -> None:
         [graph] = manifest["graphs"]
@@ -552,7 +554,7 @@ def test_a_floor_of_a_figure_that_is_not_there_fails(tmp_path: Path, verify: Ver
         assert (1, False) == (code, checks["Spearman correlation cpu/fp32"]["passed"])
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
 
-    monkeypatch.setattr("export.verify.loaded_graph.LoadedGraph.load_error", lambda loaded: "it is broken")
+    monkeypatch.setattr("bertserve.export.verify.loaded_graph.LoadedGraph.load_error", lambda loaded: "it is broken")
     assert False is verify(path, "--data", labeled, "--min-figure", "accuracy=0.5")[1]["accuracy cpu/fp32"]["passed"]
 
 
@@ -590,9 +592,10 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
     """Where the data has such a question every line may be answered with nothing."""
     asked = []
     monkeypatch.setattr(
-        "export.verify.loaded_graph.LoadedGraph.answer", lambda self, request: asked.append(request) or {"answer": "", "score": 1.0}
+        "bertserve.export.verify.loaded_graph.LoadedGraph.answer",
+        lambda self, request: asked.append(request) or {"answer": "", "score": 1.0},
     )
-    monkeypatch.setattr("export.verify.verify.check_example", lambda loaded: Check("example cpu/fp32", True, ""))
+    monkeypatch.setattr("bertserve.export.verify.verify.check_example", lambda loaded: Check("example cpu/fp32", True, ""))
     line = {"question": "good ?", "context": "a film"}
     _, checks = verify(sound(tmp_path, "question-answering"), "--data", data(tmp_path, line | {"answers": ["x"]}, line | {"answers": []}))
 
@@ -746,8 +749,8 @@ def test_verifying_without_a_checkpoint_imports_no_torch(tmp_path: Path) -> None
 @pytest.fixture(name="exported", scope="module")
 def exported_bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A checkpoint, and its bundle of fp32 and int8."""
+    from bertserve.export.pipeline import ExportSpec, export
     from checkpoints import bert, few_texts
-    from export.pipeline import ExportSpec, export
 
     folder = tmp_path_factory.mktemp("verify")
     source = bert(folder)
@@ -785,7 +788,7 @@ def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checks of all graphs have its number, and what was wrong."""
-    from export.evidence.reference import Reference
+    from bertserve.export.evidence.reference import Reference
 
     class Diverging(Reference):
         def __init__(self, checkpoint: Any, requests: Sequence[Any]) -> None:
@@ -793,7 +796,7 @@ def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
             if requests[0].text == "fine":
                 self.rows[0][0]["logits"][1] = np.nan
 
-    monkeypatch.setattr("export.verify.checkpoint_checks.Reference", Diverging)
+    monkeypatch.setattr("bertserve.export.verify.checkpoint_checks.Reference", Diverging)
     lines = data(tmp_path, {"text": "good"}, "\n", {"text": "fine"})
     code, checks = verify(exported[1], "--checkpoint", exported[0], "--data", lines)
 
@@ -832,7 +835,7 @@ def test_an_older_manifest_is_brought_up_to_date(
             graph["evidence"] |= {"lengths": [], "speed": None, "label_agreement": 0.6}
 
     edit(path, age)
-    monkeypatch.setattr("export.calibration.BUILT_IN", source.parent / "texts.txt")  # what it was exported with
+    monkeypatch.setattr("bertserve.export.calibration.BUILT_IN", source.parent / "texts.txt")  # what it was exported with
     code, checks = verify(path, "--checkpoint", source, "--update")
 
     renewed = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -890,8 +893,8 @@ def test_a_folder_called_verify_can_be_exported(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.torch
 def test_a_revision_of_the_checkpoint_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As --revision of an export; none is the hub's default."""
-    from export.errors import CheckpointError
-    from export.verify import checkpoint_checks
+    from bertserve.export.errors import CheckpointError
+    from bertserve.export.verify import checkpoint_checks
 
     asked: list[Any] = []
 

@@ -15,14 +15,14 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from bertserve.export import cli
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.checkpoint.load import load_checkpoint
+from bertserve.export.errors import CheckpointError
+from bertserve.export.evidence.samples import sample_requests
+from bertserve.service.tasks import classify
+from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import PyTorch, bert, edit_json, edit_weights
-from export import cli
-from export.checkpoint.checkpoint import Checkpoint
-from export.checkpoint.load import load_checkpoint
-from export.errors import CheckpointError
-from export.evidence.samples import sample_requests
-from service.tasks import classify
-from service.text.tokenizer import Tokenizer
 
 MARKERS = ("[E1]", "[/E1]", "<url>", "CO2")
 TEXTS = [
@@ -106,8 +106,8 @@ def test_a_bundle_with_markers_answers_as_pytorch_does(marked: Path, tmp_path: P
 
 def assert_answers(source: Path, output: Path, logits: dict[str, Any]) -> None:
     """Exports a classifier, and asserts its logits for each text."""
-    from service.backend.onnx_engine import OnnxEngine
-    from service.bundle.files import load_bundle
+    from bertserve.service.backend.onnx_engine import OnnxEngine
+    from bertserve.service.bundle.files import load_bundle
 
     assert 0 == cli.main([str(source), "--output", str(output), "--precision", "fp32", "--name", "exported"])
     bundle = load_bundle(output / "exported")
@@ -201,7 +201,7 @@ def test_the_digest_is_of_the_files_that_are_loaded(tmp_path: Path) -> None:
 
 def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where only its shapes are looked at: its configuration may name a kernel of the hub."""
-    from export.checkpoint import task_head
+    from bertserve.export.checkpoint import task_head
 
     asked: list[Any] = []
 

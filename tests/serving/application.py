@@ -15,24 +15,24 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from bertserve.service.api_keys import ApiKeys
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.backend.engines import Engines
+from bertserve.service.bundle import files
+from bertserve.service.http.app import create_app
+from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.held_bytes import HeldBytes
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.registry import Registry
+from bertserve.service.serving.reloader import Reloader
+from bertserve.service.serving.saturation import Saturation
+from bertserve.service.settings import Settings
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits
 from fakes import FakeEngine
-from service.api_keys import ApiKeys
-from service.backend.cost import CostModel
-from service.backend.engines import Engines
-from service.bundle import files
-from service.http.app import create_app
-from service.metrics import Metrics
-from service.scheduling.backlog import Backlog
-from service.scheduling.scheduler import Scheduler
-from service.serving.build import AppState, build
-from service.serving.held_bytes import HeldBytes
-from service.serving.model import Model
-from service.serving.registry import Registry
-from service.serving.reloader import Reloader
-from service.serving.saturation import Saturation
-from service.settings import Settings
-from service.text.tokenizer import Tokenizer
-from service.wire.reading import Limits
 
 T = TypeVar("T")
 Check = Callable[[httpx.AsyncClient], Awaitable[T]]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle import files
-from service.bundle.manifest import Manifest
-from service.text.tokenizer import Encoding, Tokenizer
-from service.wire.reading import Limits, read_body
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle import files
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import tiny
-from service.tasks.catalog import TASKS
+from bertserve.service.tasks.catalog import TASKS
 
 CASES = int(os.environ.get("STRESS_CASES", "1000"))  # of all hostile tests together
 LEAKS = ("Traceback", "site-packages", ".py", "/tmp", "/home", "service.", "pydantic_core", "<class")

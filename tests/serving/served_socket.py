@@ -12,10 +12,10 @@ import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from service.process.connections import ConnectionLimits, Connections
-from service.process.protocol import HttpProtocol
-from service.process.server import configure
-from service.serving.held_bytes import HeldBytes
+from bertserve.service.process.connections import ConnectionLimits, Connections
+from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.server import configure
+from bertserve.service.serving.held_bytes import HeldBytes
 
 LIMITS = {"max_connections": 100, "head_timeout_s": 10.0, "max_head_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"

@@ -13,8 +13,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 import tiny
-from service.bundle.files import MANIFEST_FILE, digest
-from service.bundle.manifest import Manifest
+from bertserve.service.bundle.files import MANIFEST_FILE, digest
+from bertserve.service.bundle.manifest import Manifest
 
 SIDE = 1000  # 2 GFLOP: tens of milliseconds on one core
 

@@ -13,13 +13,13 @@ from onnx import numpy_helper
 
 import tiny
 from application import call, classify, play, rejected, results, started
-from service.bundle.files import MANIFEST_FILE, digest
-from service.bundle.manifest import Manifest
-from service.http import openapi
-from service.serving.build import build
-from service.settings import Settings
-from service.tasks.catalog import TASKS
-from service.wire.routes import all_routes
+from bertserve.service.bundle.files import MANIFEST_FILE, digest
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.http import openapi
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.routes import all_routes
 
 HUGE_NUMBER = b"9" * 5000
 

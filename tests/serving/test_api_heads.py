@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
-from service.serving.build import build
-from service.settings import Settings
-from service.tasks import embed
-from service.tasks.cost import NUMBER_BYTES
-from service.wire.rendering import to_json, to_plain
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import embed
+from bertserve.service.tasks.cost import NUMBER_BYTES
+from bertserve.service.wire.rendering import to_json, to_plain
 
 NLI_LABELS = ("contradiction", "neutral", "entailment")
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"
@@ -353,7 +353,7 @@ def test_a_text_that_must_not_be_cut_is_refused(api: Send) -> None:
 def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors have a limit, those of all tokens and pooled ones; base64 is shorter."""
     vector = tiny.HIDDEN * NUMBER_BYTES + embed.VECTOR_BYTES
-    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
     assert f"the answer would have {8 * vector} bytes or more and {5 * vector} are allowed" in message

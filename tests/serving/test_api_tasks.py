@@ -13,12 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import LONG, Send, answered, ask, assert_same, call, classify, play, post, refused, rejected, started
-from service.http.inference import _answer
-from service.serving.build import build
-from service.serving.prediction import Prediction
-from service.settings import Settings
-from service.tasks import fill_mask
-from service.wire.call import Content
+from bertserve.service.http.inference import _answer
+from bertserve.service.serving.build import build
+from bertserve.service.serving.prediction import Prediction
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import fill_mask
+from bertserve.service.wire.call import Content
 
 # path -> the tiny bundle that answers there, its task, its parameters, and an input
 NER, ANSWER, FILL = "/ner", "/answer", "/fill-mask"
@@ -715,7 +715,7 @@ def test_an_answer_of_too_many_tokens_is_refused(api: Send, monkeypatch: pytest.
     """All tokens for one mask are given, for many masks and texts they are too many; few for each are not."""
     vocabulary = len(answered(api, FILL, "a [MASK] film", top_k=10**9))
     candidate = fill_mask.CANDIDATE_BYTES + fill_mask.PIECE_BYTES + len('"a [MASK] film"') + 3
-    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", vocabulary * candidate)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", vocabulary * candidate)
     assert vocabulary == len(answered(api, FILL, "a [MASK] film", top_k=10**9))
     for inputs in (["a [MASK] film"] * 2, "[MASK] [MASK]"):
         message = rejected(ask(api, FILL, inputs, top_k=vocabulary), 413, "too_large")

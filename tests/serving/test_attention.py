@@ -19,16 +19,16 @@ from onnx import numpy_helper
 
 import tiny
 from application import Send, call, call_fresh, play, post, rejected, started
-from service.backend.engines import Engines
-from service.backend.onnx_engine import Engine, OnnxEngine, Row
-from service.bundle.files import load_bundle
-from service.bundle.manifest import Manifest
-from service.errors import SettingsError
-from service.serving.build import build
-from service.settings import Settings
-from service.tasks import attention
-from service.tasks.cost import NUMBER_BYTES
-from service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.backend.engines import Engines
+from bertserve.service.backend.onnx_engine import Engine, OnnxEngine, Row
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import SettingsError
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import attention
+from bertserve.service.tasks.cost import NUMBER_BYTES
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import encode
 
 ATTENTION = "/attention"
@@ -213,7 +213,7 @@ def test_a_text_is_refused_with_its_numbers(api: Send, monkeypatch: pytest.Monke
 
 def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's answer has a limit however many texts it has."""
-    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", 250 * NUMBER_BYTES)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 250 * NUMBER_BYTES)
     body = {"inputs": [TEXT, TEXT], "model": "classifier"}
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
@@ -262,7 +262,7 @@ def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest
         whole = (await client.post(ATTENTION, json=body)).json()
         assert max(rows for rows, _ in engine.runs) > 1, "no batch was made"
         engine.runs.clear()
-        monkeypatch.setattr("service.serving.model.MAX_WEIGHTS", 2 * 5 * 11**2)
+        monkeypatch.setattr("bertserve.service.serving.model.MAX_WEIGHTS", 2 * 5 * 11**2)
         parts = (await client.post(ATTENTION, json=body)).json()
         assert [] == [run for run in engine.runs if run[0] > 1 and run[0] * 5 * run[1] ** 2 > 2 * 5 * 11**2]
         assert {30, 16} < {length for rows, length in engine.runs if rows == 1}

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import InvalidValueError, RefusedError, TooLargeError
-from service.scheduling.backlog import KEPT_ENDED, Backlog
-from service.scheduling.job import Entry, Job, Shape, exact
-from service.scheduling.share import SHARE_FULL, Share
+from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
+from bertserve.service.scheduling.backlog import KEPT_ENDED, Backlog
+from bertserve.service.scheduling.job import Entry, Job, Shape, exact
+from bertserve.service.scheduling.share import SHARE_FULL, Share
 
 KEY = "model"
 

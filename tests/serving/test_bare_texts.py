@@ -9,8 +9,8 @@ import pytest
 
 import tiny
 from application import call
-from service.bundle.files import load_bundle
-from service.text.tokenizer import Tokenizer
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.text.tokenizer import Tokenizer
 
 BARE = {"single": [{"text": "a", "type_id": 0}], "pair": [{"text": "a", "type_id": 0}, {"text": "b", "type_id": 0}], "cls_index": None}
 QUESTION = {"question": "good?", "context": "a good film"}

@@ -11,12 +11,12 @@ import pytest
 
 import tiny
 from application import Send, call, post, rejected, started
-from service.bundle.files import Bundle
-from service.errors import CallerError
-from service.tasks.body import MAX_ITEMS
-from service.tasks.catalog import TASKS
-from service.wire.call import Incoming
-from service.wire.hugging_face import read_at_base
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.errors import CallerError
+from bertserve.service.tasks.body import MAX_ITEMS
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.call import Incoming
+from bertserve.service.wire.hugging_face import read_at_base
 from test_largest_bodies import BODIES, LIMITS, calls_of
 
 QUESTION = {"inputs": {"question": "good ?", "context": "a film"}}

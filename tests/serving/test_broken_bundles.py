@@ -16,13 +16,13 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
 from application import call, play, rejected
-from service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest
-from service.bundle.manifest import Manifest
-from service.errors import BundleError, ProviderError, StartError
-from service.serving import loading
-from service.serving.build import build
-from service.serving.model import Model
-from service.settings import Settings
+from bertserve.service.bundle.files import MANIFEST_FILE, TOKENIZER_FILE, Bundle, digest
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.errors import BundleError, ProviderError, StartError
+from bertserve.service.serving import loading
+from bertserve.service.serving.build import build
+from bertserve.service.serving.model import Model
+from bertserve.service.settings import Settings
 
 GRAPH = "model.cpu.fp32.onnx"
 

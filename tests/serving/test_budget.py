@@ -13,15 +13,15 @@ import pytest
 
 import tiny
 from application import Send, answered, ask, faked, play, post, rejected, started
+from bertserve.service.bundle import files
+from bertserve.service.errors import TooLargeError
+from bertserve.service.tasks import answer, classify, fill_mask, ner
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import NOTHING, Budget, Cost, text_bytes
+from bertserve.service.text.tokenizer import Tokenizer, Tokens
+from bertserve.service.wire.rendering import to_json
 from fakes import FakeEngine, Head
-from service.bundle import files
-from service.errors import TooLargeError
-from service.tasks import answer, classify, fill_mask, ner
-from service.tasks.batch import Batch, TaskModel, TaskRun
-from service.tasks.catalog import TASKS
-from service.tasks.cost import NOTHING, Budget, Cost, text_bytes
-from service.text.tokenizer import Tokenizer, Tokens
-from service.wire.rendering import to_json
 from task_runs import encode
 
 HUGE = 2**64
@@ -43,7 +43,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
 @pytest.fixture(name="allowed")
 def allowed_bytes(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns what sets how many bytes an answer may have."""
-    return lambda count: monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", count)
+    return lambda count: monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", count)
 
 
 def too_large(api: Send, path: str, **body: Any) -> str:
@@ -190,14 +190,14 @@ def test_long_answers_are_made_beside_the_event_loop(api: Send, monkeypatch: pyt
 
     monkeypatch.setattr(classify.ClassifyBody, "answer", noted)
     whole = answered(api, "/models/nli", "good")
-    monkeypatch.setattr("service.http.answers.LONG_BYTES", 0)
+    monkeypatch.setattr("bertserve.service.http.answers.LONG_BYTES", 0)
     assert whole == answered(api, "/models/nli", "good")
     assert [True, False] == threads
 
 
 def test_classes_as_texts_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is a text that Python makes."""
-    monkeypatch.setattr("service.wire.open_inference.MAX_CLASSES", 5)
+    monkeypatch.setattr("bertserve.service.wire.open_inference.MAX_CLASSES", 5)
     tensors = [{"name": "inputs", "shape": [2], "datatype": "BYTES", "data": ["good", "bad"]}]
     asked = [{"inputs": tensors, "outputs": [{"name": "scores", "parameters": {"classification": count}}]} for count in (2, 3)]
     assert 200 == post(api, asked[0], path="/v2/models/nli/infer").status_code
@@ -250,7 +250,7 @@ def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
 def test_answers_that_are_hard_to_find_have_a_limit(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """To find a thousand different answers in a passage of one word all of its spans would be looked through, window by window."""
     passage = {"question": "good", "context": "film " * 3000}
-    monkeypatch.setattr("service.tasks.cost.MAX_STEPS", 20_000)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_STEPS", 20_000)
     assert 10 == len(answered(api, "/answer", passage, top_k=10, max_answer_len=12))
     assert "the answer would take too long to make" in too_large(
         api, "/answer", inputs=passage, parameters={"top_k": 1000, "max_answer_len": 12}
@@ -302,7 +302,7 @@ def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
 
 def test_characters_that_are_read_again_are_counted(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """A question is tokenized with each of its choices."""
-    monkeypatch.setattr("service.serving.model.MAX_CHARS", 1000)
+    monkeypatch.setattr("bertserve.service.serving.model.MAX_CHARS", 1000)
     few, many = ({"question": "good " * 60, "context": "film", "choices": ["a"] * count} for count in (2, 4))
     assert 2 == len(answered(api, "/choose", few))
     assert "1212 characters to tokenize" in rejected(ask(api, "/choose", many), 413, "too_large")
@@ -315,7 +315,7 @@ def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypat
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
     texts = ["good film", "a", "bad book " * 4, "", "film"]
     expected = [tokens.ids for tokens in tokenizer.tokenize(texts)]
-    monkeypatch.setattr("service.text.tokenizer.GROUP_CHARS", 10)
+    monkeypatch.setattr("bertserve.service.text.tokenizer.GROUP_CHARS", 10)
     sizes: list[int] = []
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: sizes.append(len(texts)) or tokenize(self, texts))

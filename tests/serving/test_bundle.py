@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import tiny
-from service.bundle import files
-from service.errors import BundleError
-from service.tasks import catalog
+from bertserve.service.bundle import files
+from bertserve.service.errors import BundleError
+from bertserve.service.tasks import catalog
 
 ROOT = Path(__file__).parents[2]
 

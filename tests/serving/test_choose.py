@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 import tiny
 from application import LONG, Send, call_fresh, post, rejected, started
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.errors import BundleError, InvalidValueError
-from service.scheduling.scheduler import Scheduler
-from service.serving.build import build
-from service.settings import Settings
-from service.tasks import choose
-from service.text.tokenizer import Tokenizer
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.errors import BundleError, InvalidValueError
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import choose
+from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
 
 CHOOSE = "/choose"

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bertserve.service.bundle import files
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
-from service.bundle import files
-from service.errors import InvalidValueError
-from service.tasks import classify
-from service.tasks.decoding.scores import activate, best_first
-from service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
 
 FLOATS = st.floats(-1e4, 1e4, width=32)

@@ -12,10 +12,10 @@ import pytest
 
 import tiny
 from application import results
-from service import __version__
-from service.check import difference
-from service.cli import main
-from service.process import logs
+from bertserve.service import __version__
+from bertserve.service.check import difference
+from bertserve.service.cli import main
+from bertserve.service.process import logs
 
 REQUEST = {"inputs": ["a good film", {"text": "bad", "text_pair": "fine"}], "parameters": {"top_k": 2}}
 

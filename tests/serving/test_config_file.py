@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tiny
-from service.cli import main
-from service.errors import SettingsError
-from service.settings import Settings, parse
+from bertserve.service.cli import main
+from bertserve.service.errors import SettingsError
+from bertserve.service.settings import Settings, parse
 
 FILE = """
 port = 1234

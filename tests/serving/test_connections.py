@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 import tiny
+from bertserve.service.errors import SettingsError
+from bertserve.service.process.descriptors import RESERVE, max_connections
 from conftest import Served, running
-from service.errors import SettingsError
-from service.process.descriptors import RESERVE, max_connections
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"

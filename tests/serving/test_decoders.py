@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tiny
+from bertserve.service.bundle import files
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import answer, fill_mask, ner
+from bertserve.service.tasks.decoding import spans
+from bertserve.service.tasks.decoding.scores import Floats, activate
+from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
+from bertserve.service.text.windows import windows
 from fakes import Head
-from service.bundle import files
-from service.errors import InvalidValueError
-from service.tasks import answer, fill_mask, ner
-from service.tasks.decoding import spans
-from service.tasks.decoding.scores import Floats, activate
-from service.text.tokenizer import Encoding, Tokenizer, Tokens
-from service.text.windows import windows
 from task_runs import decode, encode
 
 MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -11,16 +11,16 @@ import pytest
 
 import tiny
 from application import Send, call, post, rejected, started
+from bertserve.service.bundle.default_models import DEFAULTS_FILE
+from bertserve.service.check import check
+from bertserve.service.cli import main
+from bertserve.service.errors import NotFoundError, SettingsError, StartError
+from bertserve.service.process import logs
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.worker_context import WorkerContext
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
 from embedded import ROOT
-from service.bundle.default_models import DEFAULTS_FILE
-from service.check import check
-from service.cli import main
-from service.errors import NotFoundError, SettingsError, StartError
-from service.process import logs
-from service.serving.build import AppState, build
-from service.serving.worker_context import WorkerContext
-from service.settings import Settings
-from service.tasks.catalog import TASKS
 
 NLI = ("contradiction", "entailment")
 ZERO = {"inputs": "good", "parameters": {"candidate_labels": ["film"]}}

@@ -21,9 +21,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 import hostile
+from bertserve.service.http.inference import TIMEOUT_HEADER
+from bertserve.service.tasks.catalog import TASKS
 from conftest import Served, running
-from service.http.inference import TIMEOUT_HEADER
-from service.tasks.catalog import TASKS
 
 SHARE = 0.05  # of all hostile cases
 CHECKS = [

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from service.backend.cost import CostModel
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle import files
-from service.bundle.graph_spec import OutputSpec
-from service.bundle.manifest import Flops, Manifest
-from service.errors import EngineError, ProviderError
-from service.text.tokenizer import Encoding
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle import files
+from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.manifest import Flops, Manifest
+from bertserve.service.errors import EngineError, ProviderError
+from bertserve.service.text.tokenizer import Encoding
 
 
 def engine(path: Path, **changes: Any) -> OnnxEngine:

@@ -14,24 +14,24 @@ from prometheus_client import Counter, Histogram
 
 import tiny
 from application import call_fresh
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from bertserve.service.backend.onnx_engine import Engine, OnnxEngine, Row
+from bertserve.service.bundle import files
+from bertserve.service.bundle.manifest import Flops
+from bertserve.service.errors import EngineError, ProviderError
+from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.stage import Stage
+from bertserve.service.serving import loading
+from bertserve.service.serving.build import build
+from bertserve.service.serving.model import Model
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.classify import Request
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from embedded import ROOT
 from fakes import FakeEngine
-from service.backend.cost import CostModel
-from service.backend.engines import Engines, SoloEngine, min_solo_tokens
-from service.backend.onnx_engine import Engine, OnnxEngine, Row
-from service.bundle import files
-from service.bundle.manifest import Flops
-from service.errors import EngineError, ProviderError
-from service.metrics import Metrics
-from service.scheduling.backlog import Backlog
-from service.scheduling.scheduler import Scheduler
-from service.scheduling.stage import Stage
-from service.serving import loading
-from service.serving.build import build
-from service.serving.model import Model
-from service.settings import Settings
-from service.tasks.classify import Request
-from service.text.tokenizer import Encoding, Tokenizer
 
 
 @pytest.mark.parametrize(("nodes", "longest", "expected"), [(200, 512, 80), (200, 80, 80), (200, 79, None), (40, 512, 1), (0, 512, None)])

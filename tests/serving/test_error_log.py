@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from application import call
-from service.errors import InvalidValueError, MethodNotAllowedError, RefusedError
-from service.http.sentence import sentence_of
+from bertserve.service.errors import InvalidValueError, MethodNotAllowedError, RefusedError
+from bertserve.service.http.sentence import sentence_of
 
 SECRET = "hunter2"
 

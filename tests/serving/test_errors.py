@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from application import call, rejected
-from service import errors
-from service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
-from service.http.auth import Authenticator
-from service.http.errors import INTERNAL, TABLE, classify, response
-from service.http.middleware import LABELS, RequestMiddleware
-from service.http.openapi import ErrorBody
-from service.metrics import Metrics
+from bertserve.service import errors
+from bertserve.service.errors import BertServeError, CallerError, MethodNotAllowedError, RefusedError, ServerError, StartError
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.http.errors import INTERNAL, TABLE, classify, response
+from bertserve.service.http.middleware import LABELS, RequestMiddleware
+from bertserve.service.http.openapi import ErrorBody
+from bertserve.service.metrics import Metrics
 
 
 def leaves(kind: type[BertServeError]) -> Iterator[type[BertServeError]]:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import tiny
-from service.bundle.evidence_policy import EvidencePolicy, agreement_range, is_low, is_of_other_kernels, summarize_agreement
-from service.bundle.files import MANIFEST_FILE, load_bundle
-from service.bundle.graph_spec import Agreement, GraphSpec
-from service.cli import main
-from service.errors import BundleError
-from service.serving.build import build
-from service.settings import Settings
+from bertserve.service.bundle.evidence_policy import EvidencePolicy, agreement_range, is_low, is_of_other_kernels, summarize_agreement
+from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
+from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
+from bertserve.service.cli import main
+from bertserve.service.errors import BundleError
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
 
 
 def agreement(measure: Any, value: float | None, decisions: int | None, worst: float | None = None) -> Agreement:
@@ -315,7 +315,7 @@ def test_int8_of_other_kernels_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], warned: bool
 ) -> None:
     """Where evidence is asked for; the model is served, because the scales of int8 allow for it."""
-    monkeypatch.setattr("service.serving.loading.cpu_instructions", lambda: ("avx2", "fma"))
+    monkeypatch.setattr("bertserve.service.serving.loading.cpu_instructions", lambda: ("avx2", "fma"))
     build(Settings(models=EMBEDDED / "sentiment", **flags))
 
     assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)

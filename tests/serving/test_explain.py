@@ -15,16 +15,16 @@ import pytest
 
 import tiny
 from application import Send, answered, ask, call, faked, play, refused, started
+from bertserve.service.backend.onnx_engine import OnnxEngine, Row
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.tasks import answer, classify
+from bertserve.service.tasks.batch import Batch
+from bertserve.service.tasks.decoding.scores import activate
+from bertserve.service.tasks.occlusion import MAX_WORDS
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.text.words import Word, most_within, words_of
 from embedded import load
 from fakes import FakeEngine, Head
-from service.backend.onnx_engine import OnnxEngine, Row
-from service.bundle.files import load_bundle
-from service.tasks import answer, classify
-from service.tasks.batch import Batch
-from service.tasks.decoding.scores import activate
-from service.tasks.occlusion import MAX_WORDS
-from service.text.tokenizer import Encoding, Tokenizer
-from service.text.words import Word, most_within, words_of
 from task_runs import begin, send
 
 CLASSIFY, ANSWER = "/classify", "/answer"

@@ -10,9 +10,9 @@ import pytest
 
 import tiny
 from application import play, rejected
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
 from fakes import FaultySession
-from service.serving.build import build
-from service.settings import Settings
 
 GUILTY = "poor"
 INNOCENT = ("good", "bad", "fine", "dull", "great")

@@ -11,10 +11,10 @@ import pytest
 import tokenizers
 from tokenizers import decoders
 
-from service.errors import TooLargeError
-from service.text import filling
-from service.text.filling import Fillings
-from service.text.tokenizer import TokenIds
+from bertserve.service.errors import TooLargeError
+from bertserve.service.text import filling
+from bertserve.service.text.filling import Fillings
+from bertserve.service.text.tokenizer import TokenIds
 
 WORDS = ["[MASK]", "good", "film", "##ly", "##s", ".", ",", "'", "n't", "do", "not", "a", "日", "本", "?"]
 _BYTES = decoders.ByteLevel()

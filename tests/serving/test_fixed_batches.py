@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from service.scheduling.backlog import Backlog
-from service.scheduling.fixed_batches import in_fixed_batches
-from service.scheduling.scheduler import Scheduler
-from service.scheduling.stage import Stage
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.fixed_batches import in_fixed_batches
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.stage import Stage
 
 
 def stage(lengths: list[int], ran: list[list[str]], *, key: Any = "model", finish: Any = list) -> Stage:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.process import metrics_files
+from bertserve.service.process import metrics_files
 
 COMMAND = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0"]
 PRIVATE_DISK = ["unshare", "--mount", "/bin/sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import embedded
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle import files
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.decoding.scores import Row, activate
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 from fakes import Head
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle import files
-from service.tasks import classify
-from service.tasks.decoding.scores import Row, activate
-from service.text.tokenizer import Tokenizer
-from service.wire.reading import Limits, read_body
 from task_runs import decode, encode
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import embedded
-from service.tasks import answer
+from bertserve.service.tasks import answer
 from task_runs import decode
 
 CASES = embedded.golden("question_answering")

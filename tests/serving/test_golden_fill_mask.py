@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import embedded
-from service.tasks import fill_mask
+from bertserve.service.tasks import fill_mask
 from task_runs import decode, encode
 
 CASES = embedded.golden("fill_mask")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import embedded
-from service.tasks import ner
-from service.tasks.batch import spans_read
+from bertserve.service.tasks import ner
+from bertserve.service.tasks.batch import spans_read
 from task_runs import decode, encode
 
 CASES = embedded.golden("token_classification")

@@ -17,10 +17,10 @@ import pytest
 import trustme
 
 import tiny
-from service.cli import main
-from service.errors import SettingsError
-from service.process.connections import PROBE_RESERVE
-from service.process.tls import Certificate
+from bertserve.service.cli import main
+from bertserve.service.errors import SettingsError
+from bertserve.service.process.connections import PROBE_RESERVE
+from bertserve.service.process.tls import Certificate
 
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import tiny
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.bundle.manifest import Activation, Embedding
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import embed, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks.catalog import tasks_of
+from bertserve.service.tasks.decoding.offsets import rebase
+from bertserve.service.tasks.decoding.tag_schemes import scheme_of, split
+from bertserve.service.tasks.layers import LAST_LAYER, LayerChoice, choose
+from bertserve.service.text.tokenizer import Tokenizer
 from fakes import Head
-from service.bundle.files import load_bundle
-from service.bundle.manifest import Activation, Embedding
-from service.errors import InvalidValueError
-from service.tasks import embed, ner, rerank, similarity, zero_shot
-from service.tasks.catalog import tasks_of
-from service.tasks.decoding.offsets import rebase
-from service.tasks.decoding.tag_schemes import scheme_of, split
-from service.tasks.layers import LAST_LAYER, LayerChoice, choose
-from service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
 
 Floats = NDArray[np.float32]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from service.scheduling.backlog import predicted_s
-from service.scheduling.job import Entry, Job
+from bertserve.service.scheduling.backlog import predicted_s
+from bertserve.service.scheduling.job import Entry, Job
 from test_waits import COST, Simulation
 
 SHORT = 23

@@ -11,14 +11,14 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from application import faked
+from bertserve.service.errors import UnavailableError
+from bertserve.service.http import inference
+from bertserve.service.http.app import create_app
+from bertserve.service.http.streaming import LineStream
+from bertserve.service.serving.build import AppState
+from bertserve.service.serving.held_bytes import HeldBytes, Reservation
 from fakes import FakeEngine
 from served_socket import answer, body_of, client, everything, listening, play, until
-from service.errors import UnavailableError
-from service.http import inference
-from service.http.app import create_app
-from service.http.streaming import LineStream
-from service.serving.build import AppState
-from service.serving.held_bytes import HeldBytes, Reservation
 
 BODY_BYTES = 200_000
 LARGE = json.dumps({"inputs": "good", "parameters": {"top_k": 1}}).encode().ljust(BODY_BYTES)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import hostile
 from application import Send, started
-from service.tasks.catalog import TASKS
+from bertserve.service.tasks.catalog import TASKS
 
 ALLOWED = {200, 400, 404, 413, 415, 422}
 SHARE = 0.75  # of all cases; the others are of test_raw_http.py and test_description.py

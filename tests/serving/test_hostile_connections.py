@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from bertserve.service.process import connections, parsing
+from bertserve.service.process.connections import Room
+from bertserve.service.process.parsing import MAX_HEADERS
+from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.server import Server, configure
+from bertserve.service.process.transport import CoalescingTransport
 from served_socket import GET, answer, body_of, client, echo, everything, listening, play, until
-from service.process import connections, parsing
-from service.process.connections import Room
-from service.process.parsing import MAX_HEADERS
-from service.process.protocol import HttpProtocol
-from service.process.server import Server, configure
-from service.process.transport import CoalescingTransport
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
 HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"

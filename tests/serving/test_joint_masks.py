@@ -13,15 +13,15 @@ import pytest
 
 import tiny
 from application import Send, call, started
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle.files import load_bundle
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import fill_mask, joint_masks
+from bertserve.service.tasks.batch import Batch, TaskRun
+from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.joint_masks import prepare, search
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from fakes import Head
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle.files import load_bundle
-from service.errors import InvalidValueError
-from service.tasks import fill_mask, joint_masks
-from service.tasks.batch import Batch, TaskRun
-from service.tasks.cost import Cost
-from service.tasks.joint_masks import prepare, search
-from service.text.tokenizer import Encoding, Tokenizer
 from task_runs import Begun, begin, send
 
 LONG = "good " * 40
@@ -300,7 +300,7 @@ def test_the_client_that_reads_one_token_is_told(api: Send) -> None:
 
 def test_an_answer_of_all_fillings_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its length is counted before anything runs."""
-    monkeypatch.setattr("service.tasks.cost.MAX_ANSWER_BYTES", 2**20)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 2**20)
     assert len(tiny.VOCABULARY) * 8 == len(ask(api, "[MASK] [MASK]", top_k=10**6))
     status, error = ask(api, ["[MASK] [MASK] [MASK]"] * 2, top_k=10**6, beam=64)
     assert (413, True) == (status, "the answer would have" in error)
@@ -308,7 +308,7 @@ def test_an_answer_of_all_fillings_is_refused(api: Send, monkeypatch: pytest.Mon
 
 def test_a_search_that_would_hold_too_much_is_refused(api: Send, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each variant keeps its best tokens until the others have run: of a wide beam and a great `top_k` more than the answer has."""
-    monkeypatch.setattr("service.tasks.cost.MAX_HELD", 5000)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 5000)
     assert 50 == len(ask(api, "[MASK] [MASK]", top_k=50, beam=2))
     status, error = ask(api, "[MASK] [MASK]", top_k=50, beam=64)
     assert (413, True) == (status, "the request would hold 12804 numbers or more" in error), error

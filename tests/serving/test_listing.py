@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tiny
-from service.cli import main
+from bertserve.service.cli import main
 
 
 def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str:
@@ -84,7 +84,7 @@ def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "service.cli", "models", "--models", "models"], stdout=write, stderr=subprocess.PIPE, check=False
+        [sys.executable, "-m", "bertserve.service.cli", "models", "--models", "models"], stdout=write, stderr=subprocess.PIPE, check=False
     )
     os.close(write)
 

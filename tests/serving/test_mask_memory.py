@@ -10,11 +10,11 @@ import pytest
 
 import tiny
 from application import play
-from service.backend.engines import Engines
-from service.backend.onnx_engine import Engine, Row
-from service.serving.build import build
-from service.settings import Settings
-from service.text.tokenizer import Encoding
+from bertserve.service.backend.engines import Engines
+from bertserve.service.backend.onnx_engine import Engine, Row
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.text.tokenizer import Encoding
 
 MASKS = (1, 3, 2, 5, 1, 1, 4, 2)
 
@@ -51,7 +51,7 @@ def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest
         whole = await ask()
         assert max(engine.masks) > 5, "no batch was cut"
         engine.masks.clear()
-        monkeypatch.setattr("service.serving.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
+        monkeypatch.setattr("bertserve.service.serving.model.MAX_LOGITS", 4 * len(tiny.VOCABULARY))
         assert whole == await ask()
         assert (sum(MASKS), 5) == (sum(engine.masks), max(engine.masks))
         assert [5] == [masks for masks in engine.masks if masks > 4]

@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
 from application import LONG, blocked, faked, keys, play
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.process_metrics import ProcessMetrics
+from bertserve.service.scheduling.lane import Lane
+from bertserve.service.serving.build import build
+from bertserve.service.serving.saturation import INTERVAL_S
+from bertserve.service.settings import Settings
 from fakes import FakeEngine
-from service.http.auth import Authenticator
-from service.process_metrics import ProcessMetrics
-from service.scheduling.lane import Lane
-from service.serving.build import build
-from service.serving.saturation import INTERVAL_S
-from service.settings import Settings
 
 LABELED = ("model", "task")
 DOCUMENTED = {
@@ -160,7 +160,7 @@ def test_who_does_not_wait_is_not_compared_with_a_prediction(
     models: Path, monkeypatch: pytest.MonkeyPatch, least_s: float, counted: int
 ) -> None:
     """The ratio is of waits that somebody would plan by; shorter ones are noise."""
-    monkeypatch.setattr("service.serving.model.LEAST_WAIT_S", least_s)
+    monkeypatch.setattr("bertserve.service.serving.model.LEAST_WAIT_S", least_s)
     found = families(models, ("/classify", {"inputs": "good"}))
     assert value(found, "wait_prediction_ratio_count", **TINY) == counted
 

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 import tiny
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.backend.engines import Engines
+from bertserve.service.bundle import files
+from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
+from bertserve.service.metrics import Metrics
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.serving.loading import LoadOptions, choose_provider, load_model
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.registry import Registry
+from bertserve.service.tasks.classify import ClassifyParameters, Request
+from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from fakes import FakeEngine
-from service.backend.cost import CostModel
-from service.backend.engines import Engines
-from service.bundle import files
-from service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
-from service.metrics import Metrics
-from service.scheduling.backlog import Backlog
-from service.scheduling.scheduler import Scheduler
-from service.serving.loading import LoadOptions, choose_provider, load_model
-from service.serving.model import Model
-from service.serving.registry import Registry
-from service.tasks.classify import ClassifyParameters, Request
-from service.text.tokenizer import SHORT_CHARS, Tokenizer
 
 
 class Bench:

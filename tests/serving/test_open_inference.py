@@ -14,10 +14,10 @@ import pytest
 
 import tiny
 from application import Send, assert_same, call, keys, play, rejected, started
-from service.api_keys import ApiKeys
-from service.http.auth import Authenticator
-from service.serving.build import build
-from service.settings import Settings
+from bertserve.service.api_keys import ApiKeys
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
 
 TEXTS = ["good film", "a very bad book"]
 QUESTION, CONTEXT = "good ?", "a good film , not a bad book"

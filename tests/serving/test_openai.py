@@ -13,9 +13,9 @@ import pytest
 
 import tiny
 from application import Send, call, keys, play, post, started
-from service.http.auth import Authenticator
-from service.serving.build import build
-from service.settings import Settings
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
 
 EMBEDDINGS = "/v1/embeddings"
 RERANKS = ["/v1/rerank", "/v2/rerank"]

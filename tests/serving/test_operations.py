@@ -12,12 +12,12 @@ import pytest
 import hostile
 import tiny
 from application import call, classify, faked, play, rejected
+from bertserve.service import __version__
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.routes import all_routes
 from fakes import FakeEngine
-from service import __version__
-from service.serving.build import build
-from service.settings import Settings
-from service.tasks.catalog import TASKS
-from service.wire.routes import all_routes
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/models/tiny/health", "/metrics")
 

@@ -13,9 +13,9 @@ import pytest
 
 import tiny
 from application import Send, post, rejected, started
-from service.errors import TooLargeError
-from service.wire import parsing
-from service.wire.parsing import MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, parse
+from bertserve.service.errors import TooLargeError
+from bertserve.service.wire import parsing
+from bertserve.service.wire.parsing import MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, parse
 
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
 

@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
+from bertserve.service.process.protocol import HttpProtocol
 from served_socket import GET, Listening, answer, client, echo, everything, listening, play, until
-from service.process.protocol import HttpProtocol
 
 READ = 256_000  # bytes that uvloop reads at once
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 
 from application import call, play
-from service.http import playground
-from service.serving.build import build
-from service.settings import Settings
-from service.tasks.catalog import TASKS
-from service.tasks.occlusion import MAX_WORDS
+from bertserve.service.http import playground
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.occlusion import MAX_WORDS
 
 FOLDER = Path(playground.__file__).parent
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from bertserve.service.errors import ClientGoneError
+from bertserve.service.http.streaming import LineStream
+from bertserve.service.process import connections
+from bertserve.service.process.transport import CoalescingTransport
+from bertserve.service.serving.held_bytes import HeldBytes
 from served_socket import GET, body_of, client, everything, listening, play, until
-from service.errors import ClientGoneError
-from service.http.streaming import LineStream
-from service.process import connections
-from service.process.transport import CoalescingTransport
-from service.serving.held_bytes import HeldBytes
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n"
 

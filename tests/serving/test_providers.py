@@ -12,15 +12,15 @@ import pytest
 
 import tiny
 from application import call, call_fresh
-from service.backend import hardware, providers, sessions
-from service.backend.hardware import Gpu
-from service.bundle import files
-from service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec
-from service.bundle.shape_plan import ShapeBucket, ShapePlan
-from service.errors import ProviderError
-from service.serving import loading
-from service.serving.build import build
-from service.settings import Settings
+from bertserve.service.backend import hardware, providers, sessions
+from bertserve.service.backend.hardware import Gpu
+from bertserve.service.bundle import files
+from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec
+from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
+from bertserve.service.errors import ProviderError
+from bertserve.service.serving import loading
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
 
 PLAN = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2, 4)) for n in (8, 16, 32)))
 H100 = Gpu("NVIDIA H100 80GB HBM3", "9.0")

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from application import keys, play
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings, SettingsError, parse
 from conftest import running
-from service.http.auth import Authenticator
-from service.serving.build import build
-from service.settings import Settings, SettingsError, parse
 
 PAGE = "https://app.example.com"
 PREFLIGHT = {"origin": PAGE, "access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}

@@ -14,8 +14,8 @@ import pytest
 
 import tiny
 from application import LONG, blocked, call, classify, faked, play, rejected
+from bertserve.service.wire import hugging_face
 from fakes import FakeEngine
-from service.wire import hugging_face
 
 SECRET = "hunter2secret"
 

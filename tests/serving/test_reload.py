@@ -15,11 +15,11 @@ import pytest
 
 import tiny
 from application import Check, T, keys, play, rejected
-from service.api_keys import ApiKeys
-from service.errors import InvalidValueError
-from service.http.auth import Authenticator
-from service.serving.build import AppState, build
-from service.settings import Settings
+from bertserve.service.api_keys import ApiKeys
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.settings import Settings
 
 ADMIN = {"authorization": "Bearer trident"}
 BODY = {"inputs": "good"}

@@ -16,19 +16,19 @@ import pytest
 
 import tiny
 from application import call_fresh, classify, faked, play, rejected
+from bertserve.service.bundle.manifest import Embedding
+from bertserve.service.errors import RefusedError
+from bertserve.service.scheduling.backlog import UNDERESTIMATED, Backlog
+from bertserve.service.serving.build import build
+from bertserve.service.serving.model import Model
+from bertserve.service.settings import Settings
+from bertserve.service.tasks import answer, embed, fill_mask, ner
+from bertserve.service.tasks import classify as classification
+from bertserve.service.tasks.batch import TaskModel, TaskRun
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
 from fakes import FakeEngine
-from service.bundle.manifest import Embedding
-from service.errors import RefusedError
-from service.scheduling.backlog import UNDERESTIMATED, Backlog
-from service.serving.build import build
-from service.serving.model import Model
-from service.settings import Settings
-from service.tasks import answer, embed, fill_mask, ner
-from service.tasks import classify as classification
-from service.tasks.batch import TaskModel, TaskRun
-from service.tasks.catalog import TASKS
-from service.text.tokenizer import SHORT_CHARS, Tokenizer
-from service.wire.reading import Limits, read_body
 from task_runs import begin
 
 LIMITS = Limits(max_inputs=512, max_chars=200_000)
@@ -260,7 +260,7 @@ def test_a_request_that_would_hold_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, task: str, body: dict[str, Any]
 ) -> None:
     """Before it runs, with the numbers that it would hold and those allowed."""
-    monkeypatch.setattr("service.tasks.cost.MAX_HELD", 100)
+    monkeypatch.setattr("bertserve.service.tasks.cost.MAX_HELD", 100)
     tiny.bundle(tmp_path, task=task)
 
     assert "numbers or more in memory until it is answered and 100 are allowed" in rejected(

@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Message
 
 from application import keys
-from service.api_keys import Access, ApiKeys
-from service.http.app import create_app, create_fastapi
-from service.http.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
-from service.serving.build import AppState, build
-from service.settings import Settings
-from service.wire import reading
+from bertserve.service.api_keys import Access, ApiKeys
+from bertserve.service.http.app import create_app, create_fastapi
+from bertserve.service.http.auth import METRICS, PROBES, Authenticator, Endpoint, check_declared
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.settings import Settings
+from bertserve.service.wire import reading
 
 NO_KEY, KEY, ADMIN_KEY = b"", b"Bearer swordfish", b"Bearer trident"
 WITHOUT_KEY = {Access.PUBLIC, Access.PROBE, Access.METRICS}
@@ -274,7 +274,7 @@ def test_large_bodies_that_come_together_let_others_in_between(models: Path, mon
         order.append("large")
         return parsed(raw, *rest)
 
-    monkeypatch.setattr("service.wire.reading.parse_json", noted)
+    monkeypatch.setattr("bertserve.service.wire.reading.parse_json", noted)
 
     async def ask() -> None:
         app = create_app(state, auth=auth)

@@ -11,10 +11,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tiny
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle import files
-from service.tasks import answer, choose, classify, fill_mask, ner
-from service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle import files
+from bertserve.service.tasks import answer, choose, classify, fill_mask, ner
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import decode, encode
 
 LONG = "the film was not very good , but the book is great ! " * 4

@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from application import Send, call, call_fresh, post, rejected, started
-from service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.scheduler import Scheduler
 
 PATH = "/invocations"
 

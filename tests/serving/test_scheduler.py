@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import uvloop
 
+from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.job import Entry, Job
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.stage import JobResult, Stage
+from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S, TICKS_OF_FLOOR, UNPREDICTED_FLOORS
 from fakes import ManualClock
-from service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from service.scheduling.backlog import Backlog
-from service.scheduling.job import Entry, Job
-from service.scheduling.scheduler import Scheduler
-from service.scheduling.stage import JobResult, Stage
-from service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S, TICKS_OF_FLOOR, UNPREDICTED_FLOORS
 
 
 class Work:

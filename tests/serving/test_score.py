@@ -23,17 +23,17 @@ import pytest
 
 import tiny
 from application import LONG, play
-from service.cli import INPUTS, main
-from service.process import logs
-from service.scoring import part, runner, score
-from service.scoring.columns import input_fields
-from service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
-from service.scoring.part import Progress
-from service.scoring.progress import ProgressBar
-from service.scoring.row import Answer, Place, Row
-from service.serving.build import build
-from service.settings import ModelSettings, Settings
-from service.tasks.catalog import TASKS
+from bertserve.service.cli import INPUTS, main
+from bertserve.service.process import logs
+from bertserve.service.scoring import part, runner, score
+from bertserve.service.scoring.columns import input_fields
+from bertserve.service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
+from bertserve.service.scoring.part import Progress
+from bertserve.service.scoring.progress import ProgressBar
+from bertserve.service.scoring.row import Answer, Place, Row
+from bertserve.service.serving.build import build
+from bertserve.service.settings import ModelSettings, Settings
+from bertserve.service.tasks.catalog import TASKS
 
 WORDS = "a good bad film very the was book".split()
 TEXTS = [" ".join(WORDS[(i * k) % 8] for k in range(1 + i * 7 % 19)) for i in range(90)]
@@ -544,7 +544,7 @@ def test_stdout_may_not_be_the_input(models: Path, tmp_path: Path) -> None:
     """As `score in.jsonl - >> in.jsonl` would never end."""
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
     with source.open("ab") as stdout:
-        command = [sys.executable, "-m", "service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
+        command = [sys.executable, "-m", "bertserve.service.cli", "score", "--models", str(models), "--model", "tiny", str(source), "-"]
         assert 2 == subprocess.run(command, stdout=stdout, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode
     assert [{"text": "good"}] == read_lines(source)
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.cli import main
-from service.errors import SettingsError, StartError
-from service.process import logs
-from service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
+from bertserve.service.cli import main
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.process import logs
+from bertserve.service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
 
 
 @pytest.fixture(autouse=True)
@@ -159,7 +159,7 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
 
 def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What an earlier run made is no part of the one that --restart begins, also when that one is stopped and goes on."""
-    from service.scoring import ray_data
+    from bertserve.service.scoring import ray_data
 
     asked: list[list[str]] = []
 
@@ -187,7 +187,7 @@ def test_without_the_extra_the_error_names_it(
     """Scoring itself does not import Ray, and --ray says what to install."""
     write(tmp_path / "in/a.parquet")
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "service.scoring.ray_data", raising=False)
+    monkeypatch.delitem(sys.modules, "bertserve.service.scoring.ray_data", raising=False)
 
     assert 0 == scored(models, tmp_path / "in/a.parquet", tmp_path / "out.parquet")
     assert 2 == scored(models, "--ray", "local", tmp_path / "in", tmp_path / "out")

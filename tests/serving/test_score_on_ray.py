@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from application import LONG
-from service.cli import main
-from service.process import logs
+from bertserve.service.cli import main
+from bertserve.service.process import logs
 
 # Ray warns of itself
 pytestmark = [pytest.mark.full_grid, pytest.mark.serial, pytest.mark.filterwarnings("ignore")]
@@ -76,7 +76,7 @@ def arguments(models: Path, *more: str | Path) -> list[str]:
 
 def start(models: Path, *more: str | Path) -> subprocess.Popen[str]:
     """Starts the command as a process of its own."""
-    command = [sys.executable, "-m", "service.cli", *arguments(models, *more)]
+    command = [sys.executable, "-m", "bertserve.service.cli", *arguments(models, *more)]
     return subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from service.backend import hardware
-from service.backend.hardware import usable_cores
-from service.errors import SettingsError
-from service.settings import Settings, parse
+from bertserve.service.backend import hardware
+from bertserve.service.backend.hardware import usable_cores
+from bertserve.service.errors import SettingsError
+from bertserve.service.settings import Settings, parse
 
 FIELDS = list(Settings.model_fields)
 DEFAULTS = {

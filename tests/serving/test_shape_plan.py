@@ -18,16 +18,16 @@ from pydantic import ValidationError
 
 import tiny
 from application import play
-from service.backend.onnx_engine import OnnxEngine
-from service.bundle import files
-from service.bundle.files import MANIFEST_FILE
-from service.bundle.graph_spec import GraphSpec, InputSpec
-from service.bundle.manifest import Manifest
-from service.bundle.shape_plan import ShapeBucket, ShapePlan
-from service.scheduling.backlog import Backlog
-from service.serving.build import build
-from service.settings import Settings
-from service.text.tokenizer import Encoding
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.bundle import files
+from bertserve.service.bundle.files import MANIFEST_FILE
+from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from bertserve.service.text.tokenizer import Encoding
 
 PLAN = ShapePlan(
     buckets=(

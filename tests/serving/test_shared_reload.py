@@ -16,16 +16,16 @@ import pytest
 
 import tiny
 from application import play, rejected
-from service.api_keys import ApiKeys
-from service.bundle.files import Bundle
-from service.errors import BundleError, InvalidValueError, NotFoundError, PartialChangeError, UnavailableError
-from service.http.auth import Authenticator
-from service.serving.build import AppState, build
-from service.serving.change_log import Change, ChangeLog, Outcome, Progress
-from service.serving.model import Model
-from service.serving.shared_reloader import POLL_S, SharedReloader
-from service.serving.worker_context import WorkerContext
-from service.settings import Settings
+from bertserve.service.api_keys import ApiKeys
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, PartialChangeError, UnavailableError
+from bertserve.service.http.auth import Authenticator
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.change_log import Change, ChangeLog, Outcome, Progress
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.shared_reloader import POLL_S, SharedReloader
+from bertserve.service.serving.worker_context import WorkerContext
+from bertserve.service.settings import Settings
 
 
 def worker(models: Path, folder: Path, index: int, **settings: Any) -> AppState:
@@ -194,8 +194,8 @@ def test_changes_have_an_order(tmp_path: Path) -> None:
 
 def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the answer to whoever asked for the change, and by the models' pages until it has ended."""
-    monkeypatch.setattr("service.serving.shared_reloader.WAIT_S", 0.0)
-    monkeypatch.setattr("service.serving.shared_reloader.WAIT_FACTOR", 0.0)
+    monkeypatch.setattr("bertserve.service.serving.shared_reloader.WAIT_S", 0.0)
+    monkeypatch.setattr("bertserve.service.serving.shared_reloader.WAIT_FACTOR", 0.0)
     (tmp_path / "admin").write_text("trident")
     state = worker(models, tmp_path, 0)
     log, version = ChangeLog(tmp_path / "changes"), served(state)["tiny"]

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 import tiny
+from bertserve.service.bundle import files
+from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
+from bertserve.service.tasks import answer, classify, fill_mask, zero_shot
+from bertserve.service.text.tokenizer import Tokenizer
 from embedded import ROOT
-from service.bundle import files
-from service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
-from service.tasks import answer, classify, fill_mask, zero_shot
-from service.text.tokenizer import Tokenizer
 from task_runs import encode
 
 SPECIALS = {"bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], "roberta": ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]}

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 
 import tiny
-from export.cli import _parser
-from service.bundle.files import find_bundles
-from service.cli import main
-from service.errors import SettingsError, StartError
-from service.process import logs
-from service.settings import Settings, parse
-from service.sources import cache, exporter
-from service.sources.cache import export_options, with_sources
-from service.sources.source import Source, read_source
+from bertserve.export.cli import _parser
+from bertserve.service.bundle.files import find_bundles
+from bertserve.service.cli import main
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.process import logs
+from bertserve.service.settings import Settings, parse
+from bertserve.service.sources import cache, exporter
+from bertserve.service.sources.cache import export_options, with_sources
+from bertserve.service.sources.source import Source, read_source
 
 # an exporter in the place of bert-export: it copies a finished bundle, or waits, or fails
 FAKE = """
@@ -360,7 +360,7 @@ def test_what_is_missing_is_said_in_one_line(
 
 def test_the_exporter_stands_beside_the_service() -> None:
     """It is found under the name that the service itself is installed by."""
-    assert "export.cli" == exporter.MODULE
+    assert "bertserve.export.cli" == exporter.MODULE
 
 
 @contextmanager
@@ -368,8 +368,8 @@ def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
     """Runs a start that exports with the fake; ends it if it has not ended."""
     code = textwrap.dedent("""
         import sys
-        from service.cli import main
-        from service.sources import exporter
+        from bertserve.service.cli import main
+        from bertserve.service.sources import exporter
         exporter.command = lambda: [sys.executable, sys.argv[1]]
         sys.exit(main(sys.argv[2:]))
     """)

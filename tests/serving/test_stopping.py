@@ -182,7 +182,7 @@ def stopped_at_once(number, handler):
     return before
 
 uvicorn.Server.run, signal.signal = stopped_before_the_loop, stopped_at_once
-from service.cli import main
+from bertserve.service.cli import main
 sys.exit(main(["serve", "--port", "0", "--workers", "WORKERS", "--lanes", "WORKERS", "--models", sys.argv[1]]))
 """
 
@@ -197,8 +197,8 @@ def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) 
 
 STARTS = """
 import select, time
-from service.process import supervisor
-from service.process.listener import shared_counts
+from bertserve.service.process import supervisor
+from bertserve.service.process.listener import shared_counts
 
 supervisor.START_S, supervisor.START_FACTOR = 0.5, 0.0
 beats, starts = shared_counts(2), shared_counts(1)

@@ -16,12 +16,12 @@ import pytest
 
 import slow
 from application import assert_same, call, faked, play, rejected
+from bertserve.service.http.app import create_app
+from bertserve.service.http.streaming import LineCutter, LineStream
+from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.held_bytes import HeldBytes
+from bertserve.service.settings import Settings
 from fakes import FakeEngine
-from service.http.app import create_app
-from service.http.streaming import LineCutter, LineStream
-from service.serving.build import AppState, build
-from service.serving.held_bytes import HeldBytes
-from service.settings import Settings
 
 LINES = {"content-type": "application/x-ndjson"}
 Serve = Callable[..., Any]

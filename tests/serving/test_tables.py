@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import tiny
+from bertserve.service.backend import sessions, tables
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.backend.tables import read_tables
+from bertserve.service.bundle import files
+from bertserve.service.text.tokenizer import Encoding
 from embedded import ROOT
-from service.backend import sessions, tables
-from service.backend.onnx_engine import OnnxEngine
-from service.backend.tables import read_tables
-from service.bundle import files
-from service.text.tokenizer import Encoding
 
 
 @pytest.fixture(autouse=True)

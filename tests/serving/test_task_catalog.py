@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from application import started
-from service.tasks import classify
-from service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
-from service.tasks.catalog import TASKS
-from service.tasks.cost import Cost
-from service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.spec import Derivation, TaskSpec
 
 EVERY_TASK = pytest.mark.parametrize("spec", TASKS.values(), ids=lambda spec: spec.path)
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import CallerError, InvalidValueError
-from service.wire.call import Content
-from service.wire.infer_body import read_infer_body, write_infer_answer
-from service.wire.tensors import Output, Tensor
+from bertserve.service.errors import CallerError, InvalidValueError
+from bertserve.service.wire.call import Content
+from bertserve.service.wire.infer_body import read_infer_body, write_infer_answer
+from bertserve.service.wire.tensors import Output, Tensor
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=9)
 

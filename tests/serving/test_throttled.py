@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from application import play
-from service.http import throttled
-from service.http.throttled import Throttled
-from service.metrics import Metrics
-from service.serving.build import build
-from service.settings import Settings
+from bertserve.service.http import throttled
+from bertserve.service.http.throttled import Throttled
+from bertserve.service.metrics import Metrics
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
 
 
 def test_calls_share_runs_that_start_after_them() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tiny
-from service.bundle import files
-from service.errors import BundleError
-from service.text.tokenizer import Tokenizer, _loaded, estimate_tokens
-from service.text.windows import truncate_longest_first, windows
+from bertserve.service.bundle import files
+from bertserve.service.errors import BundleError
+from bertserve.service.text.tokenizer import Tokenizer, _loaded, estimate_tokens
+from bertserve.service.text.windows import truncate_longest_first, windows
 
 
 @pytest.fixture(name="tokenizer")

@@ -21,14 +21,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from application import LONG, blocked, faked, play
+from bertserve.service.errors import EngineError, SettingsError
+from bertserve.service.http.lines import MAX_TRACED_LINES
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings, parse
+from bertserve.service.tracing.extra import tracer_to
+from bertserve.service.tracing.trace import MAX_RUNS, Stage, Trace
+from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine
-from service.errors import EngineError, SettingsError
-from service.http.lines import MAX_TRACED_LINES
-from service.serving.build import build
-from service.settings import Settings, parse
-from service.tracing.extra import tracer_to
-from service.tracing.trace import MAX_RUNS, Stage, Trace
-from service.tracing.tracer import Tracer
 
 CALLER = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = "00f067aa0ba902b7"
@@ -377,7 +377,7 @@ def test_nothing_of_it_is_there_where_it_is_off(models: Path) -> None:
 
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting without the library ends the start with one sentence that says what to install."""
-    monkeypatch.setitem(sys.modules, "service.tracing.tracer", None)
+    monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
     with pytest.raises(SettingsError, match=r"^--otlp-endpoint needs OpenTelemetry, .* pip install 'bertserve\[otel\]'"):
         tracer_to("http://localhost:4318")
 

@@ -9,9 +9,9 @@ import pytest
 
 import tiny
 from application import Send, post, rejected, started
-from service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
-from service.tasks.catalog import TASKS
-from service.wire.keys import HARMLESS, OPTIONS
+from bertserve.service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.keys import HARMLESS, OPTIONS
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE, EMBED, SIMILARITY, RERANK, ZERO, ATTENTION = (
     f"/{module.SPEC.path}" for module in (classify, ner, answer, fill_mask, choose, embed, similarity, rerank, zero_shot, attention)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from service.backend.cost import CostModel
-from service.bundle.manifest import Flops
-from service.errors import RefusedError
-from service.scheduling.backlog import Backlog, predicted_s
-from service.scheduling.job import Entry, Job
+from bertserve.service.backend.cost import CostModel
+from bertserve.service.bundle.manifest import Flops
+from bertserve.service.errors import RefusedError
+from bertserve.service.scheduling.backlog import Backlog, predicted_s
+from bertserve.service.scheduling.job import Entry, Job
 
 COST = CostModel(Flops(linear=2e7, quadratic=9e3), fixed_s=2e-3, rate=5e10).seconds
 TIMEOUT_S = 5.0

@@ -24,20 +24,20 @@ from fastapi import FastAPI
 import slow
 import tiny
 from application import play
-from service.errors import SettingsError, StartError
-from service.process import shared_folder
-from service.process.connections import ConnectionLimits, Connections
-from service.process.listener import ABSENT, BalancedListener, shared_counts
-from service.process.server import configure
-from service.process.shared_folder import PREFIX
-from service.process.supervisor import Supervisor
-from service.process.worker import Worker
-from service.scheduling.backlog import Backlog
-from service.scheduling.scheduler import Scheduler
-from service.serving.build import build
-from service.serving.held_bytes import HeldBytes
-from service.serving.worker_context import WorkerContext
-from service.settings import Settings, parse
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.process import shared_folder
+from bertserve.service.process.connections import ConnectionLimits, Connections
+from bertserve.service.process.listener import ABSENT, BalancedListener, shared_counts
+from bertserve.service.process.server import configure
+from bertserve.service.process.shared_folder import PREFIX
+from bertserve.service.process.supervisor import Supervisor
+from bertserve.service.process.worker import Worker
+from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.serving.build import build
+from bertserve.service.serving.held_bytes import HeldBytes
+from bertserve.service.serving.worker_context import WorkerContext
+from bertserve.service.settings import Settings, parse
 
 pytestmark = pytest.mark.serial
 

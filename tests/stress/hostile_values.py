@@ -8,8 +8,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from service.settings import Settings
-from service.tasks.body import MAX_ITEMS
+from bertserve.service.settings import Settings
+from bertserve.service.tasks.body import MAX_ITEMS
 
 MAX_CHARS: int = Settings.model_fields["max_chars"].default
 MAX_BODY: int = Settings.model_fields["max_body_bytes"].default

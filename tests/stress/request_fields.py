@@ -11,9 +11,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from service.http.open_inference import ChangeBody, IndexBody
-from service.tasks.body import TaskBody, TaskParameters
-from service.wire.routes import all_routes
+from bertserve.service.http.open_inference import ChangeBody, IndexBody
+from bertserve.service.tasks.body import TaskBody, TaskParameters
+from bertserve.service.wire.routes import all_routes
 
 MARK = "\1"  # stands for the value in a body
 # what the name in a path is, by the model that has to answer

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from bertserve.service.settings import Settings
 from catalogue import ATTACK_ON_SETTING, ATTACKS, WITHOUT_LIMIT
 from field_attacks import COSTLIEST
 from request_fields import all_fields
-from service.settings import Settings
 
 FIELDS = {field.name for field in all_fields()}
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import slow
-from bench.load.arrivals import poisson_arrivals
-from bench.load.generator import LoadResult
-from bench.workload.mixes import mix_inputs
+from bertserve.bench.load.arrivals import poisson_arrivals
+from bertserve.bench.load.generator import LoadResult
+from bertserve.bench.workload.mixes import mix_inputs
 from loads import (
     LONG,
     assert_each_ended_once,

@@ -8,8 +8,8 @@ from pathlib import Path
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from service.http.auth import PublicEndpoint
-from service.http.openapi import endpoints
+from bertserve.service.http.auth import PublicEndpoint
+from bertserve.service.http.openapi import endpoints
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle.manifest import Activation
+from bertserve.service.bundle.manifest import Activation
 
 Floats = NDArray[np.float32]
 Row = Mapping[str, NDArray[Any]]  # one text's graph outputs by name, float32, or what its task keeps of them

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from service.tasks.cost import Budget
-from service.tasks.decoding.scores import Floats
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.tasks.decoding.scores import Floats
 
 # Of a span that is made an answer: so much, and more for a long text.
 ANSWER_STEPS, CHARS_PER_STEP = 4, 256
