@@ -24,42 +24,83 @@
         ├── PartialChangeError      some workers changed a model, and others did not
         └── EngineError             the graph failed or answered nonsense
 
-Messages say what was wrong, the value given, the value allowed and what to change, with names in backticks.
+Messages say what was wrong, the value given, the value allowed and what to change, with names in backticks. The errors of callers and of
+the server are a template and values: the caller gets the sentence, a log the template, in which only values of the operator are filled in.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
+
+# Names of values that a log may have: none of them comes from a request.
+SAFE_VALUES = frozenset(
+    {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_inputs", "max_length", "max_queue_tokens", "max_timeout_ms"}
+    | {"model", "models", "room", "setting", "task"}
+)
 
 
 class BertServeError(Exception):
     """Root of the tree.
 
     Attributes:
+        message: The sentence, with all values.
+        template: The sentence with the name of each value in braces.
+        values: The values by name.
         input_index: Which of the request's inputs is at fault, where one is.
-        made_at: Where the code makes it: that code, and the offset of the instruction. Its sentence stands there without values.
     """
 
     input_index: int | None = None
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-        frame = sys._getframe(1)
-        while frame.f_code.co_filename == __file__ and frame.f_back is not None:  # a class's own __init__
-            frame = frame.f_back
-        self.made_at = frame.f_code, frame.f_lasti
+    def __init__(self, template: str, /, **values: Any) -> None:
+        """Makes the message.
+
+        Args:
+            template: A literal, so that nothing in it comes from a request; without values its braces mean nothing.
+            **values: What is filled in; see `SAFE_VALUES`.
+        """
+        self.template = template
+        self.values = values
+        self.message = template.format(**values) if values else template
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leaves out where it was made, which a worker cannot send to its supervisor."""
-        return type(self), self.args, {name: value for name, value in vars(self).items() if name != "made_at"}
+        """Is made again from its attributes: a worker sends errors to its supervisor."""
+        return _restored, (type(self), vars(self))
+
+    @property
+    def for_log(self) -> str:
+        """The template with the values of the operator, and the names of all others."""
+        if not self.values:
+            return self.template
+        return self.template.format_map(_SafeValues(self.values))
 
     def name_input(self, *, many: bool, subject: str = "inputs") -> None:
         """Puts the input at fault before the message: `inputs[i]` of a list, else `inputs`, or what stands in its place."""
         if self.input_index is not None:
             self.message = f"{subject}[{self.input_index}]: {self.message}" if many else f"{subject}: {self.message}"
             self.input_index = None
+
+
+class _SafeValues(dict[str, Any]):
+    """Values for a log: one that is not safe is its name in braces, whatever its format is."""
+
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name) if name in SAFE_VALUES else _Name(name)
+
+
+class _Name(str):
+    """The name of a value in the place of the value."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        return "{" + self + "}"
+
+
+def _restored(kind: type[BertServeError], attributes: dict[str, Any]) -> BertServeError:
+    error = kind.__new__(kind, attributes["message"])
+    vars(error).update(attributes)
+    return error
 
 
 class StartError(BertServeError):
@@ -105,8 +146,8 @@ class MethodNotAllowedError(CallerError):
         allowed: The methods that it has, comma-separated.
     """
 
-    def __init__(self, message: str, *, allowed: str) -> None:
-        super().__init__(message)
+    def __init__(self, template: str, /, *, allowed: str, **values: Any) -> None:
+        super().__init__(template, allowed=allowed, **values)
         self.allowed = allowed
 
 
@@ -148,8 +189,8 @@ class RefusedError(ServerError):
         key: Name of the API key that has too many.
     """
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: float, key: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, template: str, /, *, reason: str, retry_after_s: float, key: str | None = None, **values: Any) -> None:
+        super().__init__(template, **values)
         self.reason = reason
         self.retry_after_s = retry_after_s
         self.key = key

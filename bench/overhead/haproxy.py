@@ -15,7 +15,7 @@ from pathlib import Path
 from bertserve.bench.errors import BenchError
 from bertserve.bench.overhead.replica import free_ports
 
-CONFIGURATION = Path(__file__).parents[2] / "deploy/haproxy/haproxy.cfg"
+CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy/haproxy/haproxy.cfg"
 _START_S = 10
 _READY = 200
 

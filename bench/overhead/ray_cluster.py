@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from bertserve.bench.errors import BenchError
 from bertserve.bench.overhead.replica import free_ports
 
-ENVIRONMENT = Path(__file__).parents[2] / "deploy/ray/ray.env"
+ENVIRONMENT = Path(__file__).resolve().parents[2] / "deploy/ray/ray.env"
 PATIENCE_S = 90.0
 _OK = 200
 _FAILED = 500
@@ -69,7 +69,7 @@ class RayCluster:
         self._environment = {
             **{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"},
             **environment(),
-            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),

@@ -111,11 +111,11 @@ class OnnxEngine:
         try:
             outputs = self._session.run(self._names, self._feed(encodings, rows, longest))
         except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
-            raise EngineError(_reason(error, rows, longest)) from error
+            raise _failure(error, rows, longest) from error
         answers: list[Row] = [{} for _ in encodings]
         for spec, output in zip(self._outputs, outputs, strict=True):
             if not np.isfinite(output).all():
-                raise EngineError(f"output `{spec.name}` is not finite; this graph cannot score this text.")
+                raise EngineError("output `{name}` is not finite; this graph cannot score this text.", name=spec.name)
             for answer, part in zip(answers, self._split(spec, output, encodings, rows), strict=True):
                 if part is not None:
                     answer[spec.name] = part
@@ -129,7 +129,12 @@ class OnnxEngine:
         maps = _maps(encodings) if spec.kind == "per_map" else []
         expected = {"per_mask": self._filled(masks), "per_map": len(maps)}.get(spec.kind, rows)
         if len(output) != expected:
-            raise EngineError(f"output `{spec.name}` has {len(output)} rows where {expected} belong. This is a bug.")
+            raise EngineError(
+                "output `{name}` has {output_count} rows where {expected} belong. This is a bug.",
+                name=spec.name,
+                output_count=len(output),
+                expected=expected,
+            )
         if spec.kind == "per_text":
             return list(output[: len(encodings)])
         if spec.kind == "per_token":
@@ -207,8 +212,12 @@ def _maps(encodings: Sequence[Encoding]) -> list[tuple[int, int, int]]:
     return sorted((layer, row, head) for row, encoding in enumerate(encodings) for layer, head in encoding.maps)
 
 
-def _reason(error: Exception, rows: int, longest: int) -> str:
+def _failure(error: Exception, rows: int, longest: int) -> EngineError:
     """Returns why a run failed, without the words of the library, which may hold a caller's ids."""
     if isinstance(error, MemoryError) or any(said in str(error).lower() for said in _OUT_OF_MEMORY):
-        return f"there is not enough memory to run {rows} x {longest} tokens; send shorter texts, or give the service more memory."
-    return f"the graph failed with {type(error).__name__}."
+        return EngineError(
+            "there is not enough memory to run {rows} x {longest} tokens; send shorter texts, or give the service more memory.",
+            rows=rows,
+            longest=longest,
+        )
+    return EngineError("the graph failed with {kind}.", kind=type(error).__name__)

@@ -137,5 +137,10 @@ async def _translate(paths: tuple[str, ...], request: Request, error: Exception)
             m for m in ("GET", "POST") if any(r.matches({**request.scope, "method": m})[0] is Match.FULL for r in request.app.routes)
         ]
         allowed = ", ".join(methods)
-        raise MethodNotAllowedError(f"`{request.url.path[:64]}` takes {allowed}, not {request.method}; see /docs.", allowed=allowed)
+        raise MethodNotAllowedError(
+            "`{path}` takes {allowed}, not {method}; see /docs.",
+            path=request.url.path[:64],
+            method=request.method,
+            allowed=allowed,
+        )
     raise no_such_path(request.scope["path"], paths)

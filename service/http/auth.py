@@ -97,11 +97,14 @@ class Authenticator:
             raise ForbiddenError("model management is disabled; the operator can enable it with --admin-key-file.")
         caller = self._identify(headers)
         if admin and not caller.admin:
-            raise ForbiddenError(f"the key `{caller.name}` may not change models; send an admin key.")
+            raise ForbiddenError("the key `{name}` may not change models; send an admin key.", name=caller.name)
         if self._max_concurrent is not None and self._running[caller] >= self._max_concurrent:
             raise RefusedError(
-                f"the key `{caller.name}` has {self._running[caller]} open requests and {self._max_concurrent} are allowed; "
-                "send the next one when one of them is answered.",
+                "the key `{name}` has {running} open requests and {max_concurrent} are allowed; send the next one when one of "
+                "them is answered.",
+                name=caller.name,
+                running=self._running[caller],
+                max_concurrent=self._max_concurrent,
                 reason="key",
                 retry_after_s=RETRY_AFTER_S,
                 key=caller.name,

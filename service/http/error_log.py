@@ -1,7 +1,6 @@
 """ErrorLog: a line for each request that failed. Of refusals, and of many errors of callers, the first within a second and their number.
 
-No text of a caller reaches a log: an error is logged by its sentence without the values in it, an internal one with the places
-that it went through.
+No text of a caller reaches a log: an error is logged by its template, an internal one with the places that it went through.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from typing import Any
 
 from bertserve.service.errors import BertServeError
 from bertserve.service.http import errors
-from bertserve.service.http.sentence import sentence_of
 
 logger = logging.getLogger("bertserve.errors")
 
@@ -74,5 +72,5 @@ class ErrorLog:
             logger.error("%s %s %s: %s", status, type(error).__name__, where, places, extra=extra)
         else:
             level = logging.ERROR if status >= _SERVER_ERROR and error_type not in _REFUSALS else logging.WARNING
-            reason = sentence_of(error) if isinstance(error, BertServeError) else type(error).__name__
+            reason = error.for_log if isinstance(error, BertServeError) else type(error).__name__
             logger.log(level, "%s %s %s: %s", status, error_type, where, reason, extra={**extra, "reason": reason})

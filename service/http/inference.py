@@ -178,7 +178,10 @@ class Inference:
             return self._state.timeout_ms / 1000
         if not (re.fullmatch(b"[0-9]{1,9}", value) and 1 <= int(value) <= self._state.max_timeout_ms):
             raise InvalidValueError(
-                f"the header `{TIMEOUT_HEADER}` is `{_shown(value)}`; it must be a whole number from 1 to {self._state.max_timeout_ms}."
+                "the header `{timeout_header}` is `{value}`; it must be a whole number from 1 to {max_timeout_ms}.",
+                timeout_header=TIMEOUT_HEADER,
+                value=_shown(value),
+                max_timeout_ms=self._state.max_timeout_ms,
             )
         return int(value) / 1000
 
@@ -186,7 +189,9 @@ class Inference:
         """Returns a deadline that a body names."""
         if timeout_s * 1000 > self._state.max_timeout_ms:
             raise InvalidValueError(
-                f"the timeout in the body is {timeout_s * 1000:.0f} ms, and {self._state.max_timeout_ms} ms are allowed; make it smaller."
+                "the timeout in the body is {timeout_s:.0f} ms, and {max_timeout_ms} ms are allowed; make it smaller.",
+                timeout_s=timeout_s * 1000,
+                max_timeout_ms=self._state.max_timeout_ms,
             )
         return timeout_s
 
@@ -195,7 +200,7 @@ def _no_query(scope: Scope) -> InvalidValueError:
     """Returns the error of a query: what stands in it would silently do nothing."""
     name = next(iter(QueryParams(scope["query_string"])), "")[:64]
     where = "name the model as `model` in the body, or by the path /models/NAME" if name == "model" else "put it into the body"
-    return InvalidValueError(f"the address has the query parameter `{name}`, and this path takes none; {where}.")
+    return InvalidValueError("the address has the query parameter `{name}`, and this path takes none; {where}.", name=name, where=where)
 
 
 def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
@@ -244,12 +249,12 @@ def _shown(value: bytes) -> str:
 def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
     encoding = headers.get(b"content-encoding")
     if encoding is not None and encoding.lower() != b"identity":
-        raise ContentEncodingError(f"the body's content encoding is `{_shown(encoding)}`; send it uncompressed.")
+        raise ContentEncodingError("the body's content encoding is `{encoding}`; send it uncompressed.", encoding=_shown(encoding))
     if b"content-length" not in headers:
         coding = headers.get(b"transfer-encoding", b"chunked")
         if coding.lower() != b"chunked":
             raise ContentEncodingError(
-                f"the body's transfer encoding is `{_shown(coding)}`; send it uncompressed, in chunks or with its length."
+                "the body's transfer encoding is `{coding}`; send it uncompressed, in chunks or with its length.", coding=_shown(coding)
             )
 
 
@@ -286,5 +291,9 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
             if limit >= size > UNCOUNTED_BYTES and held is not None and size > held.size:
                 held.grow(max(size, length) - held.size)
     if size > limit:
-        raise TooLargeError(f"the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.")
+        raise TooLargeError(
+            "the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.",
+            size=size,
+            limit=limit,
+        )
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)

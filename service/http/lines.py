@@ -75,7 +75,8 @@ class LineAnswerer:
         try:
             if len(line) > self._state.max_body_bytes:
                 raise TooLargeError(
-                    f"the line has more than {self._state.max_body_bytes} bytes; send less in one line, or raise --max-body-bytes."
+                    "the line has more than {max_body_bytes} bytes; send less in one line, or raise --max-body-bytes.",
+                    max_body_bytes=self._state.max_body_bytes,
                 )
             call = await self._bodies.read(self._route, self._incoming(line))
             labels = (call.task, call.model.name)

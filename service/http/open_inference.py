@@ -136,7 +136,7 @@ def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> N
         given = await _body(request, IndexBody)
         ready = given.get("ready") or False
         if not isinstance(ready, bool):
-            raise InvalidValueError(f"`ready` is {show(ready)}; it must be true or false.")
+            raise InvalidValueError("`ready` is {ready}; it must be true or false.", ready=show(ready))
         served = state.registry.models
         found = [{"name": name, "version": model.bundle.version, "state": "READY", "reason": ""} for name, model in served.items()]
         broken = [
@@ -176,7 +176,7 @@ async def _body(request: Request, model: type[BaseModel]) -> Mapping[str, Any]:
     raw = await read_raw(request.receive, request.scope[HEADERS], MAX_BODY_BYTES)
     value = parse_json(raw) if raw.strip() else {}
     if not isinstance(value, dict):
-        raise MalformedRequestError(f"the body is {show(value)}; send a JSON object, or none.")
+        raise MalformedRequestError("the body is {value}; send a JSON object, or none.", value=show(value))
     check_names(value, list(model.model_fields), "the body")
     return value
 
@@ -184,7 +184,7 @@ async def _body(request: Request, model: type[BaseModel]) -> Mapping[str, Any]:
 def _check_parameters(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
     parameters = given.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise InvalidValueError(f"`parameters` is {show(parameters)}; it must be an object.")
+        raise InvalidValueError("`parameters` is {parameters}; it must be an object.", parameters=show(parameters))
     check_names(parameters, known, "`parameters`")
 
 

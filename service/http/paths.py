@@ -31,8 +31,9 @@ def check_path(scope: Scope) -> None:
     raw = scope.get("raw_path") or b""
     if _AMBIGUOUS.search(scope["path"]) is not None or (b"%" in raw and _ENCODED_SLASH.search(raw) is not None):
         raise MalformedRequestError(
-            f"the path `{scope['path'][:_SHOWN_CHARS]}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; "
-            "send the plain path, see /docs."
+            "the path `{path}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; send "
+            "the plain path, see /docs.",
+            path=scope["path"][:_SHOWN_CHARS],
         )
 
 
@@ -46,9 +47,9 @@ def no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
     shown = path[:_SHOWN_CHARS]
     found = _nearest(shown, known)
     if found is not None:
-        return NotFoundError(f"there is no path `{shown}`; did you mean `{found}`? See /docs.")
+        return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=found)
     tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
-    return NotFoundError(f"there is no path `{shown}`; models answer a POST to {tasks} or /models/NAME, see /docs.")
+    return NotFoundError("there is no path `{path}`; models answer a POST to {tasks} or /models/NAME, see /docs.", path=shown, tasks=tasks)
 
 
 @functools.lru_cache(maxsize=256)

@@ -31,8 +31,8 @@ MAX_HEADERS = 128  # each takes 150 bytes of memory, and every look for one pass
 PIECES, PARSE_S = 4, 0.002  # more pieces than so many are parsed for so long before others have their turn
 CHUNK_FRAME = 12  # bytes of the longest size of a chunk that is needed, and of its two line ends
 _VERSIONS = frozenset({"1.1", "1.0"})
-_HEAD_TOO_LARGE = "the head of the request has more than {} bytes; send fewer headers, or raise --max-head-bytes."
-_TRAILERS_TOO_LARGE = "the trailers and chunk extensions of the body have more than {} bytes; send none."
+_HEAD_TOO_LARGE = "the head of the request has more than {limit} bytes; send fewer headers, or raise --max-head-bytes."
+_TRAILERS_TOO_LARGE = "the trailers and chunk extensions of the body have more than {limit} bytes; send none."
 
 
 class _Trailers(list[Any]):
@@ -144,7 +144,7 @@ class RequestParser(HttpToolsProtocol):
             self._parse_chunks(data[start:end])
             return end
         if self._received > self._limits.max_head_bytes:
-            self._reject(HeadTooLargeError(_HEAD_TOO_LARGE.format(self._limits.max_head_bytes)), "head_too_large")
+            self._reject(HeadTooLargeError(_HEAD_TOO_LARGE, limit=self._limits.max_head_bytes), "head_too_large")
         try:
             self.parser.feed_data(data[start:end])
         except httptools.HttpParserUpgrade:  # the parser would not read what follows as HTTP
@@ -160,11 +160,11 @@ class RequestParser(HttpToolsProtocol):
         self.parser.feed_data(piece)
         self._framing = max(self._framing, 0)
         if self._framing > self._limits.max_head_bytes:
-            self._reject(HeadTooLargeError(_TRAILERS_TOO_LARGE.format(self._limits.max_head_bytes)), "head_too_large")
+            self._reject(HeadTooLargeError(_TRAILERS_TOO_LARGE, limit=self._limits.max_head_bytes), "head_too_large")
 
     def _check_headers(self) -> None:
         if len(self.headers) > MAX_HEADERS:
-            self._reject(HeadTooLargeError(f"the request has more than {MAX_HEADERS} headers; send fewer."), "head_too_large")
+            self._reject(HeadTooLargeError("the request has more than {limit} headers; send fewer.", limit=MAX_HEADERS), "head_too_large")
 
     def on_message_begin(self) -> None:
         """The first byte of a request has come."""
@@ -185,7 +185,9 @@ class RequestParser(HttpToolsProtocol):
             self._read_again = self._without_upgrade()
             return
         if (version := self.parser.get_http_version()) not in _VERSIONS:
-            self._reject(MalformedRequestError(f"this is HTTP/{version}, and the service speaks HTTP/1.1 and 1.0."), "malformed")
+            self._reject(
+                MalformedRequestError("this is HTTP/{version}, and the service speaks HTTP/1.1 and 1.0.", version=version), "malformed"
+            )
         if (self.surplus or self._open.stopping) and self.url.partition(b"?")[0] not in _PROBES:
             if self.surplus:
                 self._reject(UnavailableError(FULL), "refused")

@@ -99,7 +99,10 @@ class HttpProtocol(RequestParser):
         elif self._stage == HEAD:
             if waited > limits.head_timeout_s:
                 self._refuse(
-                    SlowRequestError(f"the head of the request was not complete within {limits.head_timeout_s:g} s."), "head_timeout"
+                    SlowRequestError(
+                        "the head of the request was not complete within {head_timeout_s:g} s.", head_timeout_s=limits.head_timeout_s
+                    ),
+                    "head_timeout",
                 )
         elif self._stage == BODY:
             self._check_body(now, waited)
@@ -181,8 +184,12 @@ class HttpProtocol(RequestParser):
         elif unanswered == 0 and self._received >= waited * limits.min_body_rate:
             self._since, self._received = now, 0  # a stream has no end at which it could have been fast enough
         elif self.cycle.response_complete or self._received < waited * limits.min_body_rate:
-            message = f"the body was not complete within {limits.body_timeout_s:g} s, and came at less than {limits.min_body_rate} bytes a second."
-            self._refuse(SlowRequestError(message), "body_timeout")
+            error = SlowRequestError(
+                "the body was not complete within {limit:g} s, and came at less than {rate} bytes a second.",
+                limit=limits.body_timeout_s,
+                rate=limits.min_body_rate,
+            )
+            self._refuse(error, "body_timeout")
 
     def _refuse(self, error: BertServeError, reason: str, *, answers: bool = True) -> None:
         """Answers what will not become a request, and closes once the client has: a close with bytes unread would reset the answer."""

@@ -91,7 +91,9 @@ class Backlog:
         """
         if tokens > self.max_queue_tokens:
             raise TooLargeError(
-                f"the request has about {tokens} tokens and the queue holds {self.max_queue_tokens}; split it, or raise --max-queue-tokens."
+                "the request has about {tokens} tokens and the queue holds {max_queue_tokens}; split it, or raise --max-queue-tokens.",
+                tokens=tokens,
+                max_queue_tokens=self.max_queue_tokens,
             )
         if share is not None:
             tokens = share.reservation(tokens, self.max_queue_tokens)
@@ -99,14 +101,20 @@ class Backlog:
         if self.queue_tokens + tokens > self.max_queue_tokens:
             excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
             raise RefusedError(
-                f"the queue is full: it holds {self.queue_tokens} of {self.max_queue_tokens} tokens and the request has about {tokens}; try again later.",
+                "the queue is full: it holds {queue_tokens} of {max_queue_tokens} tokens and the request has about {tokens}; "
+                "try again later.",
+                queue_tokens=self.queue_tokens,
+                max_queue_tokens=self.max_queue_tokens,
+                tokens=tokens,
                 reason="queue_full",
                 retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.lanes,  # room comes with starts, after the runs of now
             )
         # not with its own run: where the queue is always as long as it may be, there would be room for short texts alone
         if now + PREDICTION_ERROR * wait > deadline:
             raise RefusedError(
-                f"the queue is about {wait:.1f} s long, so the request would probably expire before it could start; try again later, or allow more time.",
+                "the queue is about {wait:.1f} s long, so the request would probably expire before it could start; try again "
+                "later, or allow more time.",
+                wait=wait,
                 reason="deadline",
                 retry_after_s=wait - (deadline - now) / PREDICTION_ERROR,
             )
@@ -152,7 +160,9 @@ class Backlog:
         longest = max(tokens for tokens, _ in work)
         if _area(shape(1, longest)) > self.max_batch_tokens:
             raise InvalidValueError(
-                f"a text of {longest} tokens is over the {self.max_batch_tokens} tokens of a batch; raise --max-batch-tokens."
+                "a text of {longest} tokens is over the {max_batch_tokens} tokens of a batch; raise --max-batch-tokens.",
+                longest=longest,
+                max_batch_tokens=self.max_batch_tokens,
             )
         if not job.open:
             return
@@ -184,8 +194,12 @@ class Backlog:
         held = self.queue_tokens - job.tokens
         if tokens > UNDERESTIMATED * job.tokens and held + tokens > self.max_queue_tokens:
             raise RefusedError(
-                f"the request has {tokens} tokens where about {job.tokens} were expected, and the queue holds {held} of "
-                f"{self.max_queue_tokens}; try again later, or split it.",
+                "the request has {tokens} tokens where about {estimate} were expected, and the queue holds {held} of "
+                "{max_queue_tokens}; try again later, or split it.",
+                tokens=tokens,
+                estimate=job.tokens,
+                held=held,
+                max_queue_tokens=self.max_queue_tokens,
                 reason="queue_full",
                 retry_after_s=self.queue_seconds / self.lanes,
             )

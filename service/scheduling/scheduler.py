@@ -317,7 +317,9 @@ class Scheduler:
             with self._condition:
                 self._running -= 1
         if len(results) != len(batch):
-            raise EngineError(f"a batch of {len(batch)} gave {len(results)} results. This is a bug.")
+            raise EngineError(
+                "a batch of {batch_count} gave {results_count} results. This is a bug.", batch_count=len(batch), results_count=len(results)
+            )
         return results
 
     def _settle(self, entry: Entry, result: Any, run_s: float, *, is_last: bool) -> None:
@@ -392,7 +394,7 @@ class Scheduler:
             error = EngineError("the service has not enough memory for the request; send less at once, or give the service more.")
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
             logger.error("work of a request ended with %s, which is no error of a request", type(error).__name__)
-            error = EngineError(f"the request's work ended with {type(error).__name__}. This is a bug.")
+            error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
         self._resolve(job, None, error)
 
     def _fail_all(self, error: UnavailableError) -> None:

@@ -42,7 +42,9 @@ class Share:
         tokens = max(estimate, min(UNDERESTIMATED * estimate, most))
         if self.tokens and self.tokens + tokens > most:
             raise RefusedError(
-                f"the lines of this stream hold {self.tokens} tokens of the queue and may hold {most}; wait for their answers.",
+                "the lines of this stream hold {tokens} tokens of the queue and may hold {most}; wait for their answers.",
+                tokens=self.tokens,
+                most=most,
                 reason=SHARE_FULL,
                 retry_after_s=0.0,
             )

@@ -125,7 +125,9 @@ class Watchdog:
     def _end(self, job: Job, run: Run, why: str) -> None:
         if job.open:
             error = EngineError(
-                f"a run that holds the request hangs, {run.watched_s:.0f} s after its start, and {why}; try again with other texts, and tell "
-                "the operator if it happens again."
+                "a run that holds the request hangs, {watched_s:.0f} s after its start, and {why}; try again with other texts, "
+                "and tell the operator if it happens again.",
+                watched_s=run.watched_s,
+                why=why,
             )
             self._fail(job, error)

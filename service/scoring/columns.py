@@ -172,7 +172,7 @@ class Columns:
             field = self._fields[name]
             value = values.get(column)
             if column not in values and field.needed:
-                raise InvalidValueError(f"the row has no column `{column}`; it has {listed(list(values)[:20])}.")
+                raise InvalidValueError("the row has no column `{column}`; it has {known}.", column=column, known=listed(list(values)[:20]))
             if field.is_list and isinstance(value, str):
                 value = self._list(column, value)
             if field.needed or value not in (None, ""):
@@ -190,7 +190,7 @@ class Columns:
         try:
             return parse_json(value.encode())
         except BertServeError as error:
-            raise InvalidValueError(f"the column `{column}` must be a JSON list of texts, and is no JSON.") from error
+            raise InvalidValueError("the column `{column}` must be a JSON list of texts, and is no JSON.", column=column) from error
 
     def _check_parameters(self) -> None:
         example = {name: value for name, value in self._spec.body.example().items() if name in required(self._spec.body)}

@@ -101,7 +101,9 @@ class DelimitedReader:
             row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
         elif len(fields) != len(self.columns):
             row.error = InvalidValueError(
-                f"the row has {len(fields)} fields, and the header has {len(self.columns)}; quote what has a delimiter in it."
+                "the row has {fields_count} fields, and the header has {columns_count}; quote what has a delimiter in it.",
+                fields_count=len(fields),
+                columns_count=len(self.columns),
             )
         else:
             row.values = dict(zip(self.columns, fields, strict=True))

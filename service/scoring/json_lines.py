@@ -48,7 +48,9 @@ class JsonLinesReader:
         row = Row(self._row, line=self._lines.number, size=size, raw=line.strip())
         try:
             if not whole:
-                raise TooLargeError(f"the line has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes.")
+                raise TooLargeError(
+                    "the line has more than {max_bytes} bytes; shorten it, or raise --max-body-bytes.", max_bytes=self._max_bytes
+                )
             value = parse_json(row.raw, finite=True)  # the line is written again as it stands
             if not isinstance(value, dict):
                 raise InvalidValueError('the line is JSON, but no object; give one such as {"text": "A warm film."}.')
@@ -56,7 +58,7 @@ class JsonLinesReader:
         except BertServeError as error:
             row.error, row.raw = error, b""
             if isinstance(error.__cause__, ValueError):
-                row.error = InvalidValueError(f"the line is not valid JSON: {_reason(line) or error.__cause__}.")
+                row.error = InvalidValueError("the line is not valid JSON: {detail}.", detail=_reason(line) or error.__cause__)
         return row
 
 

@@ -145,7 +145,8 @@ class ParquetWriter:
         kind = self._schema.field(self._names[0]).type
         wrong: dict[int, BertServeError] = {
             index: InvalidValueError(
-                f"the prediction is of another form than those of the first rows, {kind}, and a Parquet column has one; write JSON Lines."
+                "the prediction is of another form than those of the first rows, {kind}, and a Parquet column has one; write JSON Lines.",
+                kind=kind,
             )
             for index in kept
             if not _fits(kind, answers[index].prediction)

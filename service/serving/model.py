@@ -156,8 +156,10 @@ class Model:
         chars = sum(request.chars for request in requests)
         if chars > MAX_CHARS:
             raise TooLargeError(
-                f"the request has {chars} characters to tokenize, what is read again for each label or choice included, and {MAX_CHARS} are "
-                "allowed; send fewer or shorter texts at once."
+                "the request has {chars} characters to tokenize, what is read again for each label or choice included, and "
+                "{limit} are allowed; send fewer or shorter texts at once.",
+                chars=chars,
+                limit=MAX_CHARS,
             )
         tokens, seconds, entries = self._estimate(requests, spec, chars)
         try:
@@ -304,9 +306,11 @@ class Model:
         most = self._scheduler.max_queue_tokens
         if tokens + cost.queue_tokens > most:
             raise TooLargeError(
-                f"the request has {tokens + cost.queue_tokens} tokens or more, all windows and the work of decoding counted, and the queue holds "
-                f"{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, leave `explain` out, or raise "
-                "--max-queue-tokens."
+                "the request has {tokens} tokens or more, all windows and the work of decoding counted, and the queue holds "
+                "{most}; send fewer or shorter texts at once, make `stride`, `beam` or `top_k` smaller, leave `explain` out, "
+                "or raise --max-queue-tokens.",
+                tokens=tokens + cost.queue_tokens,
+                most=most,
             )
         cost.check()
 

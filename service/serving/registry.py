@@ -105,9 +105,10 @@ class Registry:
         """
         if name not in self.models:
             near = difflib.get_close_matches(name[:64], self.models, n=1)  # of a name of megabytes it would take seconds
+            if near:
+                raise NotFoundError("no model `{name}` is loaded; did you mean `{models}`?", name=name[:64], models=near[0])
             raise NotFoundError(
-                f"no model `{name[:64]}` is loaded; "
-                + (f"did you mean `{near[0]}`?" if near else f"there is {', '.join(self.models) or 'none'}.")
+                "no model `{name}` is loaded; loaded are: {models}.", name=name[:64], models=", ".join(self.models) or "none"
             )
         return self.models[name]
 
@@ -122,19 +123,24 @@ class Registry:
             if task not in self._defaults:
                 if able := self._able(task):
                     raise NotFoundError(
-                        f"several models could answer ({', '.join(f'`{each}`' for each in able)}), and none of them is the default for {task}; "
-                        "name one as `model`, or by the path /models/NAME."
+                        "several models could answer ({models}), and none of them is the default for {task}; name one as `model`, or by "
+                        "the path /models/NAME.",
+                        models=", ".join(f"`{each}`" for each in able),
+                        task=task,
                     )
-                derivation = TASKS[task].derivation
-                kind = f"{derivation.base} model" if derivation and derivation.base else "model"
-                takes = f"it takes a {kind}{derivation.needs and f' with {derivation.needs}'}, and " if derivation else ""
+                models = ", ".join(f"{model.name} ({model.task})" for model in self.models.values()) or "none"
+                if (derivation := TASKS[task].derivation) is None:
+                    raise NotFoundError("no model for {task} is loaded; loaded are: {models}.", task=task, models=models)
                 raise NotFoundError(
-                    f"no model for {task} is loaded; {takes}there is {', '.join(f'{m.name} ({m.task})' for m in self.models.values()) or 'none'}."
+                    "no model for {task} is loaded, which takes {setting}; loaded are: {models}.",
+                    task=task,
+                    setting=f"a {derivation.base or ''} model".replace("  ", " ") + (derivation.needs and f" with {derivation.needs}"),
+                    models=models,
                 )
             return self._defaults[task]
         model = self.get(name)
         if task not in model.tasks:
-            raise InvalidValueError(self._unfit(model, task))
+            raise self._unfit(model, task)
         return model
 
     def one(self, name: str | None) -> Model:
@@ -148,23 +154,41 @@ class Registry:
             return self.get(name)
         if len(self.models) > 1:
             raise InvalidValueError(
-                f"several models are loaded; name one of them in `model`: {', '.join(f'`{each}`' for each in self.models)}."
+                "several models are loaded; name one of them in `model`: {models}.", models=", ".join(f"`{each}`" for each in self.models)
             )
         if not self.models:
             raise NotFoundError("no model is loaded.")
         return next(iter(self.models.values()))
 
-    def _unfit(self, model: Model, task: str) -> str:
+    def _unfit(self, model: Model, task: str) -> InvalidValueError:
         """Returns why a model cannot do a task, and which can where that is more than a matter of the model's task."""
-        why = f"the model `{model.name}` is for {model.task}, this endpoint is for {task}; POST to /models/{model.name} instead."
         derivation = TASKS[task].derivation
         if derivation is None:
-            return why
-        able = ", ".join(f"`{name}`" for name in self._able(task))
-        if derivation.base is None:
-            why = f"the model `{model.name}` cannot do {task}: that takes {derivation.needs}."
-        elif model.task == derivation.base:
+            return InvalidValueError(
+                "the model `{model}` is for {own_task}, this endpoint is for {task}; POST to /models/{model} instead.",
+                model=model.name,
+                own_task=model.task,
+                task=task,
+            )
+        able = ", ".join(f"`{name}`" for name in self._able(task)) or "none that is loaded"
+        if derivation.base not in (None, model.task):
+            return InvalidValueError(
+                "the model `{model}` is for {own_task}, this endpoint is for {task}; POST to /models/{model} instead. Models that can do it: "
+                "{models}.",
+                model=model.name,
+                own_task=model.task,
+                task=task,
+                models=able,
+            )
+        setting = derivation.needs
+        if derivation.base is not None:
             labels = model.bundle.manifest.labels
             shown = ", ".join(f"`{label}`" for label in labels[:SHOWN_LABELS]) + (", ..." if len(labels) > SHOWN_LABELS else "")
-            why = f"the model `{model.name}` cannot do {task}: that takes {derivation.needs}, and its labels are {shown}."
-        return f"{why} " + (f"Models that can do it: {able}." if able else "No model that is loaded can do it.")
+            setting = f"{setting}, and its labels are {shown or 'none'}"
+        return InvalidValueError(
+            "the model `{model}` cannot do {task}: that takes {setting}. Models that can do it: {models}.",
+            model=model.name,
+            task=task,
+            setting=setting,
+            models=able,
+        )

@@ -66,11 +66,13 @@ class Reloader:
             try:
                 path = (await asyncio.to_thread(self._find)).get(name)
                 if path is None:
-                    raise NotFoundError(f"no models folder has a bundle `{name[:64]}`; put it there first.")
+                    raise NotFoundError("no models folder has a bundle `{name}`; put it there first.", name=name[:64])
                 model = await self._replace(path)
             except StartError as error:
                 raise InvalidValueError(
-                    f"the model `{name[:64]}` cannot be loaded, and nothing changed: {without_folders(error.message, self._folders)}"
+                    "the model `{name}` cannot be loaded, and nothing changed: {without_folders}",
+                    name=name[:64],
+                    without_folders=without_folders(error.message, self._folders),
                 ) from error
             await self._warn_of_next_start()
             return model

@@ -100,7 +100,8 @@ class SharedReloader(Reloader):
             number = self._log.append(change)
         except OSError as error:
             raise UnavailableError(
-                f"the other workers cannot be told of the change ({error.strerror}), and nothing changed; try again later."
+                "the other workers cannot be told of the change ({strerror}), and nothing changed; try again later.",
+                strerror=error.strerror,
             ) from error
         self._asked[number] = None
         try:
@@ -121,8 +122,12 @@ class SharedReloader(Reloader):
         why = "; ".join(f"not by worker {index} ({error})" for index, error in failed.items()) or "in different versions"
         by = ", ".join(map(str, done)) or "none"
         raise PartialChangeError(
-            f"the {change.what} of `{change.name[:64]}` was done by worker {by}, and {why}. Workers may serve different models now, which "
-            "/models shows; mend the cause, and send the request again."
+            "the {what} of `{name}` was done by worker {by}, and {why}. Workers may serve different models now, which "
+            "/models shows; mend the cause, and send the request again.",
+            what=change.what,
+            name=change.name[:64],
+            by=by,
+            why=why,
         )
 
     async def _outcomes(self, number: int) -> dict[int, Outcome]:

@@ -175,16 +175,22 @@ def windows_of(request: Request, tokenizer: Tokenizer) -> PassageWindows:
     question, passage = tokenizer.tokenize([request.question, request.context])
     for name, tokens in (("question", question), ("context", passage)):
         if not len(tokens):
-            raise InvalidValueError(f"`{name}` is empty; give a text.")
+            raise InvalidValueError("`{name}` is empty; give a text.", name=name)
     length = parameters.max_seq_len or min(DEFAULT_SEQ_LEN, tokenizer.max_length)
     if length > tokenizer.max_length:
-        raise InvalidValueError(f"`max_seq_len` is {length}, the model takes {tokenizer.max_length}; make it smaller.")
+        raise InvalidValueError(
+            "`max_seq_len` is {length}, the model takes {max_length}; make it smaller.", length=length, max_length=tokenizer.max_length
+        )
     stride = min(length // 2, DEFAULT_STRIDE) if parameters.doc_stride is None else parameters.doc_stride
     room = length - (tokenizer.max_length - tokenizer.room(pair=True)) - len(question)
     if len(passage) > room and room <= stride:
         raise InvalidValueError(
-            f"a window of {length} tokens has room for {max(room, 0)} of the passage beside a question of {len(question)}, and "
-            f"`doc_stride` is {stride}; make `doc_stride` or the question smaller, or `max_seq_len` greater."
+            "a window of {length} tokens has room for {room} of the passage beside a question of {question_count}, and "
+            "`doc_stride` is {stride}; make `doc_stride` or the question smaller, or `max_seq_len` greater.",
+            length=length,
+            room=max(room, 0),
+            question_count=len(question),
+            stride=stride,
         )
     cuts = windows(len(passage), room, stride, tokenizer.truncation_side) if len(passage) > room else [range(len(passage))]
     encodings = [tokenizer.assemble(question.ids, passage.ids[cut.start : cut.stop]) for cut in cuts]

@@ -89,10 +89,18 @@ def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> 
     """Returns numbers from 0 on for those that were asked for."""
     given = range(count) if asked is None else asked
     if (wrong := next((number for number in given if not -count <= number < count), None)) is not None:
-        raise InvalidValueError(f"`{name}` names {wrong}, and {whose} has {count}: 0 to {count - 1}, or from the end -1 to {-count}.")
+        raise InvalidValueError(
+            "`{name}` names {wrong}, and {whose} has {count}: 0 to {last}, or from the end -1 to {least}.",
+            name=name,
+            wrong=wrong,
+            whose=whose,
+            count=count,
+            last=count - 1,
+            least=-count,
+        )
     numbers = tuple(number % count for number in given)
     if len(set(numbers)) < len(numbers):
-        raise InvalidValueError(f"`{name}` names one twice: {list(given)}; name each once.")
+        raise InvalidValueError("`{name}` names one twice: {given}; name each once.", name=name, given=list(given))
     return numbers
 
 
@@ -151,15 +159,24 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Token
     room, total = tokenizer.room(pair=len(parts) > 1), sum(map(len, parts))
     if total > room:
         raise InvalidValueError(
-            f"the text has {total} tokens and the model takes {room}; shorten it: attention is not given of a part of it."
+            "the text has {total} tokens and the model takes {room}; shorten it: attention is not given of a part of it.",
+            total=total,
+            room=room,
         )
     whole = tokenizer.assemble(*(tokens.ids for tokens in parts))
     maps, length = request.maps, len(whole)
     if (values := len(maps) * length**2) > MAX_VALUES:
         raise TooLargeError(
-            f"the text has {length} tokens, so that its attention in {len(maps)} heads of {len(request.layers)} layers is {values} numbers, and "
-            f"{MAX_VALUES} are allowed: {math.isqrt(MAX_VALUES // len(maps))} tokens of as many heads, or {MAX_VALUES // length**2} heads of "
-            "this text. Name fewer `layers` or `heads`, or shorten the text."
+            "the text has {length} tokens, so that its attention in {maps_count} heads of {layers_count} layers is "
+            "{values} numbers, and {limit} are allowed: {most_tokens} tokens of as many heads, or {most_heads} heads of this "
+            "text. Name fewer `layers` or `heads`, or shorten the text.",
+            length=length,
+            maps_count=len(maps),
+            layers_count=len(request.layers),
+            values=values,
+            limit=MAX_VALUES,
+            most_tokens=math.isqrt(MAX_VALUES // len(maps)),
+            most_heads=MAX_VALUES // length**2,
         )
     return replace(whole, maps=tuple(maps)), parts
 

@@ -193,8 +193,9 @@ class TaskBody(BaseModel):
         """
         if user_agent.startswith(JAVASCRIPT) and self.is_list and not self.several_in_javascript and len(self.items) != 1:
             raise InvalidValueError(
-                f"@huggingface/inference reads the answer to one input, and `inputs` has {len(self.items)} items; send one at a time, or many with "
-                "another client, such as fetch."
+                "@huggingface/inference reads the answer to one input, and `inputs` has {items_count} items; send one at a "
+                "time, or many with another client, such as fetch.",
+                items_count=len(self.items),
             )
 
     def answer(self, results: list[Any], user_agent: str = "") -> Any:

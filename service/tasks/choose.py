@@ -95,8 +95,11 @@ def choose(request: Request, model: TaskModel) -> TaskRun:
         total = len(first) + len(second)
         if total > room and not request.parameters.truncation:
             raise InvalidValueError(
-                f"`choices[{i}]` and what it is for have {total} tokens together and the model takes {room}; shorten them, or set `truncation` to "
-                "true."
+                "`choices[{i}]` and what it is for have {total} tokens together and the model takes {room}; shorten them, or "
+                "set `truncation` to true.",
+                i=i,
+                total=total,
+                room=room,
             )
         truncated |= total > room
         keep = truncate_longest_first(len(first), len(second), room)

@@ -195,8 +195,10 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
         return _in_windows(request, tokenizer, a, b, room)
     if total > room and not request.parameters.truncation:
         raise InvalidValueError(
-            f"the text has {total} tokens and the model takes {room}; shorten it, or set `truncation` to true or `window` "
-            "to `mean` or `max`."
+            "the text has {total} tokens and the model takes {room}; shorten it, or set `truncation` to true or `window` "
+            "to `mean` or `max`.",
+            total=total,
+            room=room,
         )
     texts = [a] if b is None else [a, b]
     kept = [range(len(tokens)) for tokens in texts]
@@ -233,16 +235,23 @@ def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | N
     room -= 0 if b is None else len(a)
     stride = default_stride(max(room, 0)) if request.parameters.stride is None else request.parameters.stride
     if room <= stride:
+        if b is None:
+            raise InvalidValueError(
+                "windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.", room=max(room, 0), stride=stride
+            )
         raise InvalidValueError(
-            f"windows of {max(room, 0)} tokens have no room for a `stride` of {stride}"
-            + ("" if b is None else f" beside a first text of {len(a)} tokens")
-            + "; make `stride` or the first text smaller."
+            "windows of {room} tokens have no room for a `stride` of {stride} beside a first text of {first} tokens; make `stride` or the first "
+            "text smaller.",
+            room=max(room, 0),
+            stride=stride,
+            first=len(a),
         )
     cuts = windows(len(text), room, stride, tokenizer.truncation_side)
     if request.parameters.explain:
         raise InvalidValueError(
-            f"`explain` is for a text that the model reads at once, and this one takes {len(cuts)} windows; shorten it, or leave `window` out to "
-            "have it cut."
+            "`explain` is for a text that the model reads at once, and this one takes {cuts_count} windows; shorten it, or "
+            "leave `window` out to have it cut.",
+            cuts_count=len(cuts),
         )
     parts = [text.ids[cut.start : cut.stop] for cut in cuts]
     encodings = [tokenizer.assemble(part) if b is None else tokenizer.assemble(a.ids, part) for part in parts]

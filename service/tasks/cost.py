@@ -65,8 +65,10 @@ class Cost:
         """
         if self.held > MAX_HELD:
             raise TooLargeError(
-                f"the request would hold {shown(self.held)} numbers or more in memory until it is answered and {MAX_HELD} are allowed; send fewer "
-                "or shorter texts at once, or ask for less of each."
+                "the request would hold {held} numbers or more in memory until it is answered and {limit} are allowed; send "
+                "fewer or shorter texts at once, or ask for less of each.",
+                held=shown(self.held),
+                limit=MAX_HELD,
             )
         Budget().spend(steps=self.steps, answer_bytes=self.answer_bytes)
 
@@ -96,8 +98,10 @@ class Budget:
         self.answer_bytes += answer_bytes
         if self.answer_bytes > MAX_ANSWER_BYTES:
             raise TooLargeError(
-                f"the answer would have {shown(self.answer_bytes)} bytes or more and {MAX_ANSWER_BYTES} are allowed; send fewer or shorter texts at "
-                "once, or ask for less of each: a smaller `top_k`, pooled tokens, fewer labels, fewer `layers` or `heads`."
+                "the answer would have {answer_bytes} bytes or more and {limit} are allowed; send fewer or shorter texts at "
+                "once, or ask for less of each: a smaller `top_k`, pooled tokens, fewer labels, fewer `layers` or `heads`.",
+                answer_bytes=shown(self.answer_bytes),
+                limit=MAX_ANSWER_BYTES,
             )
         if self._steps > MAX_STEPS:
             raise TooLargeError(

@@ -131,12 +131,16 @@ def resolve(given: EmbedParameters, embedding: Embedding) -> Request:
     layers = choose(given.layers, given.combine, embedding)
     width = embedding.dimensions * layers.widths
     if given.dimensions is not None and given.dimensions > width:
-        raise InvalidValueError(f"`dimensions` is {given.dimensions}, and this model's vectors have {width}; ask for at most that many.")
+        raise InvalidValueError(
+            "`dimensions` is {dimensions}, and this model's vectors have {width}; ask for at most that many.",
+            dimensions=given.dimensions,
+            width=width,
+        )
     name = embedding.default_prompt if given.prompt_name is None else given.prompt_name
     if name is not None and name not in embedding.prompts:
         known = ", ".join(f"`{prompt}`" for prompt in embedding.prompts)
         raise InvalidValueError(
-            f"this model has no prompt `{name[:64]}`; " + (f"known are {known}." if known else "it has none, so leave `prompt_name` out.")
+            "this model has no prompt `{name}`; known are: {known}.", name=name[:64], known=known or "none, so leave `prompt_name` out"
         )
     own = {"pooling": embedding.pooling, "normalize": embedding.normalize}
     parameters = given.model_copy(update={field: value for field, value in own.items() if getattr(given, field) is None})
@@ -178,7 +182,11 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, bool]:
     (tokens,) = tokenizer.tokenize([request.prompt + request.text])
     room = tokenizer.room(pair=False)
     if len(tokens) > room and request.parameters.truncate is False:
-        raise InvalidValueError(f"the text has {len(tokens)} tokens and the model takes {room}; shorten it, or set `truncate` to true.")
+        raise InvalidValueError(
+            "the text has {tokens_count} tokens and the model takes {room}; shorten it, or set `truncate` to true.",
+            tokens_count=len(tokens),
+            room=room,
+        )
     kept = kept_tokens(len(tokens), room, request.parameters.truncation_direction or tokenizer.truncation_side)
     return tokenizer.assemble(tokens.ids[kept.start : kept.stop]), len(tokens) > room
 
@@ -236,7 +244,9 @@ class EmbedBody(EmbedOptions, TaskBody):
         within = {} if self.parameters is None else self.parameters.model_dump(exclude_none=True)
         for name in beside.keys() & within.keys():
             if beside[name] != within[name]:
-                raise InvalidValueError(f"`{name}` stands both beside `inputs` and in `parameters`, and differs; leave one of them out.")
+                raise InvalidValueError(
+                    "`{name}` stands both beside `inputs` and in `parameters`, and differs; leave one of them out.", name=name
+                )
         like = resolve(EmbedParameters(**beside | within), config.embedding)
         return [replace(like, text=text) for text in self.items]
 
@@ -250,7 +260,9 @@ class EmbedBody(EmbedOptions, TaskBody):
         client = _NO_BASE64.search(user_agent) if wanted == "base64" else None
         if client is not None:
             name = "huggingface_hub" if client[0].startswith("hf_hub") else JAVASCRIPT.removesuffix("/")
-            raise InvalidValueError(f"`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.")
+            raise InvalidValueError(
+                "`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.", name=name
+            )
 
 
 def _missing(manifest: Manifest) -> str | None:

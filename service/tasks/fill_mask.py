@@ -271,11 +271,11 @@ def _filled(tokenizer: Tokenizer, fillings: Fillings, place: int, tokens: Sequen
 
 def _check_masks(text: str, count: int, mask: str) -> None:
     if count > MAX_MASKS:
-        raise InvalidValueError(f"the text has {count} masks and {MAX_MASKS} are allowed; split it.")
+        raise InvalidValueError("the text has {count} masks and {limit} are allowed; split it.", count=count, limit=MAX_MASKS)
     if count == 0:
         near = _LOOKS_LIKE_A_MASK.search(text)
         hint = f"`{near.group()[:20]}` is not this model's mask" if near else "the text has no mask"
-        raise InvalidValueError(f"{hint}; write `{mask}` for each word to be filled in.")
+        raise InvalidValueError("{hint}; write `{mask}` for each word to be filled in.", hint=hint, mask=mask)
 
 
 def _token_ids(targets: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], tuple[str, ...]]:

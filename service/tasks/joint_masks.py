@@ -156,8 +156,12 @@ def prepare(
     slots = [Slot()] if targets is None else _slots(targets)
     if len(slots) ** len(masks) > MAX_PATTERNS:
         raise InvalidValueError(
-            f"{len(masks)} masks with targets of {len(slots)} different numbers of pieces are {len(slots) ** len(masks)} texts to search and "
-            f"{MAX_PATTERNS} are allowed; give targets of fewer different lengths, or fewer masks."
+            "{masks_count} masks with targets of {slots_count} different numbers of pieces are {texts} texts to "
+            "search and {limit} are allowed; give targets of fewer different lengths, or fewer masks.",
+            masks_count=len(masks),
+            slots_count=len(slots),
+            texts=len(slots) ** len(masks),
+            limit=MAX_PATTERNS,
         )
     patterns = [_pattern(ids, masks, chosen, tokenizer) for chosen in product(slots, repeat=len(masks))]
     room, specials = tokenizer.room(pair=False), tokenizer.max_length - tokenizer.room(pair=False)
@@ -183,7 +187,10 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], toke
     if count > MAX_JOINT_MASKS:
         pieces = "" if count == len(masks) else f" with a mask for each piece of {'its' if len(masks) == 1 else 'their'} targets"
         raise InvalidValueError(
-            f"the text has {count} masks{pieces} and {MAX_JOINT_MASKS} are filled together; give fewer masks or shorter targets."
+            "the text has {count} masks{pieces} and {limit} are filled together; give fewer masks or shorter targets.",
+            count=count,
+            pieces=pieces,
+            limit=MAX_JOINT_MASKS,
         )
     expanded: list[int] = []
     places: list[int] = []
@@ -197,7 +204,10 @@ def _pattern(ids: list[int], masks: Sequence[int], slots: tuple[Slot, ...], toke
     room, span = tokenizer.room(pair=False), places[-1] - places[0] + 1
     if span > room:
         raise InvalidValueError(
-            f"the masks of the text stand within {span} tokens and the model takes {room}; shorten it, or fill them one by one without `joint`."
+            "the masks of the text stand within {span} tokens and the model takes {room}; shorten it, or fill them one by "
+            "one without `joint`.",
+            span=span,
+            room=room,
         )
     middle = (places[0] + places[-1]) // 2
     start = min(max(middle - room // 2, places[-1] - room + 1, 0), max(len(expanded) - room, 0))

@@ -75,10 +75,14 @@ def choose(asked: Layers | list[int] | None, combine: Combine | None, embedding:
         )
     wanted, known = _numbers(asked or embedding.default_layers), embedding.places
     if missing := [layer for layer in wanted if layer not in known]:
-        raise InvalidValueError(f"`layers` names the layer {missing[0]}, and this model's graph gives out {_describe(embedding)}.")
+        raise InvalidValueError(
+            "`layers` names the layer {missing}, and this model's graph gives out {describe}.",
+            missing=missing[0],
+            describe=_describe(embedding),
+        )
     places = tuple(known[layer] for layer in wanted)
     if len(set(places)) < len(places):
-        raise InvalidValueError(f"`layers` names a layer twice: {list(wanted)}; name each once.")
+        raise InvalidValueError("`layers` names a layer twice: {wanted}; name each once.", wanted=list(wanted))
     if places == (known[-1],):
         return LAST_LAYER
     return LayerChoice(embedding.layers_output, embedding.layer_count, places, combine or embedding.combine)

@@ -146,7 +146,9 @@ def _windows(request: Request, count: int, tokenizer: Tokenizer) -> list[range]:
     room = tokenizer.room(pair=False)
     stride = default_stride(room) if request.parameters.stride is None else request.parameters.stride
     if count > room and room <= stride:
-        raise InvalidValueError(f"windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.")
+        raise InvalidValueError(
+            "windows of {room} tokens have no room for a `stride` of {stride}; make `stride` smaller.", room=room, stride=stride
+        )
     return windows(count, room, stride if count > room else 0, tokenizer.truncation_side) if count else []
 
 

@@ -73,7 +73,11 @@ def check_count(words: int, of: str, instead: str) -> None:
     """
     if words > MAX_WORDS:
         raise InvalidValueError(
-            f"{of} has {words} words and `explain` leaves out {MAX_WORDS} at most, each in a run of its own; {instead}, or leave `explain` out."
+            "{of} has {words} words and `explain` leaves out {limit} at most, each in a run of its own; {instead}, or leave `explain` out.",
+            of=of,
+            words=words,
+            limit=MAX_WORDS,
+            instead=instead,
         )
 
 

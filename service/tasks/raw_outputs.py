@@ -90,7 +90,10 @@ def _tokens(mask: NDArray[np.int64], side: str) -> slice:
     if count == 0 or not (mask[place] == 1).all():
         order = "zeros and then ones" if side == "left" else "ones and then zeros"
         raise InvalidValueError(
-            f"`attention_mask` must be {order}, at least one of them 1, for this model is padded on the {side}; it has other values or holes."
+            "`attention_mask` must be {order}, at least one of them 1, for this model is padded on the {side}; it has "
+            "other values or holes.",
+            order=order,
+            side=side,
         )
     return place
 
@@ -98,7 +101,9 @@ def _tokens(mask: NDArray[np.int64], side: str) -> slice:
 def _check_types(type_ids: NDArray[np.int64], known: set[int]) -> None:
     wrong = [value for value in np.unique(type_ids).tolist() if value not in known]
     if wrong:
-        raise InvalidValueError(f"`token_type_ids` has {wrong[0]}, and this model has {', '.join(map(str, sorted(known)))}.")
+        raise InvalidValueError(
+            "`token_type_ids` has {wrong}, and this model has {names}.", wrong=wrong[0], names=", ".join(map(str, sorted(known)))
+        )
 
 
 def _masks(ids: NDArray[np.int64], manifest: Manifest) -> tuple[int, ...]:
@@ -106,7 +111,10 @@ def _masks(ids: NDArray[np.int64], manifest: Manifest) -> tuple[int, ...]:
     masks = np.flatnonzero(ids == manifest.tokenizer.mask.id).tolist()
     if not 1 <= len(masks) <= MAX_MASKS:
         raise InvalidValueError(
-            f"the row has {len(masks)} mask tokens ({manifest.tokenizer.mask.id}) and 1 to {MAX_MASKS} are allowed: logits are for masks alone."
+            "the row has {masks_count} mask tokens ({id}) and 1 to {limit} are allowed: logits are for masks alone.",
+            masks_count=len(masks),
+            id=manifest.tokenizer.mask.id,
+            limit=MAX_MASKS,
         )
     return tuple(masks)
 
@@ -124,10 +132,18 @@ def run_ids(request: Request, model: TaskModel) -> TaskRun:
     """
     encoding, vocabulary_size = request.encoding, model.tokenizer.vocabulary_size
     if len(encoding) > model.tokenizer.max_length:
-        raise InvalidValueError(f"the row has {len(encoding)} tokens and the model takes {model.tokenizer.max_length}; cut it.")
+        raise InvalidValueError(
+            "the row has {encoding_count} tokens and the model takes {max_length}; cut it.",
+            encoding_count=len(encoding),
+            max_length=model.tokenizer.max_length,
+        )
     outside = encoding.ids[(encoding.ids < 0) | (encoding.ids >= vocabulary_size)]
     if len(outside):
-        raise InvalidValueError(f"the token id {outside[0]} is not of the vocabulary, which has 0 to {vocabulary_size - 1}.")
+        raise InvalidValueError(
+            "the token id {outside} is not of the vocabulary, which has 0 to {vocabulary_size}.",
+            outside=outside[0],
+            vocabulary_size=vocabulary_size - 1,
+        )
     # outputs are returned with padding
     units = {"per_text": 1, "per_token": request.padded, "per_mask": len(encoding.masks)}
     values = sum(units[output.kind] * _width(output, request.manifest, vocabulary_size) for output in request.outputs)

@@ -124,7 +124,10 @@ def _pairs(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding], bool
         total = len(query) + len(text)
         if total > room and request.options.truncate is False:
             raise InvalidValueError(
-                f"query and texts[{i}] have {total} tokens and the model takes {room}; shorten them, or set `truncate` to true."
+                "query and texts[{i}] have {total} tokens and the model takes {room}; shorten them, or set `truncate` to true.",
+                i=i,
+                total=total,
+                room=room,
             )
         truncated |= total > room
         keep = truncate_longest_first(len(query), len(text), room)

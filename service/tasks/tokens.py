@@ -109,7 +109,11 @@ def decode(request: IdsRequest, model: TaskModel) -> TaskRun:
     tokenizer = model.tokenizer
     unknown = next((id_ for id_ in dict.fromkeys(request.ids) if tokenizer.token(id_) is None), None)
     if unknown is not None:
-        raise InvalidValueError(f"there is no token of id {unknown}; this model has {tokenizer.vocabulary_size}, the first of them 0.")
+        raise InvalidValueError(
+            "there is no token of id {unknown}; this model has {vocabulary_size}, the first of them 0.",
+            unknown=unknown,
+            vocabulary_size=tokenizer.vocabulary_size,
+        )
     yield Batch([], Cost(answer_bytes=2, steps=TOKEN_STEPS * len(request.ids)))
     (text,) = tokenizer.decode_all([request.ids], skip_special=request.skip_special_tokens)
     model.budget.spend(answer_bytes=text_bytes(text))  # how long it is shows only now

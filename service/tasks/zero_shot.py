@@ -160,8 +160,11 @@ def _hypotheses(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding],
         left = room - len(hypothesis)
         if left < min(len(text), 1):
             raise InvalidValueError(
-                f"the hypothesis of the label `{label[:64]}` has {len(hypothesis)} tokens and the model takes {room - 1} beside a text; "
-                "shorten the label or `hypothesis_template`."
+                "the hypothesis of the label `{label}` has {hypothesis_count} tokens and the model takes {room} beside a text; "
+                "shorten the label or `hypothesis_template`.",
+                label=label[:64],
+                hypothesis_count=len(hypothesis),
+                room=room - 1,
             )
         truncated |= len(text) > left
         kept = kept_tokens(len(text), left, tokenizer.truncation_side)

@@ -57,7 +57,9 @@ class Fillings:
         place, count = self._places[index], len(self._ids)
         if count > SHORT_TOKENS and len(fillings) * count > MAX_WHOLE_TOKENS:
             raise TooLargeError(
-                f"the text has {count} tokens, too many to decode it {len(fillings)} times; shorten it, or make `top_k` smaller."
+                "the text has {count} tokens, too many to decode it {fillings_count} times; shorten it, or make `top_k` smaller.",
+                count=count,
+                fillings_count=len(fillings),
             )
         before, after = self._ids[: place.start], self._ids[place.stop :]
         return self._decoded([[*before, *filling, *after] for filling in fillings]) if fillings else []

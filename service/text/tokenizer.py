@@ -153,7 +153,7 @@ class Tokenizer:
         except BaseException as error:
             # A Rust panic is no Exception; let it not take a lane with it.
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-                raise EngineError(f"the tokenizer failed with {type(error).__name__}. This is a bug.") from error
+                raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error
             raise
         return [Tokens(encoding, self._ids(encoding)) for encoding in encodings]
 

@@ -56,8 +56,13 @@ def windows(count: int, room: int, stride: int, side: Side = "right") -> list[ra
     starts = range(0, max(count - stride, 1), room - stride)
     if len(starts) > MAX_WINDOWS:
         raise InvalidValueError(
-            f"a text of {count} tokens needs {len(starts)} windows of {room} that share {stride}, and {MAX_WINDOWS} are allowed; "
-            "make the stride or the text smaller."
+            "a text of {count} tokens needs {starts_count} windows of {room} that share {stride}, and {limit} are allowed; "
+            "make the stride or the text smaller.",
+            count=count,
+            starts_count=len(starts),
+            room=room,
+            stride=stride,
+            limit=MAX_WINDOWS,
         )
     found = [range(start, min(start + room, count)) for start in starts]
     return [range(count - cut.stop, count - cut.start) for cut in reversed(found)] if side == "left" else found

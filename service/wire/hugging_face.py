@@ -32,7 +32,9 @@ def _call_for_model(value: Any, model: M, incoming: Incoming[M]) -> Call[M]:
     incoming.models.for_task(task, model.name)
     body = validate_body(task, value, incoming.limits)
     if body.model not in (None, model.name):
-        raise InvalidValueError(f"`model` is `{(body.model or '')[:64]}`, but the path names `{model.name}`; leave one of them out.")
+        raise InvalidValueError(
+            "`model` is `{model}`, but the path names `{name}`; leave one of them out.", model=(body.model or "")[:64], name=model.name
+        )
     return _call(task, model, body, incoming)
 
 
@@ -48,7 +50,9 @@ def read_at_base(incoming: Incoming[M]) -> Call[M]:
     fitting = {task: body for task in loaded if (body := _fitting(task, value, incoming.limits)) is not None}
     if len(fitting) != 1:
         could = f"could be for {_paths(fitting)}" if fitting else f"is for none of the tasks that a model is loaded for, {_paths(loaded)}"
-        raise InvalidValueError(f"the body {could}; POST to the path of a task, or to /models/NAME, or name a model as `model`.")
+        raise InvalidValueError(
+            "the body {could}; POST to the path of a task, or to /models/NAME, or name a model as `model`.", could=could
+        )
     ((task, fitted),) = fitting.items()
     model = incoming.models.for_task(task)
     if isinstance(fitted, TooLargeError):

@@ -114,7 +114,9 @@ def read_infer_body(raw: bytes, header: str | None) -> tuple[InferBody, dict[str
     try:
         value = parse(memoryview(raw)[:size].tobytes() if size < len(raw) else raw)
     except ValueError as error:
-        raise MalformedRequestError(f"the body is not valid JSON: {error}; send JSON, such as {json.dumps(_EXAMPLE)}.") from error
+        raise MalformedRequestError(
+            "the body is not valid JSON: {detail}; send JSON, such as {example}.", detail=error, example=json.dumps(_EXAMPLE)
+        ) from error
     try:
         body = InferBody.model_validate(value)
     except ValidationError as error:
@@ -128,8 +130,10 @@ def read_infer_body(raw: bytes, header: str | None) -> tuple[InferBody, dict[str
 def _json_size(header: str, size: int) -> int:
     if not (header.isascii() and header.isdigit() and len(header) < 16 and 0 < int(header) <= size):
         raise MalformedRequestError(
-            f"the header `Inference-Header-Content-Length` is `{header[:32]}`; it must be the length of the JSON before the tensors, from 1 to "
-            f"the {size} bytes of the body."
+            "the header `Inference-Header-Content-Length` is `{header}`; it must be the length of the JSON before the "
+            "tensors, from 1 to the {size} bytes of the body.",
+            header=header[:32],
+            size=size,
         )
     return int(header)
 
@@ -140,25 +144,31 @@ def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Ten
     at = 0
     for given in body.inputs:
         if given.name in found:
-            raise InvalidValueError(f"`inputs` has `{given.name}` twice; send it once.")
+            raise InvalidValueError("`inputs` has `{name}` twice; send it once.", name=given.name)
         size = None if given.parameters is None else given.parameters.binary_data_size
         if (size is None) == (given.data is None):
-            raise InvalidValueError(f"`{given.name}` must have either `data` or `parameters.binary_data_size`, and not both.")
+            raise InvalidValueError("`{name}` must have either `data` or `parameters.binary_data_size`, and not both.", name=given.name)
         data: list[Any] | memoryview = given.data if given.data is not None else rest[:0]
         if size is not None:
             if not binary:
                 raise MalformedRequestError(
-                    f"`{given.name}` is binary, but the header `Inference-Header-Content-Length`, which says where it begins, is missing."
+                    "`{name}` is binary, but the header `Inference-Header-Content-Length`, which says where it begins, is missing.",
+                    name=given.name,
                 )
             if at + size > len(rest):
                 raise MalformedRequestError(
-                    f"`{given.name}` has {shown_count(size)} bytes by its `binary_data_size`, and the body has {len(rest) - at} left for it."
+                    "`{name}` has {size} bytes by its `binary_data_size`, and the body has {rest_count} left for it.",
+                    name=given.name,
+                    size=shown_count(size),
+                    rest_count=len(rest) - at,
                 )
             data = rest[at : at + size]
             at += size
         found[given.name] = Tensor(given.name, given.datatype, tuple(given.shape), data)
     if at != len(rest):
-        raise MalformedRequestError(f"the body has {len(rest) - at} bytes after the last of its tensors; no input is of them.")
+        raise MalformedRequestError(
+            "the body has {rest_count} bytes after the last of its tensors; no input is of them.", rest_count=len(rest) - at
+        )
     return found
 
 

@@ -43,7 +43,9 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
             raise _unknown(name, body)
         allowed = HARMLESS[name]
         if allowed is not None and given not in allowed:
-            raise InvalidValueError(f"`{name}` asks for an answer of a form that this endpoint does not have; leave `{name}` out.")
+            raise InvalidValueError(
+                "`{name}` asks for an answer of a form that this endpoint does not have; leave `{name}` out.", name=name
+            )
         if name == "options" and given is not None:
             _check_options(given, body)
 
@@ -69,7 +71,9 @@ def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskB
         body: The body's class.
     """
     if where == "parameters" and name in body.names:
-        return InvalidValueError(f"`parameters` has no `{name[:_SHOWN_CHARS]}`; put it beside {listed(required(body))}.")
+        return InvalidValueError(
+            "`parameters` has no `{name}`; put it beside {known}.", name=name[:_SHOWN_CHARS], known=listed(required(body))
+        )
     return unknown_name(name, f"`{where}`", known)
 
 
@@ -84,7 +88,7 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     near = nearest(name, known)
     hint = f"did you mean `{near}`? " if near else ""
     rest = f"{hint}{'Known' if hint else 'known'} are {listed(known)}" if known else "leave it out"
-    return InvalidValueError(f"{holder} has no `{name[:_SHOWN_CHARS]}`; {rest}.")
+    return InvalidValueError("{holder} has no `{name}`; {rest}.", holder=holder, name=name[:_SHOWN_CHARS], rest=rest)
 
 
 def check_names(given: Iterable[str], known: Sequence[str], holder: str) -> None:
@@ -109,11 +113,17 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     known = [known for known in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if known in body.names]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
-        return InvalidValueError(f"the body takes no `{shown}` beside {beside}; put it within `parameters`.")
+        return InvalidValueError("the body takes no `{name}` beside {beside}; put it within `parameters`.", name=shown, beside=beside)
     near = nearest(name, known)
     within = None if near else nearest(name, parameters)
     hint = f"did you mean `{near}`? " if near else f"did you mean `{within}` within `parameters`? " if within else ""
-    return InvalidValueError(f"the body takes no `{shown}`; {hint}{'Known' if hint else 'known'} are {listed(known)}.")
+    return InvalidValueError(
+        "the body takes no `{name}`; {hint}{detail} are {known}.",
+        name=shown,
+        hint=hint,
+        detail="Known" if hint else "known",
+        known=listed(known),
+    )
 
 
 def _check_options(options: Any, body: type[TaskBody]) -> None:
@@ -122,4 +132,6 @@ def _check_options(options: Any, body: type[TaskBody]) -> None:
     wrong = next((name for name in options if name not in OPTIONS), None)
     if wrong is not None:
         belongs = " put it within `parameters`." if wrong in body.parameters_type.model_fields else ""
-        raise InvalidValueError(f"`options` has no `{wrong[:_SHOWN_CHARS]}`;{belongs or f' known are {listed(OPTIONS)}.'}")
+        raise InvalidValueError(
+            "`options` has no `{wrong}`;{belongs}", wrong=wrong[:_SHOWN_CHARS], belongs=belongs or f" known are {listed(OPTIONS)}."
+        )

@@ -41,7 +41,7 @@ def read_predict(incoming: Incoming[M]) -> Call[M]:
     value = parse_json(incoming.raw)
     if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
         given = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
-        raise InvalidValueError(f'`instances` must be a list, and it is {given}; send {{"instances": ["a text"]}}.')
+        raise InvalidValueError('`instances` must be a list, and it is {given}; send {{"instances": ["a text"]}}.', given=given)
     check_names(value, list(PredictBody.model_fields), "the body")
     task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)

@@ -25,14 +25,17 @@ def no_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRe
         body: The class of body that was expected; None where it is not one of a task.
     """
     example = "" if body is None else f", such as {example_of(body)}"
-    return MalformedRequestError(f"the body is not valid JSON: {_looks(raw) or reason}; send JSON{example}.")
+    return MalformedRequestError("the body is not valid JSON: {detail}; send JSON{example}.", detail=_looks(raw) or reason, example=example)
 
 
 def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of a body that is JSON, but no object: most often the inputs alone."""
     kinds = {str: "a text", list: "a list", bool: "a truth value", int: "a number", float: "a number"}
     return InvalidValueError(
-        f"the body is {kinds.get(type(value), 'null')}, and must be an object with {listed(required(body))}, such as {example_of(body)}."
+        "the body is {get}, and must be an object with {known}, such as {example_of}.",
+        get=kinds.get(type(value), "null"),
+        known=listed(required(body)),
+        example_of=example_of(body),
     )
 
 

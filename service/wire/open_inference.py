@@ -115,8 +115,10 @@ def check_version(name: str, version: str, asked: str | None) -> None:
     """
     if asked not in (None, version):
         raise NotFoundError(
-            f"`{name}` has no version `{(asked or '')[:64]}`; it is served as `{version}`, and the path without `/versions/...` has "
-            "whichever is served."
+            "`{name}` has no version `{asked}`; it is served as `{version}`, and the path without `/versions/...` has whichever is served.",
+            name=name,
+            asked=(asked or "")[:64],
+            version=version,
         )
 
 
@@ -126,21 +128,28 @@ def _read_protocol(parameters: dict[str, Any]) -> tuple[float | None, bool]:
         value = parameters.pop(name, allowed[0])
         if value not in allowed:
             raise InvalidValueError(
-                f"`parameters.{name}` is {show(value)}; models here keep no state and have no priorities, so leave it out."
+                "`parameters.{name}` is {value}; models here keep no state and have no priorities, so leave it out.",
+                name=name,
+                value=show(value),
             )
     binary = parameters.pop("binary_data_output", False)
     if not isinstance(binary, bool):
-        raise InvalidValueError(f"`parameters.binary_data_output` is {show(binary)}; it must be true or false.")
+        raise InvalidValueError("`parameters.binary_data_output` is {binary}; it must be true or false.", binary=show(binary))
     timeout = parameters.pop("timeout", 0)
     if isinstance(timeout, bool) or not isinstance(timeout, int) or not 0 <= timeout <= _MOST_MICROSECONDS:
-        raise InvalidValueError(f"`parameters.timeout` is {show(timeout)}; it must be a whole number of microseconds, 0 for none.")
+        raise InvalidValueError(
+            "`parameters.timeout` is {timeout}; it must be a whole number of microseconds, 0 for none.", timeout=show(timeout)
+        )
     return timeout / _MICROSECONDS or None, binary
 
 
 def _check_rows(count: int, limits: Limits, name: str) -> None:
     if count > limits.max_inputs:
         raise TooLargeError(
-            f"`{name}` has {shown_count(count)} rows and {limits.max_inputs} are allowed; split the request, or raise --max-inputs."
+            "`{name}` has {count} rows and {max_inputs} are allowed; split the request, or raise --max-inputs.",
+            name=name,
+            count=shown_count(count),
+            max_inputs=limits.max_inputs,
         )
 
 
@@ -181,22 +190,27 @@ def _texts(form: Form, tensors: Mapping[str, Tensor], limits: Limits, what: str)
     for given, tensor in tensors.items():
         name = form.aliases.get(given, given)
         if name in found:
-            raise InvalidValueError(f"`{given}` is another name of `{name}`, which the request has too; leave one of them out.")
+            raise InvalidValueError(
+                "`{given}` is another name of `{name}`, which the request has too; leave one of them out.", given=given, name=name
+            )
         if len(tensor.shape) > 2 or tensor.shape[1:] not in ((), (1,)):
-            raise InvalidValueError(f"`{given}` has the shape {list(tensor.shape)}; texts have [n] or [n, 1].")
+            raise InvalidValueError("`{given}` has the shape {shape}; texts have [n] or [n, 1].", given=given, shape=list(tensor.shape))
         _check_rows(tensor.count, limits, given)
         if name in form.single and tensor.count != 1:
-            raise InvalidValueError(f"`{given}` has {tensor.count} texts; it must have exactly one.")
+            raise InvalidValueError("`{given}` has {count} texts; it must have exactly one.", given=given, count=tensor.count)
         found[name] = tensor.texts()
     missing = next((field.name for field in form.inputs if not field.optional and field.name not in found), None)
     if missing is not None:
         raise InvalidValueError(
-            f"{what} needs the input `{missing}`, BYTES of the shape [n] or [n, 1]; it has {', '.join(found) or 'none'}."
+            "{what} needs the input `{missing}`, BYTES of the shape [n] or [n, 1]; it has {names}.",
+            what=what,
+            missing=missing,
+            names=", ".join(found) or "none",
         )
     counts = {name: len(texts) for name, texts in found.items() if name not in form.single}
     if len(set(counts.values())) > 1:
         raise InvalidValueError(
-            f"the inputs have {' and '.join(f'{count} `{name}`' for name, count in counts.items())}; give as many of each."
+            "the inputs have {names}; give as many of each.", names=" and ".join((f"{count} `{name}`" for name, count in counts.items()))
         )
     return found
 
@@ -218,13 +232,15 @@ def _check_best(asked: _Asked[M], task: str, able: str | None) -> None:
     wrong = next((name for name in asked.outputs if asked.best(name) and name != able), None)
     if wrong is not None:
         hint = f"ask for it of `{able}`" if able else f"{task} has no scores of labels"
-        raise InvalidValueError(f"`classification` cannot be had of `{wrong}`; {hint}.")
+        raise InvalidValueError("`classification` cannot be had of `{wrong}`; {hint}.", wrong=wrong, hint=hint)
 
 
 def _check_classes(count: int) -> None:
     if count > MAX_CLASSES:
         raise TooLargeError(
-            f"`classification` asks for {count} classes and {MAX_CLASSES} are allowed; make it smaller, or split the request."
+            "`classification` asks for {count} classes and {limit} are allowed; make it smaller, or split the request.",
+            count=count,
+            limit=MAX_CLASSES,
         )
 
 
@@ -262,15 +278,26 @@ def _read_ids(asked: _Asked[M], limits: Limits) -> Call[M]:
     _check_best(asked, f"a request with `{IDS}`", None)
     shape = asked.tensors[IDS].shape
     if len(shape) != 2 or 0 in shape:
-        raise InvalidValueError(f"`{IDS}` has the shape {list(shape)}; it must be [rows, length], at least one of each.")
+        raise InvalidValueError(
+            "`{ids}` has the shape {shape}; it must be [rows, length], at least one of each.", ids=IDS, shape=list(shape)
+        )
     _check_rows(shape[0], limits, IDS)
     if shape[1] > manifest.tokenizer.max_length:
         raise InvalidValueError(
-            f"`{IDS}` has rows of the length {min(shape[1], 10**12)} and the model takes {manifest.tokenizer.max_length}; cut them."
+            "`{ids}` has rows of the length {shape} and the model takes {max_length}; cut them.",
+            ids=IDS,
+            shape=min(shape[1], 10**12),
+            max_length=manifest.tokenizer.max_length,
         )
     wrong = next((tensor for tensor in asked.tensors.values() if tensor.shape != shape), None)
     if wrong is not None:
-        raise InvalidValueError(f"`{wrong.name}` has the shape {list(wrong.shape)} and `{IDS}` has {list(shape)}; give it the same.")
+        raise InvalidValueError(
+            "`{name}` has the shape {shape} and `{ids}` has {given_shape}; give it the same.",
+            name=wrong.name,
+            shape=list(wrong.shape),
+            ids=IDS,
+            given_shape=list(shape),
+        )
     ids = asked.tensors[IDS].integers("INT64", "INT32")
     mask = asked.tensors[MASK].integers("INT64", "INT32", "BOOL") if MASK in asked.tensors else np.ones_like(ids)
     type_ids = asked.tensors[TYPES].integers("INT64", "INT32") if TYPES in asked.tensors else np.zeros_like(ids)

@@ -50,7 +50,7 @@ def _check_size(raw: bytes) -> None:
     counts = _outside_texts(raw)
     for structure, most, what in over:
         if (count := int(sum(counts[byte] for byte in structure))) > most:
-            raise TooLargeError(f"the body has {count} {what} and {most} are allowed; split the request.")
+            raise TooLargeError("the body has {count} {what} and {most} are allowed; split the request.", count=count, what=what, most=most)
 
 
 def _outside_texts(raw: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:

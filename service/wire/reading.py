@@ -95,13 +95,17 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
 def _check(body: TaskBody, limits: Limits) -> None:
     if body.count > limits.max_inputs:
         raise TooLargeError(
-            f"{body.counted.format(body.count)} and {limits.max_inputs} are allowed; split the request, or raise --max-inputs."
+            "{format} and {max_inputs} are allowed; split the request, or raise --max-inputs.",
+            format=body.counted.format(body.count),
+            max_inputs=limits.max_inputs,
         )
     for index, item in enumerate(body.items):
         for text in body.texts_of(item):
             if len(text) > limits.max_chars:
                 error = TooLargeError(
-                    f"the text has {len(text)} characters and {limits.max_chars} are allowed; split it, or raise --max-chars."
+                    "the text has {chars} characters and {max_chars} are allowed; split it, or raise --max-chars.",
+                    chars=len(text),
+                    max_chars=limits.max_chars,
                 )
                 error.input_index = index
                 error.name_input(many=body.is_list, subject=body.subject)
@@ -114,7 +118,12 @@ def _translate(error: ValidationError, body: type[TaskBody]) -> InvalidValueErro
     place = where([part for part in first["loc"] if part not in TAGS])
     if first["type"] == "too_long" and not place.startswith("parameters"):
         limit = first["ctx"]["max_length"]
-        return TooLargeError(f"`{place}` has {len(first['input'])} items and no more than {limit} are ever allowed; split the request.")
+        return TooLargeError(
+            "`{place}` has {first_count} items and no more than {limit} are ever allowed; split the request.",
+            place=place,
+            first_count=len(first["input"]),
+            limit=limit,
+        )
     if first["type"] == "unknown_name":
         return unknown_within(first["ctx"]["name"], place, first["ctx"]["known"], body)
     return wrong_value(first, body.example())
@@ -129,10 +138,10 @@ def wrong_value(error: ErrorDetails, example: Mapping[str, Any]) -> InvalidValue
     """
     place = where([part for part in error["loc"] if part not in TAGS]) or "the body"
     if error["type"] == "missing":
-        return InvalidValueError(f"`{place}` is missing; send JSON such as {json.dumps(example)}.")
+        return InvalidValueError("`{place}` is missing; send JSON such as {dumps}.", place=place, dumps=json.dumps(example))
     # what pydantic calls a dictionary or an instance of a class is to the caller an object
     message = "input should be an object" if error["type"] == "model_type" else error["msg"][:1].lower() + error["msg"][1:]
-    return InvalidValueError(f"`{place}` is wrong: {message}; it is {show(error['input'])}.")
+    return InvalidValueError("`{place}` is wrong: {message}; it is {value}.", place=place, message=message, value=show(error["input"]))
 
 
 def where(parts: Sequence[int | str]) -> str:

@@ -48,13 +48,17 @@ class Tensor:
             InvalidValueError: It is of another datatype, there are more or fewer than the shape says, or one is no UTF-8.
         """
         if self.datatype != "BYTES":
-            raise InvalidValueError(f"`{self.name}` is {self.datatype}, and texts are BYTES; send it as BYTES.")
+            raise InvalidValueError(
+                "`{name}` is {datatype}, and texts are BYTES; send it as BYTES.", name=self.name, datatype=self.datatype
+            )
         if isinstance(self.data, memoryview):
             return self._decoded(self.data)
         flat = self._flat(self.data)
         wrong = next((value for value in flat if not isinstance(value, str)), None)
         if wrong is not None or None in flat:
-            raise InvalidValueError(f"`{self.name}` is BYTES, so each value in its `data` is a text; one is {show(wrong)}.")
+            raise InvalidValueError(
+                "`{name}` is BYTES, so each value in its `data` is a text; one is {wrong}.", name=self.name, wrong=show(wrong)
+            )
         return flat
 
     def integers(self, *datatypes: str) -> NDArray[np.int64]:
@@ -67,13 +71,19 @@ class Tensor:
             InvalidValueError: It is of another datatype, or there are more or fewer than the shape says.
         """
         if self.datatype not in datatypes:
-            raise InvalidValueError(f"`{self.name}` is {self.datatype}; it may be {' or '.join(datatypes)}.")
+            raise InvalidValueError(
+                "`{name}` is {datatype}; it may be {names}.", name=self.name, datatype=self.datatype, names=" or ".join(datatypes)
+            )
         dtype = _INTEGERS[self.datatype]
         if isinstance(self.data, memoryview):
             if len(self.data) != self.count * dtype.itemsize:
                 raise InvalidValueError(
-                    f"`{self.name}` has {len(self.data)} bytes, and {self.datatype} of the shape {list(self.shape)} has "
-                    f"{self.count * dtype.itemsize}."
+                    "`{name}` has {data_count} bytes, and {datatype} of the shape {shape} has {count}.",
+                    name=self.name,
+                    data_count=len(self.data),
+                    datatype=self.datatype,
+                    shape=list(self.shape),
+                    count=self.count * dtype.itemsize,
                 )
             found: NDArray[np.int64] = np.frombuffer(self.data, dtype).reshape(self.shape).astype(np.int64)
             return found
@@ -81,21 +91,31 @@ class Tensor:
         kinds = (bool, int) if self.datatype == "BOOL" else (int,)
         wrong = next((value for value in flat if type(value) not in kinds), 0)
         if wrong or wrong is None or type(wrong) not in kinds:
-            raise InvalidValueError(f"`{self.name}` is {self.datatype}, and a value in its `data` is {show(wrong)}.")
+            raise InvalidValueError(
+                "`{name}` is {datatype}, and a value in its `data` is {wrong}.", name=self.name, datatype=self.datatype, wrong=show(wrong)
+            )
         try:
             return np.array(flat, np.int64).reshape(self.shape)
         except OverflowError:
-            raise InvalidValueError(f"`{self.name}` is {self.datatype}, and a value in its `data` is greater than that holds.") from None
+            raise InvalidValueError(
+                "`{name}` is {datatype}, and a value in its `data` is greater than that holds.", name=self.name, datatype=self.datatype
+            ) from None
 
     def _flat(self, data: list[Any]) -> list[Any]:
         """Returns the values of `data`, which may be nested as the shape is."""
         nested = len(self.shape) == 2 and bool(data) and isinstance(data[0], list)
         if nested and not (len(data) == self.shape[0] and all(isinstance(row, list) and len(row) == self.shape[1] for row in data)):
-            raise InvalidValueError(f"`data` of `{self.name}` is nested otherwise than its shape {list(self.shape)} says.")
+            raise InvalidValueError(
+                "`data` of `{name}` is nested otherwise than its shape {shape} says.", name=self.name, shape=list(self.shape)
+            )
         flat = list(itertools.chain.from_iterable(data)) if nested else data
         if len(flat) != self.count:
             raise InvalidValueError(
-                f"`data` of `{self.name}` has {len(flat)} values, and its shape {list(self.shape)} is of {shown_count(self.count)}."
+                "`data` of `{name}` has {flat_count} values, and its shape {shape} is of {count}.",
+                name=self.name,
+                flat_count=len(flat),
+                shape=list(self.shape),
+                count=shown_count(self.count),
             )
         return flat
 
@@ -103,24 +123,27 @@ class Tensor:
         """Returns the texts of the binary form: each after its length, 4 bytes little-endian."""
         texts, at = [], 0
         if self.count * _LENGTH_BYTES > len(data):  # before the loop: a shape is cheap to write
-            raise InvalidValueError(self._misfit(len(data)))
+            raise self._misfit(len(data))
         for _ in range(self.count):
             start = at + _LENGTH_BYTES
             at = start + int.from_bytes(data[at:start], "little")
             if start > len(data) or at > len(data):
-                raise InvalidValueError(self._misfit(len(data)))
+                raise self._misfit(len(data))
             try:
                 texts.append(str(data[start:at], "utf-8"))
             except UnicodeDecodeError:
-                raise InvalidValueError(f"`{self.name}` has a text that is no UTF-8; encode it so.") from None
+                raise InvalidValueError("`{name}` has a text that is no UTF-8; encode it so.", name=self.name) from None
         if at != len(data):
-            raise InvalidValueError(self._misfit(len(data)))
+            raise self._misfit(len(data))
         return texts
 
-    def _misfit(self, size: int) -> str:
-        return (
-            f"the {size} bytes of `{self.name}` are not {shown_count(self.count)} texts, each after its length in 4 bytes, little-endian, as "
-            f"its shape {list(self.shape)} says."
+    def _misfit(self, size: int) -> InvalidValueError:
+        return InvalidValueError(
+            "the {size} bytes of `{name}` are not {count} texts, each after its length in 4 bytes, little-endian, as its shape {shape} says.",
+            size=size,
+            name=self.name,
+            count=shown_count(self.count),
+            shape=list(self.shape),
         )
 
 

@@ -103,10 +103,10 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "needs"),
     [
-        (EMBED, "no model for feature-extraction is loaded; there is tiny (text-classification)."),
-        (SIMILARITY, "it takes a feature-extraction model, and there is tiny (text-classification)."),
-        (RERANK, "it takes a text-classification model with exactly one label, as a cross-encoder has, or two of which one begins with"),
-        (ZERO_SHOT, "it takes a text-classification model with two or more labels of which one begins with `entail`, and there is tiny"),
+        (EMBED, "no model for feature-extraction is loaded; loaded are: tiny (text-classification)."),
+        (SIMILARITY, "which takes a feature-extraction model; loaded are: tiny (text-classification)."),
+        (RERANK, "which takes a text-classification model with exactly one label, as a cross-encoder has, or two of which one begins with"),
+        (ZERO_SHOT, "which takes a text-classification model with two or more labels of which one begins with `entail`; loaded are: tiny"),
     ],
 )
 def test_a_task_without_a_model_says_what_it_takes(models: Path, path: str, needs: str) -> None:
@@ -333,7 +333,7 @@ def test_a_text_is_cut_at_the_end_that_is_named(api: Send, direction: str) -> No
         ({"layers": [0]}, "`layers` names the layer 0, and this model's graph gives out the layers -4 to -1"),
         ({"layers": [-1, -2, -1]}, "`layers` names a layer twice: [-1, -2, -1]"),
         ({"layers": [-1, -2], "combine": "max"}, "`parameters.combine` is wrong: input should be 'concat', 'sum' or 'mean'"),
-        ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are `query`."),
+        ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are: `query`."),
         ({"encoding_format": "hex"}, "`parameters.encoding_format` is wrong: input should be 'float' or 'base64'; it is \"hex\"."),
         ({"truncation_direction": "up"}, "`parameters.truncation_direction` is wrong"),
         ({"normalise": True}, "`parameters` has no `normalise`; did you mean `normalize`?"),

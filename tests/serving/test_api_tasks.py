@@ -296,7 +296,7 @@ def test_a_model_of_another_task_is_refused_by_its_task(api: Send, path: str) ->
 @pytest.mark.parametrize("path", [NER, ANSWER, FILL])
 def test_a_task_without_a_model_is_not_found(models: Path, path: str) -> None:
     """Where no model of the task is loaded its endpoint and the page below it are 404, with what there is; a probe names no models."""
-    expected = f"no model for {TASKS[path]} is loaded; there is tiny (text-classification)."
+    expected = f"no model for {TASKS[path]} is loaded; loaded are: tiny (text-classification)."
     assert expected == rejected(classify(models, {"inputs": INPUTS[path]}, path=path), 404, "not_found")
     assert expected == rejected(call(models, "GET", f"{path}/info"), 404, "not_found")
     assert "tiny" not in rejected(call(models, "GET", f"{path}/health"), 404, "not_found")

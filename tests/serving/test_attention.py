@@ -324,7 +324,10 @@ def test_no_model_has_attention(models: Path) -> None:
     """The message of the endpoint says what a bundle needs."""
     message = rejected(call(models, "POST", ATTENTION, json={"inputs": TEXT}), 404, "not_found")
 
-    assert "no model for attention is loaded; it takes a model with attention in its graphs; export it with `--attentions`, and" in message
+    assert (
+        "no model for attention is loaded, which takes a model with attention in its graphs; export it with `--attentions`; loaded are"
+        in message
+    )
 
 
 def test_a_models_own_path_does_its_task_unless_asked(api: Send) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from application import call
-from bertserve.service.errors import InvalidValueError, MethodNotAllowedError, RefusedError
-from bertserve.service.http.sentence import sentence_of
+from bertserve.service import errors
+from bertserve.service.errors import BertServeError, CallerError, InvalidValueError, MethodNotAllowedError, RefusedError, ServerError
 
 SECRET = "hunter2"
 
@@ -24,16 +26,28 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "line"),
     [
-        ("/classify", {"inputs": SECRET * 9}, "413 too_large r-1 POST /classify: the text has {} characters and {} are allowed; split it,"),
-        ("/classify", {"inputs": 5, "model": SECRET}, "422 invalid_value r-1 POST /classify: `{}` is wrong: {}; it is {}."),
-        ("/classify", f'{{"{SECRET}'.encode(), "400 malformed r-1 POST /classify: the body is not valid JSON: {}; send JSON{}."),
-        (f"/{SECRET}", {}, "404 not_found r-1 POST unknown: there is no path `{}`"),
-        (f"/models/{SECRET}", {}, "404 not_found r-1 POST /models/{name}: no model `{}` is loaded; {}"),
-        ("/classify", {"inputs": "a", "model": SECRET}, "404 not_found r-1 POST /classify: no model `{}` is loaded; {}"),
+        (
+            "/classify",
+            {"inputs": SECRET * 9},
+            "413 too_large r-1 POST /classify: the text has {chars} characters and 50 are allowed; split it,",
+        ),
+        (
+            "/classify",
+            {"inputs": 5, "model": SECRET},
+            "422 invalid_value r-1 POST /classify: `{place}` is wrong: {message}; it is {value}.",
+        ),
+        (
+            "/classify",
+            f'{{"{SECRET}'.encode(),
+            "400 malformed r-1 POST /classify: the body is not valid JSON: {detail}; send JSON{example}.",
+        ),
+        (f"/{SECRET}", {}, "404 not_found r-1 POST unknown: there is no path `{path}`"),
+        (f"/models/{SECRET}", {}, "404 not_found r-1 POST /models/{name}: no model `{name}` is loaded; loaded are: tiny."),
+        ("/classify", {"inputs": "a", "model": SECRET}, "404 not_found r-1 POST /classify: no model `{name}` is loaded; loaded are: tiny."),
     ],
 )
 def test_a_line_says_why_without_what_was_sent(models: Path, caplog: pytest.LogCaptureFixture, path: str, body: Any, line: str) -> None:
-    """The message of the answer stands in the log with `{}` for each value, beside the request's id, method and path."""
+    """The message of the answer stands in the log with the names of the caller's values, beside the request's id, method and path."""
     post(models, path, body, max_chars=50)
     [record] = [record for record in caplog.records if record.name == "bertserve.errors"]
 
@@ -54,30 +68,44 @@ def test_an_error_line_has_the_fields_of_its_request(models: Path, caplog: pytes
     )
 
 
-def many() -> RefusedError:
-    """Returns an error of a class with arguments of its own."""
-    return RefusedError(
-        f"there are {SECRET} of " + f"{1}" + (" at once" if SECRET else ""),
-        reason=f"{SECRET}",
-        retry_after_s=1.0,
-    )
-
-
-def handed_on(message: str) -> InvalidValueError:
-    """Returns an error whose sentence was made elsewhere."""
-    return InvalidValueError(message)
-
-
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "message", "logged"),
     [
-        (InvalidValueError("it is fixed"), "it is fixed"),
-        (InvalidValueError(f"é `{SECRET}` is {len(SECRET)!r:>3}"), "é `{}` is {}"),
-        (MethodNotAllowedError(f"not {SECRET}", allowed=SECRET), "not {}"),
-        (many(), "there are {} of {}{}"),
-        (handed_on(SECRET), f"test_error_log.py:{handed_on.__code__.co_firstlineno + 2} handed_on"),
+        (InvalidValueError('send {"a": 1}'), 'send {"a": 1}', 'send {"a": 1}'),
+        (InvalidValueError("é `{text}` is {size:>3}", text=SECRET, size=7), f"é `{SECRET}` is   7", "é `{text}` is {size}"),
+        (MethodNotAllowedError("not {method}, {allowed}", method=SECRET, allowed="GET"), f"not {SECRET}, GET", "not {method}, {allowed}"),
+        (
+            RefusedError("{tokens} of {limit} for {model}", reason="key", retry_after_s=1.0, tokens=9, limit=5, model="a"),
+            "9 of 5 for a",
+            "{tokens} of 5 for a",
+        ),
     ],
 )
-def test_a_sentence_is_that_of_the_code(error: Any, sentence: str) -> None:
-    """Of one line or several, of a class of its own; where there is none, the place."""
-    assert sentence == sentence_of(error)
+def test_a_log_has_the_values_of_the_operator_only(error: Any, message: str, logged: str) -> None:
+    """The caller gets all; both survive the way from a worker to its supervisor."""
+    assert (message, logged) == (error.message, error.for_log)
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(error), message, logged, str(error)) == (type(again), again.message, again.for_log, str(again))
+
+
+def test_templates_are_literals() -> None:
+    """What a caller sent cannot be in the template of an error, which logs show."""
+    folder = Path(errors.__file__).parent
+    names = {kind.__name__ for kind in kinds(CallerError) | kinds(ServerError)}
+    wrong = []
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_bytes())
+        constants = {
+            target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)
+        } | {alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
+                [template] = node.args
+                if not isinstance(template, ast.Constant) and not (isinstance(template, ast.Name) and template.id in constants):
+                    wrong.append(f"{path.relative_to(folder)}:{node.lineno}")
+    assert [] == wrong
+
+
+def kinds(kind: type[BertServeError]) -> set[type[BertServeError]]:
+    """Returns a class of errors with all below it."""
+    return {kind}.union(*(kinds(below) for below in kind.__subclasses__()))

@@ -363,7 +363,7 @@ def test_what_is_left_open_is_as_the_bundle_says() -> None:
     [
         ({"layers": "last_four"}, "`layers` is `last_four`, but this model's graph gives out its last layer only"),
         ({"dimensions": 9}, "`dimensions` is 9, and this model's vectors have 8"),
-        ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are `query`"),
+        ({"prompt_name": "passage"}, "this model has no prompt `passage`; known are: `query`"),
     ],
 )
 def test_what_a_bundle_does_not_have_is_refused(options: dict[str, Any], message: str) -> None:

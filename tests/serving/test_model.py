@@ -219,9 +219,9 @@ def test_unknown_names_are_not_found(tmp_path: Path) -> None:
 
     with pytest.raises(NotFoundError, match="did you mean `sentiment`"):
         found.get("sentment")
-    with pytest.raises(NotFoundError, match="there is sentiment, topics"):
+    with pytest.raises(NotFoundError, match="loaded are: sentiment, topics"):
         found.get("x")
-    with pytest.raises(NotFoundError, match=r"no model for fill-mask is loaded; there is sentiment \(text-classification\)"):
+    with pytest.raises(NotFoundError, match=r"no model for fill-mask is loaded; loaded are: sentiment \(text-classification\)"):
         found.for_task("fill-mask")
     with pytest.raises(InvalidValueError, match="`topics` is for text-classification, this endpoint is for fill-mask"):
         found.for_task("fill-mask", "topics")

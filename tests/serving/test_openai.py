@@ -115,7 +115,7 @@ def test_a_model_of_openai_is_not_found(api: Send) -> None:
     """Only loaded models have a name; the message lists them."""
     message = failed(post(api, {"input": "a", "model": "text-embedding-3-small"}, path=EMBEDDINGS), 404, "not_found_error", "not_found")
 
-    assert "no model `text-embedding-3-small` is loaded; there is classes, ranker, tokens, vectors." == message
+    assert "no model `text-embedding-3-small` is loaded; loaded are: classes, ranker, tokens, vectors." == message
 
 
 @pytest.mark.parametrize(

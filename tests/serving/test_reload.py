@@ -133,7 +133,7 @@ def test_a_model_comes_and_goes(models: Path, tmp_path: Path) -> None:
         assert await served() == "other"
         rejected(await client.post("/models/tiny/unload", headers=ADMIN), 404, "not_found")
         await client.post("/models/other/unload", headers=ADMIN)
-        assert "there is none" in rejected(await client.post("/classify", json=BODY), 404, "not_found")
+        assert "loaded are: none" in rejected(await client.post("/classify", json=BODY), 404, "not_found")
         assert (await client.post("/models/tiny/load", headers=ADMIN)).status_code == 200
         assert await served() == "tiny"
         rejected(await client.post("/models/nobody/load", headers=ADMIN), 404, "not_found")
