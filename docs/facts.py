@@ -123,7 +123,9 @@ def metrics() -> list[Metric]:
 def layers(package: str) -> list[list[str]]:
     """Returns the layers of a package from top to bottom, as import-linter holds them; those of one layer do not import each other."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
-    contract = next(contract for contract in contracts if contract["type"] == "layers" and contract["containers"] == [f"bertserve.{package}"])
+    contract = next(
+        contract for contract in contracts if contract["type"] == "layers" and contract["containers"] == [f"bertserve.{package}"]
+    )
     return [[name.strip() for name in layer.split("|")] for layer in contract["layers"]]
 
 
