@@ -72,5 +72,5 @@ class ErrorLog:
             logger.error("%s %s %s: %s", status, type(error).__name__, where, places, extra=extra)
         else:
             level = logging.ERROR if status >= _SERVER_ERROR and error_type not in _REFUSALS else logging.WARNING
-            reason = error.for_log if isinstance(error, BertServeError) else type(error).__name__
+            reason = errors.printable(error.for_log) if isinstance(error, BertServeError) else type(error).__name__
             logger.log(level, "%s %s %s: %s", status, error_type, where, reason, extra={**extra, "reason": reason})

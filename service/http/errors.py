@@ -59,7 +59,7 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
     status, error_type = classify(error)
     message = "the service failed in a way it should not; the log has the details under this request id. This is a bug."
     if isinstance(error, errors.BertServeError):
-        message = _printable(error.message)
+        message = printable(error.message)
     fields: dict[str, Any] = {"error": message, "error_type": error_type, "request_id": request_id}
     if has_openai_shape(path):
         status = _INVALID_IN_OPENAI if status == _INVALID else status
@@ -78,7 +78,7 @@ def response(error: Exception, request_id: str, path: str = "") -> Response:
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 
 
-def _printable(message: str) -> str:
+def printable(message: str) -> str:
     """Returns a message on one line: what a caller sent may stand in it, and no control or bidirectional character of it may act on a terminal."""
     if message.isprintable():
         return message

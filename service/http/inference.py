@@ -39,12 +39,14 @@ class InferenceEndpoint(Endpoint):
     dependencies take two fifths of what a short text costs the event loop (bench/results/2026-11-21-with-memory-arena.md).
     """
 
-    def __init__(self, route: Route, answer: Callable[[Route, Scope, Receive], Coroutine[Any, Any, ASGIApp]], **description: Any) -> None:
+    def __init__(
+        self, route: Route, answer: Callable[[Route, Scope, Receive, Send], Coroutine[Any, Any, None]], **description: Any
+    ) -> None:
         """Creates it.
 
         Args:
             route: The route.
-            answer: Returns what answers a request of a route.
+            answer: Answers a request of a route.
             **description: What OpenAPI says of it, as FastAPI takes it, which also wants a function and never calls it.
         """
         self.access = route.access
@@ -53,8 +55,7 @@ class InferenceEndpoint(Endpoint):
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        answer = await self._answer(self._route, scope, receive)
-        await answer(scope, receive, send)
+        await self._answer(self._route, scope, receive, send)
 
 
 class DirectRoutes:
@@ -100,14 +101,15 @@ class Inference:
         self._errors = ErrorLog()
         self._bodies = LargeBodies()
 
-    async def answer(self, route: Route, scope: Scope, receive: Receive) -> ASGIApp:
-        """Returns the answer to a request of a route: a response, or what sends the answers to a stream of lines."""
+    async def answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request of a route, or each line of a stream."""
         headers = scope[HEADERS]
         if route.streams and is_stream(headers.get(b"content-type", b"")):
-            stream = self._stream(scope, receive, route)
-            return lambda scope, receive, send: stream(send)
-        with Reservation(self._state.held_bytes) as held:
-            return await self._respond(scope, receive, route, held)
+            await self._stream(scope, receive, route)(send)
+            return
+        with Reservation(self._state.held_bytes) as held:  # also while the answer waits for the client to read the one before
+            answer = await self._respond(scope, receive, route, held)
+            await answer(scope, receive, send)
 
     async def _respond(self, scope: Scope, receive: Receive, route: Route, held: Reservation) -> Answer:
         """Answers a request, in whose path a model may be named."""
@@ -136,7 +138,9 @@ class Inference:
         scope[PREDICTION] = prediction
         if prediction.answer_bytes > UNCOUNTED_BYTES:
             held.grow(prediction.answer_bytes)
-        return _answer(model, await content_of(call, prediction), prediction)
+        answer = _answer(model, await content_of(call, prediction), prediction)
+        prediction.results = []  # the scope keeps the prediction, for its times, until the answer is sent
+        return answer
 
     async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> Call[Model]:
         """Returns what a request asks for. A frame of its own, so that nothing keeps the body's bytes while the request is answered."""
@@ -265,7 +269,7 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
         receive: The request's ASGI channel.
         headers: The request's, by name in lower case.
         limit: Bytes of the largest body.
-        held: Where a large body reserves its bytes: once `UNCOUNTED_BYTES` have come, as many as its length says.
+        held: Where a large body reserves its bytes, once `UNCOUNTED_BYTES` have come: twice what has come, at most its length.
 
     Raises:
         UnavailableError: The bytes of the body cannot be reserved.
@@ -289,7 +293,7 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
             size += len(chunk)
             more = message.get("more_body", False)
             if limit >= size > UNCOUNTED_BYTES and held is not None and size > held.size:
-                held.grow(max(size, length) - held.size)
+                held.grow(max(size, min(2 * size, length)) - held.size)
     if size > limit:
         raise TooLargeError(
             "the body has {size} bytes or more and {limit} are allowed; send less at once, or raise --max-body-bytes.",

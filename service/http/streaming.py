@@ -143,7 +143,10 @@ class LineStream:
         while (chunk := await self._chunks.get()) is not None:
             for line in cutter.feed(chunk):
                 await self._start_line(line)
-            await self._reserve(self._max_bytes if cutter.size > UNCOUNTED_BYTES else 0)
+            if cutter.size <= UNCOUNTED_BYTES:
+                await self._reserve(0)
+            elif cutter.size > self._reserved:
+                await self._reserve(min(2 * cutter.size, self._max_bytes))
         if (last := cutter.end()) and not last.isspace():
             await self._start_line(last)
         self._jobs.put_nowait(None)
@@ -151,9 +154,9 @@ class LineStream:
     async def _reserve(self, size: int) -> None:
         """Reserves bytes for the line that is being read, in place of those that were reserved before; waits until there is room."""
         if size > self._reserved:
-            await self._held.reserve_when_free(size)
+            await self._held.reserve_when_free(size - self._reserved)
         elif size < self._reserved:
-            self._held.add(-self._reserved)
+            self._held.add(size - self._reserved)
         self._reserved = size
 
     async def _start_line(self, line: bytes) -> None:

@@ -67,6 +67,7 @@ class HttpProtocol(RequestParser):
 
     def on_response_complete(self) -> None:
         """A request is answered: as uvicorn's, without its timer."""
+        self.transport.flush()  # an answer to HEAD has no body behind its head
         self.server_state.total_requests += 1
         self._since = self._now()
         self._served = True

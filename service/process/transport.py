@@ -12,7 +12,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport that holds the head of a response until the next write, which every application here makes at once.
+    """A transport that holds the head of a response until the next write, or until the response is complete.
 
     uvicorn writes head and body separately: two system calls, and two packets that wake the client twice.
 
@@ -57,7 +57,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def close(self) -> None:
         """Closes the transport once all is written."""
-        self._flush()
+        self.flush()
         self._transport.close()
 
     def can_write_eof(self) -> bool:
@@ -66,7 +66,7 @@ class CoalescingTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Closes the sending half once all is written."""
-        self._flush()
+        self.flush()
         if not self._transport.is_closing():
             self._transport.write_eof()
 
@@ -109,6 +109,7 @@ class CoalescingTransport(asyncio.Transport):
         poll.register(self._transport.get_extra_info("socket").fileno(), _PEER_CLOSED)
         return bool(poll.poll(0))
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Writes the head that is held, if there is one."""
         if self._held:
             self.write(b"")

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
@@ -28,6 +28,10 @@ from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 logger = logging.getLogger("bertserve.scheduler")
 
 LEAST_TIMER_S = 1e-3
+
+
+def _forgotten(results: Sequence[Any]) -> None:
+    """Stands for the end of a job that has ended."""
 
 
 @dataclass(slots=True)
@@ -192,6 +196,8 @@ class Scheduler:
         finally:
             if ticket.timer is not None:
                 ticket.timer.cancel()
+            # the queue keeps the job until its deadline; a run of a cancelled one may still look up its functions
+            ticket.stage = replace(ticket.stage, work=(), finish=_forgotten)
 
     async def stop(self, grace_s: float) -> int:
         """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.

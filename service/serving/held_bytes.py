@@ -13,6 +13,7 @@ MAX_BODIES = 24
 MAX_ANSWERS = 12
 # Bodies, answers and unfinished lines of up to so many bytes are not counted and never refused: a connection buffers as much anyway.
 UNCOUNTED_BYTES = 2**16
+WAIT_S = 30.0  # for room; several streams that each wait for more would otherwise wait for each other
 
 
 class HeldBytes:
@@ -55,10 +56,19 @@ class HeldBytes:
         self.count += size
 
     async def reserve_when_free(self, size: int) -> None:
-        """Counts bytes that are about to be held, as soon as they fit. Only for callers whose own bytes are released meanwhile."""
-        while self.count + size > self.limit:
-            self._released.clear()
-            await self._released.wait()
+        """Counts bytes that are about to be held, as soon as they fit.
+
+        Raises:
+            UnavailableError: They did not fit within `WAIT_S`.
+        """
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while self.count + size > self.limit:
+                    self._released.clear()
+                    await self._released.wait()
+        except TimeoutError:
+            self.reserve(size)  # raises, unless they fit now
+            return
         self.count += size
 
 

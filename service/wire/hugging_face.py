@@ -33,7 +33,7 @@ def _call_for_model(value: Any, model: M, incoming: Incoming[M]) -> Call[M]:
     body = validate_body(task, value, incoming.limits)
     if body.model not in (None, model.name):
         raise InvalidValueError(
-            "`model` is `{model}`, but the path names `{name}`; leave one of them out.", model=(body.model or "")[:64], name=model.name
+            "`model` is `{given}`, but the path names `{model}`; leave one of them out.", given=(body.model or "")[:64], model=model.name
         )
     return _call(task, model, body, incoming)
 

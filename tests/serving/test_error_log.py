@@ -41,6 +41,11 @@ def post(models: Path, path: str, body: Any, **settings: Any) -> None:
             f'{{"{SECRET}'.encode(),
             "400 malformed r-1 POST /classify: the body is not valid JSON: {detail}; send JSON{example}.",
         ),
+        (
+            "/models/tiny",
+            {"inputs": "a", "model": f"{SECRET}\n2026 ERROR"},
+            "422 invalid_value r-1 POST /models/tiny: `model` is `{given}`, but the path names `tiny`",
+        ),
         (f"/{SECRET}", {}, "404 not_found r-1 POST unknown: there is no path `{path}`"),
         (f"/models/{SECRET}", {}, "404 not_found r-1 POST /models/{name}: no model `{name}` is loaded; loaded are: tiny."),
         ("/classify", {"inputs": "a", "model": SECRET}, "404 not_found r-1 POST /classify: no model `{name}` is loaded; loaded are: tiny."),

@@ -14,6 +14,7 @@ from application import faked
 from bertserve.service.errors import UnavailableError
 from bertserve.service.http import inference
 from bertserve.service.http.app import create_app
+from bertserve.service.http.middleware import PREDICTION
 from bertserve.service.http.streaming import LineStream
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import HeldBytes, Reservation
@@ -157,3 +158,32 @@ def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
         assert ([*[b"1\n"] * 3, b"300000\n"], 0) == (answers, held.count)
 
     asyncio.run(asyncio.wait_for(check(), 20))
+
+
+def test_what_waits_to_be_sent_stays_reserved(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer behind another one that its client does not read, without the results that it was made of."""
+    monkeypatch.setattr(inference, "UNCOUNTED_BYTES", 1)
+    state = service(models)
+    app = create_app(state)
+    body = json.dumps({"inputs": "good"}).encode()
+    scope: dict[str, Any] = {
+        "type": "http", "method": "POST", "path": "/classify", "raw_path": b"/classify", "query_string": b"", "http_version": "1.1",
+        "headers": [(b"content-length", b"%d" % len(body))],
+    }  # fmt: skip
+    messages = iter([{"type": "http.request", "body": body}])
+    seen: list[tuple[int, list[Any]]] = []
+
+    async def receive() -> Any:
+        return next(messages, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        seen.append((state.held_bytes.count, scope[PREDICTION].results))
+
+    async def check() -> None:
+        state.scheduler.start()
+        await app(scope, receive, send)
+        assert [] == [each for each in seen if each[0] <= len(body) or each[1]]
+        assert (2, 0) == (len(seen), state.held_bytes.count)
+        await state.scheduler.stop(0)
+
+    play(check)

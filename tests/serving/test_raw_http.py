@@ -6,6 +6,7 @@ A true process listens. tests/serving/raw_http.py has the bytes.
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -119,3 +120,15 @@ def test_no_bytes_break_a_connection_of_others(address: tuple[str, int], bystand
         assert_serves_on(bystander)
 
     check()
+
+
+@pytest.mark.parametrize("path", ["/health", "/classify", "/nope"])
+def test_an_answer_to_head_comes_at_once(address: tuple[str, int], path: str) -> None:
+    """On a connection that stays open, where nothing is written behind its head."""
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.sendall(f"HEAD {path} HTTP/1.1\r\nhost: t\r\n\r\n".encode())
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += connection.recv(65536)
+    assert received.startswith(b"HTTP/1.1 ")
+    assert received.endswith(b"\r\n\r\n")
