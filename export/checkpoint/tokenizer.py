@@ -61,7 +61,9 @@ def tokenizer_json(tokenizer: Any, task: Task, added_tokens: Iterable[AddedToken
         # special tokens are text then, and a word of the vocabulary that is one keeps its id
         words = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
         named = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
-        document["added_tokens"] = [token for token in document["added_tokens"] if token["id"] in named or token["content"] not in words]
+        document["added_tokens"] = [
+            token for token in document["added_tokens"] if not token["special"] or token["id"] in named or token["content"] not in words
+        ]
     spelled = {token.id for token in added_tokens}
     for token in document["added_tokens"]:
         if token["id"] in spelled:

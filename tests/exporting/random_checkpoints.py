@@ -160,6 +160,8 @@ class Case:
             FAULTS[self.fault].word if self.fault else None: True,
             QUIRKS[self.quirk].word if self.quirk else None: True,
             "init_lora_weights": self.adapter == "pissa",
+            # of GPT-2's small vocabulary the token is a parenthesis
+            "padding token": self.quirk == "another padding token" and self.family == "GPT-2",
             "second text": self.template == "second text first",
             "usable length": self.limit < (32 if self.task == "fill-mask" else 16),
             # that has no room for a question of the samples

@@ -245,15 +245,16 @@ def test_options_of_the_call_do_not_matter(tmp_path: Path, fields: dict[str, Any
     assert_answers(source, tmp_path, {text: pytorch.logits(text) for text in ("good", "good film", "not a bad film")})
 
 
-def test_a_special_token_that_is_a_word_stays_one_where_special_tokens_are_split(tmp_path: Path) -> None:
-    """With `split_special_tokens` it is text, and has the id of the word."""
+@pytest.mark.parametrize("special", [True, False])
+def test_a_special_token_that_is_a_word_stays_one_where_special_tokens_are_split(tmp_path: Path, special: bool) -> None:
+    """With `split_special_tokens` it is text, and has the id of the word; a plain added token is still matched, within a word too."""
     source = bert(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["good", "[E1]"]})
+    tokenizer.add_tokens(["good", "[E1]"], special_tokens=special)
     tokenizer.save_pretrained(source)
     edit_json(source / "tokenizer_config.json", split_special_tokens=True)
     reference = transformers.AutoTokenizer.from_pretrained(source)
-    text = "a good [E1] film"
+    text = "a good [E1] goodfilm"
     [tokens] = service_tokenizer(load_checkpoint(str(source)), tmp_path).tokenize([text])
     assert reference(text, add_special_tokens=False)["input_ids"] == tokens.ids
 
