@@ -11,6 +11,7 @@ longest one; while there is none left, each stream has one line under way.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -25,6 +26,9 @@ UNANSWERED = "bertserve.unanswered"  # scope key: lines of a stream that were re
 GONE = "bertserve.gone"  # scope key: an event of a stream, which the protocol sets once the connection is lost
 
 Answer = Callable[[bytes], Coroutine[Any, Any, bytes]]
+
+
+_BLANK_LINES = re.compile(rb"\n{2,}")
 
 
 def is_stream(content_type: bytes) -> bool:
@@ -47,7 +51,8 @@ class LineCutter:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Returns the lines that a chunk ends, without those that are empty or blank."""
-        first, *rest = chunk.split(b"\n")
+        # a chunk of nothing but line ends would be hundreds of thousands of lines
+        first, *rest = _BLANK_LINES.sub(b"\n", chunk).split(b"\n")
         self._keep(first)
         if not rest:
             return []
