@@ -124,6 +124,8 @@ class Scheduler:
         """Starts the lanes, for submissions from the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
+        self._ended = self._loop.create_future()  # of a job that has ended; what comes late for it is dropped
+        self._ended.cancel()
         for i in range(self._lane_count):
             lane = Lane()
             lane.thread = threading.Thread(target=self._serve, args=(lane,), name=f"lane-{i}", daemon=True)
@@ -196,8 +198,8 @@ class Scheduler:
         finally:
             if ticket.timer is not None:
                 ticket.timer.cancel()
-            # the queue keeps the job until its deadline; a run of a cancelled one may still look up its functions
-            ticket.stage = replace(ticket.stage, work=(), finish=_forgotten)
+            # the queue may keep the job until its deadline: its answer and its texts go now; a run of a cancelled one looks up its functions
+            ticket.future, ticket.stage = self._ended, replace(ticket.stage, work=(), finish=_forgotten)
 
     async def stop(self, grace_s: float) -> int:
         """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.

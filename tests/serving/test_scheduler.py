@@ -335,7 +335,35 @@ def test_what_runs_counts_as_wait(scenario: Scenario) -> None:
 
 
 class Text:
-    """A payload whose life can be watched."""
+    """A payload or an answer whose life can be watched."""
+
+    results: Sequence[Any] = ()
+
+
+def test_an_answered_job_keeps_neither_payloads_nor_results_until_its_deadline(scenario: Scenario) -> None:
+    """The queue keeps a job until its deadline, which can be minutes away; what the job read and answered is free at once."""
+
+    async def check(bench: Bench) -> None:
+        kept = weakref.WeakSet[Text]()
+
+        def finish(results: Sequence[Any]) -> Text:
+            answer = Text()
+            kept.update([*results, answer])
+            answer.results = results
+            return answer
+
+        open_job = bench.admit()  # while one is open, the queue forgets ended ones later
+        answered = bench.submit(Text(), finish=finish)
+        await answered
+        assert len(kept) == 2
+        del answered
+        bench.work.batches.clear()
+        await bench.submit("next")  # a lane keeps its last batch
+        gc.collect()
+        assert len(kept) == 0
+        bench.scheduler.close(open_job)
+
+    scenario(check)
 
 
 def test_a_thousand_callers_that_hang_up_leave_nothing(scenario: Scenario) -> None:
