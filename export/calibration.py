@@ -47,9 +47,9 @@ class Texts:
     """The texts of one split.
 
     Attributes:
-        lines: Single texts as they stand in the file, none twice.
+        lines: Single texts as they stand in the file, without duplicates.
         passages: Neighboring ones of them joined, each of more than `MAX_TOKENS` tokens.
-        pairs: Pairs as they stand in the file, none twice; for question answering a question and its context.
+        pairs: Pairs as they stand in the file, without duplicates; for question answering a question and its context.
     """
 
     lines: tuple[str, ...] = ()

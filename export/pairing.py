@@ -1,4 +1,4 @@
-"""Which texts are read alone and which as pairs, for each task; texts that are no pairs are paired with their neighbors. Pure.
+"""Which texts are read alone and which as pairs, for each task; single texts are paired with their neighbors. Pure.
 
 The same pairs calibrate int8, as token ids, and judge it, as texts.
 """

@@ -1,4 +1,4 @@
-"""The hidden folder that an export works in, beside its output. Its lock lets one export of a name run at a time.
+"""The hidden folder that an export works in, next to its output. Its lock lets one export of a name run at a time.
 
 The lock ends with the process, also if that is killed. The next export of the name then takes the folder over and empties it.
 """

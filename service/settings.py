@@ -195,7 +195,7 @@ class ModelSettings(SourceSettings):
         None,
         ge=1,
         le=256,
-        description="Threads of a solo run: one beside which no other runs or waits, on a CPU; by default the lanes, at most 4. "
+        description="Threads of a solo run, which is one while no other runs or waits, on a CPU; by default the lanes, at most 4. "
         "1 saves the memory of a second session of each model.",
     )
     batch_variant_graphs: bool = Field(

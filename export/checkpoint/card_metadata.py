@@ -56,7 +56,7 @@ class CardMetadata:
 
 
 def read_card_metadata(card: Path) -> CardMetadata:
-    """Reads the front matter of a checkpoint's README.md; what is no text, or no list of it, is left out and logged as a warning.
+    """Reads the front matter of a checkpoint's README.md; what is neither text nor a list of texts is left out and logged as a warning.
 
     Args:
         card: The file, which may be missing.
@@ -65,7 +65,7 @@ def read_card_metadata(card: Path) -> CardMetadata:
         found = _front_matter(read_card(card) or "")
     except Exception as error:  # noqa: BLE001 - YAML raises whatever its constructors do, such as IndexError for an empty number
         reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-        logger.warning("the front matter of `%s` is no YAML object (%s), so its license and languages are unknown.", card, reason)
+        logger.warning("the front matter of `%s` is not a YAML object (%s), so its license and languages are unknown.", card, reason)
         return CardMetadata()
     return CardMetadata(
         license=_texts(card, found, "license"),
@@ -98,7 +98,7 @@ def _front_matter(text: str) -> dict[Any, Any]:
     """Returns the YAML object at the beginning of a card; an empty one where there is none.
 
     Raises:
-        Exception: It is not valid YAML, has aliases or is no object.
+        Exception: It is not valid YAML, has aliases or is not an object.
     """
     match = REGEX_YAML_BLOCK.search(text)
     found = yaml.load(match.group(2), Loader=_WithoutAliases) if match else None  # noqa: S506 - a loader of plain values

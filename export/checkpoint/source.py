@@ -156,7 +156,7 @@ def _why_not_downloaded(source: str, error: Exception) -> str:
     hint = ""
     if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
         hint = " A private repository needs a token, in HF_TOKEN or by `hf auth login`."
-    return f"`{source}` is no local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network.{hint}"
+    return f"`{source}` is not a local folder, and the hub did not give it ({type(error).__name__}); check the id, --revision and the network.{hint}"
 
 
 def _download(source: str, revision: str | None) -> Path:
@@ -201,11 +201,11 @@ def _weight_files(source: str, folder: Path) -> list[Path]:
     try:
         parts = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"the weights of `{source}` cannot be read: `{path.name}` is no index of weights.") from error
+        raise CheckpointError(f"the weights of `{source}` cannot be read: `{path.name}` is not an index of weights.") from error
     wrong = sorted(str(part) for part in parts if not str(part).endswith(".safetensors") or Path(str(part)).name != part)
     if wrong:
         raise CheckpointError(
-            f"the weights of `{source}` cannot be read: `{path.name}` names `{wrong[0]}`, which is no safetensors file of its folder. "
+            f"the weights of `{source}` cannot be read: `{path.name}` names `{wrong[0]}`, which is not a safetensors file of its folder. "
             "Pickled weights are never loaded: save them with `save_pretrained` as safetensors."
         )
     return [whole] if whole.is_file() else [folder / str(part) for part in sorted(parts)]

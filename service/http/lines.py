@@ -1,6 +1,6 @@
 """LineAnswerer: a line of a stream is a request of its own, in metrics and errors; only its wait for room is the service's, not the client's.
 
-The lines of a stream together hold a limited share of the queue, so that other callers are served beside a stream of any rate.
+The lines of a stream together hold a limited share of the queue, so that other callers are served however fast a stream is.
 """
 
 from __future__ import annotations

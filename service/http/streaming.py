@@ -111,9 +111,9 @@ class LineStream:
         self._scope[GONE] = gone = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                beside = [group.create_task(work) for work in (self._read(), self._start(), self._watch(gone))]
+                background = [group.create_task(work) for work in (self._read(), self._start(), self._watch(gone))]
                 await self._write(send)
-                for task in beside:
+                for task in background:
                     task.cancel()
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None

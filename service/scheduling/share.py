@@ -38,13 +38,13 @@ class Share:
         Raises:
             RefusedError: Other jobs leave no room for them; the reason is `SHARE_FULL`.
         """
-        most = max_queue_tokens // PARTS_OF_QUEUE
-        tokens = max(estimate, min(UNDERESTIMATED * estimate, most))
-        if self.tokens and self.tokens + tokens > most:
+        limit = max_queue_tokens // PARTS_OF_QUEUE
+        tokens = max(estimate, min(UNDERESTIMATED * estimate, limit))
+        if self.tokens and self.tokens + tokens > limit:
             raise RefusedError(
-                "the lines of this stream hold {tokens} tokens of the queue and may hold {most}; wait for their answers.",
+                "the lines of this stream hold {tokens} tokens of the queue and may hold {limit}; wait for their answers.",
                 tokens=self.tokens,
-                most=most,
+                limit=limit,
                 reason=SHARE_FULL,
                 retry_after_s=0.0,
             )

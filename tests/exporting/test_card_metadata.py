@@ -87,14 +87,14 @@ def test_a_value_that_is_no_text_is_left_out_and_noted(
 def test_broken_front_matter_is_noted(tmp_path: Path, front_matter: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever YAML makes of it ends no export."""
     assert CardMetadata() == read_card_metadata(card(tmp_path, front_matter))
-    assert "is no YAML object" in caplog.text
+    assert "is not a YAML object" in caplog.text
 
 
 def test_a_card_that_is_not_in_utf_8_is_noted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its bytes are not guessed at; one with a byte order mark is read."""
     (tmp_path / "README.md").write_bytes("---\nlicense: mit\n---\n".encode("utf-16"))
     assert CardMetadata() == read_card_metadata(tmp_path / "README.md")
-    assert "is no YAML object" in caplog.text
+    assert "is not a YAML object" in caplog.text
     (tmp_path / "README.md").write_bytes("---\r\nlicense: mit\r\n---\r\n".encode("utf-8-sig"))
     assert ("mit",) == read_card_metadata(tmp_path / "README.md").license
 
