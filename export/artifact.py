@@ -23,6 +23,7 @@ class Artifact:
         fusions: Fused operator -> count.
         quantized: What was converted, and what was kept in float -> count.
         error: How far the conversion moves the outputs, as a share of their standard deviation.
+        max_error: How far it may move them.
     """
 
     path: Path
@@ -34,3 +35,4 @@ class Artifact:
     fusions: dict[str, int] = field(default_factory=dict)
     quantized: dict[str, int] = field(default_factory=dict)
     error: float = 0.0
+    max_error: float = 0.0

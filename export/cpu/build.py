@@ -117,4 +117,14 @@ def _build_int8(
             quick=int8.quick,
         )
     form = f"{optimized.form}, int8 by --quick" if int8.quick else optimized.form
-    return Artifact(path, "cpu", "int8", form, checkpoint.inputs, fusions=optimized.fusions, quantized=made.counts, error=made.error)
+    return Artifact(
+        path,
+        "cpu",
+        "int8",
+        form,
+        checkpoint.inputs,
+        fusions=optimized.fusions,
+        quantized=made.counts,
+        error=made.error,
+        max_error=int8.max_error,
+    )

@@ -9,7 +9,7 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ParityError
 from bertserve.export.evidence.attention_parity import measure_attention
 from bertserve.export.evidence.latency import measure_latency
-from bertserve.export.evidence.parity import measure_parity
+from bertserve.export.evidence.parity import INT8_SLACK, measure_parity
 from bertserve.export.evidence.reference import Reference
 from bertserve.export.graph import onnx_files
 from bertserve.service.backend.onnx_engine import OnnxEngine
@@ -39,7 +39,8 @@ def measure_graph(
     measured_on = artifact.provider if why_not(artifact.provider) is None else "cpu"
     try:
         engine = OnnxEngine(artifact.path, graph, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=measured_on)
-        parity = measure_parity(engine, tokenizer, reference.of(artifact.precision), checkpoint, artifact.precision, artifact.error)
+        int8_bound = max(INT8_SLACK * artifact.error, artifact.max_error)
+        parity = measure_parity(engine, tokenizer, reference.of(artifact.precision), checkpoint, artifact.precision, int8_bound)
         attention_error = measure_attention(engine, tokenizer, reference.attention, artifact.precision)
     except BertServeError as error:
         raise ParityError(

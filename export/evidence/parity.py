@@ -70,7 +70,7 @@ def measure_parity(
     reference: Reference,
     checkpoint: Checkpoint,
     precision: Precision,
-    quantization_error: float = 0.0,
+    int8_bound: float = 0.0,
 ) -> Parity:
     """Runs the reference's requests alone and in mixed batches, and compares outputs and decoded answers.
 
@@ -80,7 +80,7 @@ def measure_parity(
         reference: The checkpoint's outputs.
         checkpoint: Task, labels and activation.
         precision: Decides the bound.
-        quantization_error: What the gate measured of int8; 0 where that is not known.
+        int8_bound: How far int8 may be off as a root mean square, over the spread of the outputs, where that is more than `MAX_INT8_RMS`.
 
     Raises:
         ParityError: A logit is too far off, a decoded float32 answer differs, or the graph fails; the message holds the worst case.
@@ -110,7 +110,7 @@ def measure_parity(
         spans.append((result_spans(right), result_spans(found)))
     worst = max(differences, key=lambda difference: difference.error)
     if precision == "int8":
-        _check_int8(worst, fixed, texts, quantization_error)
+        _check_int8(worst, fixed, texts, int8_bound)
     else:
         _check(max(differences, key=lambda difference: difference.excess(precision)), same_answers, len(reference.requests), precision)
     return Parity(
@@ -176,11 +176,11 @@ def _check(worst: _Difference, same_answers: int, samples: int, precision: Preci
         raise ParityError(f"float32 answers agree on {same_answers} of {samples} samples only.")
 
 
-def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, quantization_error: float) -> None:
+def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, bound: float) -> None:
     """Refuses an int8 graph that is further from the checkpoint than what the gate has seen explains."""
     # the spread over a few texts is a matter of chance
     judged, factor = (texts, 1) if texts.rows and texts.rows >= fixed.rows else (fixed, ODDITY)
-    rms = factor * max(MAX_INT8_RMS, INT8_SLACK * quantization_error)
+    rms = factor * max(MAX_INT8_RMS, bound)
     largest, found = MAX_INT8_WORST * rms / MAX_INT8_RMS, max(fixed.worst, texts.worst)
     if not (judged.rms <= rms and found <= largest):  # not `>`, which is false for NaN
         raise ParityError(

@@ -13,7 +13,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, ParityError
 from bertserve.export.evidence.attention_parity import measure_attention
-from bertserve.export.evidence.parity import measure_parity
+from bertserve.export.evidence.parity import INT8_SLACK, measure_parity
 from bertserve.export.evidence.reference import Reference, sample_reference
 from bertserve.export.verify.check import Check
 from bertserve.export.verify.data_checks import Baseline
@@ -78,9 +78,8 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
     for loaded in graphs:
         name, evidence = f"parity {loaded.name}", loaded.graph.evidence
         try:
-            parity = measure_parity(
-                loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision, evidence.quantization_error
-            )
+            int8_bound = INT8_SLACK * evidence.quantization_error
+            parity = measure_parity(loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision, int8_bound)
             attention_error = measure_attention(loaded.engine, loaded.tokenizer, reference.attention, loaded.graph.precision)
         except (BertServeError, ParityError) as error:
             yield Check(name, False, str(error))

@@ -129,7 +129,8 @@ def test_float32_forms_answer_as_pytorch(bundle: Bundle) -> None:
         assert evidence.worst_abs_error <= MAX_ABS_ERROR[precision if provider == "cuda" else "fp32"]
         assert evidence.samples >= 10
         if precision == "fp32":
-            assert 1.0 == evidence.label_agreement
+            assert evidence.agreement is not None
+            assert 1.0 == evidence.agreement.value
     assert 0 < bundle.graph("cuda", "fp16").evidence.quantization_error < 0.02
 
 
