@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, kept
+from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun, kept
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.decoding.scores import Row
 from bertserve.service.text.tokenizer import Encoding
@@ -66,9 +66,12 @@ class Begun:
 
 
 def send(run: TaskRun, batch: Batch, rows: Sequence[Row]) -> Any:
-    """Returns a task's batch after the outputs of another one, or its result."""
+    """Returns a task's batch after the outputs of another one, or its result; pauses are skipped."""
     try:
-        return run.send(kept(batch, rows))
+        following = run.send(kept(batch, rows))
+        while following is PAUSE:
+            following = run.send([])
+        return following
     except StopIteration as end:
         return end.value
 

@@ -61,6 +61,7 @@ class Backlog:
         self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, Job]] = []
         self._open_jobs = 0
+        self._long_jobs = 0
         self._ended = 0  # entries in groups that will never start
 
     def admit(
@@ -110,6 +111,8 @@ class Backlog:
                 retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.lanes,  # room comes with starts, after the runs of now
             )
         # not with its own run: where the queue is always as long as it may be, there would be room for short texts alone
+        if entries > 1:
+            wait = max(wait, (self.queue_seconds + busy_s) / self.lanes)  # its last entry waits for the later entries of others too
         if now + PREDICTION_ERROR * wait > deadline:
             raise RefusedError(
                 "the queue is about {wait:.1f} s long, so the request would probably expire before it could start; try again "
@@ -118,9 +121,16 @@ class Backlog:
                 reason="deadline",
                 retry_after_s=wait - (deadline - now) / PREDICTION_ERROR,
             )
-        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, predicted_wait_s=wait, share=share)
+        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, rank=now, predicted_wait_s=wait, share=share)
         self._open_jobs += 1
         self._hold(job, tokens, seconds)
+        if share is not None:
+            share.jobs += 1
+            self._long_jobs += share.jobs == 1
+        self._pace(job, is_long=entries > 1)
+        if share is not None:
+            job.rank = max(now, share.rank)
+            share.rank = job.rank + job.pace * seconds
         self._later.expect(job, entries)
         return job
 
@@ -174,14 +184,15 @@ class Backlog:
         job.results = [None] * len(work)
         job.waiting = job.remaining = len(work)
         job.queued_at, job.run_s = now, 0.0
-        rank = first = job.arrived + PACE * job.started_s
+        self._pace(job, is_long=len(work) > 1 or job.started_s > 0)
+        rank = first = job.rank + job.pace * (job.started_s + job.finish_s)
         for index, (tokens, payload) in enumerate(work):
             seconds = self._share(key, tokens, cost, shape)
             job.entries.append(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
             self._group(entry)
             if rank > now:
                 self._later.add(entry)
-            rank += PACE * seconds
+            rank += job.pace * seconds
             job.tokens += tokens
             job.seconds += seconds
         self._hold(job, job.tokens, job.seconds)
@@ -254,6 +265,10 @@ class Backlog:
         self._ended += sum(entry.key is not None for entry in job.entries if entry.waiting)
         job.entries.clear()
         self._open_jobs -= 1
+        self._long_jobs -= job.is_long
+        if job.share is not None:
+            job.share.jobs -= 1
+            self._long_jobs -= job.share.jobs == 0
         self._hold(job, -job.tokens, -job.seconds)
         self.queue_entries -= job.waiting
         self._let_go()
@@ -267,6 +282,13 @@ class Backlog:
             if job.waiting and self.close(job):
                 expired.append(job)
         return expired
+
+    def _pace(self, job: Job, *, is_long: bool) -> None:
+        """Sets the pace of a job by how many long jobs share the lanes: all of them together must not fall behind the time."""
+        if is_long and not job.is_long and job.share is None:  # all jobs of a share together count as a long one
+            job.is_long = True
+            self._long_jobs += 1
+        job.pace = PACE * max(1.0, self._long_jobs / self.lanes)
 
     def _watch(self, job: Job) -> None:
         heapq.heappush(self._deadlines, (job.deadline, next(self._tie), job))

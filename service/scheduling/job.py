@@ -14,7 +14,7 @@ Cost = Callable[[int, int], float]
 Shape = Callable[[int, int], tuple[int, int] | None]
 
 # Times their prediction that a job's earlier entries count in the ranks of its later ones, so that others come between them also on a machine that
-# is slower than predicted.
+# is slower than predicted. Where more long jobs share the lanes than there are lanes, each has a smaller part of one, and they count more.
 PACE = 1.5
 
 
@@ -32,6 +32,7 @@ class Job:
         tokens: Tokens that it holds of the queue: estimated at first, then those of its waiting entries.
         seconds: Predicted seconds of what it holds.
         arrived: Time at which it was admitted.
+        rank: Order of service of its first entry, in seconds: its arrival, or later where jobs of its share come before it.
         results: One per entry, in order, filled as they finish.
         entries: Its entries in rank, from the first that waits on.
         waiting: Entries that have not started.
@@ -45,6 +46,9 @@ class Job:
         wait_s: Seconds from its arrival until the first of its entries that costs anything started.
         run_s: Longest run of its entries in the last stage.
         started_s: Predicted seconds of its entries that have started.
+        finish_s: Seconds that threads took to finish its stages: to tokenize and to decode.
+        pace: Times their seconds that its earlier entries count in the ranks of its later ones.
+        is_long: Whether it has more entries, or stages, than one, and counts among the long jobs.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.
         share: The share of the queue that it counts in; None for none.
         owner: What the scheduler attaches to it; opaque here.
@@ -54,6 +58,7 @@ class Job:
     tokens: int
     seconds: float
     arrived: float = 0.0
+    rank: float = 0.0
     results: list[Any] = field(default_factory=list)
     entries: deque[Entry] = field(default_factory=deque)
     waiting: int = 0
@@ -67,6 +72,9 @@ class Job:
     wait_s: float = 0.0
     run_s: float = 0.0
     started_s: float = 0.0
+    finish_s: float = 0.0
+    pace: float = PACE
+    is_long: bool = False
     later_s: float = 0.0
     share: Share | None = None
     owner: Any = None
@@ -85,7 +93,7 @@ class Entry:
         cost: Predicted seconds of a batch of its kind.
         shape: What a batch of its kind is run at.
         seconds: Predicted seconds that it takes of a lane: its share of a full batch.
-        rank: Order of service, in seconds: arrival plus the predicted cost of the job's earlier entries, those of earlier stages too.
+        rank: Order of service, in seconds: that of the job plus the cost of its earlier entries, those of earlier stages too.
         waiting: Whether it has not started.
         later: Whether it counts among those whose rank is still to come.
     """

@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass
 from itertools import count
 
-from bertserve.service.scheduling.job import PACE, Entry, Job
+from bertserve.service.scheduling.job import Entry, Job
 
 # Parts in which an admitted job is counted until its entries are known.
 MAX_PARTS = 16
@@ -52,7 +52,7 @@ class Later:
         parts = min(entries, MAX_PARTS)
         seconds = job.seconds / max(parts, 1)  # a list without texts has none
         for before in range(1, parts):
-            self.add(Part(job, seconds, job.arrived + PACE * before * seconds))
+            self.add(Part(job, seconds, job.rank + job.pace * before * seconds))
 
     def add(self, entry: Entry | Part) -> None:
         """Counts an entry until its rank has come, it starts, or its job ends."""

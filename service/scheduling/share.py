@@ -22,9 +22,13 @@ class Share:
 
     Attributes:
         tokens: Tokens that its open jobs hold.
+        jobs: How many are open.
+        rank: Order of service of its next job: its jobs rank behind each other, as the entries of one job do.
     """
 
     tokens: int = 0
+    jobs: int = 0
+    rank: float = 0.0
 
     def reservation(self, estimate: int, max_queue_tokens: int) -> int:
         """Returns the tokens that a job holds until its real number is known: the largest possible one, up to a whole share.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -22,10 +22,10 @@ from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.share import Share
 from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving.prediction import Prediction, begun_prediction
-from bertserve.service.serving.work import TaskInput, Work, trace_run
+from bertserve.service.serving.work import RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
-from bertserve.service.tasks.cost import MAX_CHARS, NOTHING, Budget, Cost
+from bertserve.service.tasks.cost import MAX_CHARS, Budget, Cost
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.tracing.trace import Stage as TraceStage
@@ -41,6 +41,8 @@ MAX_WEIGHTS = 2**22
 SECONDS_PER_CHAR = 3e-7
 # Encoding a text takes as long as so many characters of it, however short it is.
 TEXT_CHARS = 32
+# For so long a thread tokenizes or decodes one request at a stretch: then others have their turn.
+SLICE_S = 0.01
 # Shorter waits are not compared with what was predicted for them: nobody plans by them.
 LEAST_WAIT_S = 0.01
 
@@ -194,19 +196,13 @@ class Model:
 
     def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int, trace: Trace | None) -> Stage:
         """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on a lane."""
+        run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest, Budget()), trace)
         # a hop to a lane and back costs more than tokenizing a short text
         if chars + TEXT_CHARS * (len(requests) - 1) <= SHORT_CHARS:
-            return self._begin(requests, spec, trace)
+            return self._tokenize(run)
         if trace is not None:
             trace.put(time.perf_counter())
-        return Stage(
-            work=[(0, requests)],
-            run=lambda payloads: [self._begin(payload, spec, trace) for payload in payloads],
-            finish=lambda stages: stages[0],
-            key=None,
-            cost=lambda rows, length: 0.0,
-            keep_estimate=True,
-        )
+        return _paused(partial(self._tokenize, run))
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
         """Returns a cheap guess of the tokens and seconds that the requests cost, and of their entries; what is over one text comes in windows."""
@@ -215,91 +211,88 @@ class Model:
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
         return sum(tokens), seconds + chars * SECONDS_PER_CHAR, sum(-(-n // longest) for n in tokens)
 
-    def _begin(self, requests: Sequence[Any], spec: TaskSpec, trace: Trace | None) -> Stage:
-        """Starts the task for each input, up to its first batch; returns the stage that runs these."""
-        start = time.perf_counter()
-        model = TaskModel(self._tokenizer, self.bundle.manifest, Budget())
-        inputs: list[TaskInput] = []
-        tokens, cost = 0, NOTHING
-        for index, request in enumerate(requests):
-            run = spec.run(request, model)
+    def _tokenize(self, run: RequestRun) -> Stage:
+        """Starts the task for each input, up to its first batch; returns the stage that runs these, or one that continues here."""
+        start = end = time.perf_counter()
+        for index in range(len(run.inputs), len(run.requests)):
+            if end - start > SLICE_S:
+                run.tokenize_s += end - start
+                return _paused(partial(self._tokenize, run))
+            task = run.spec.run(run.requests[index], run.model)
             try:
-                batch = next(run)
+                batch = next(task)
             except BertServeError as error:
                 error.input_index = index
                 raise
-            inputs.append(TaskInput(run, batch))
-            tokens += batch.tokens
-            cost += batch.cost
+            run.inputs.append(TaskInput(task, batch))
+            run.tokens += batch.tokens
+            run.cost += batch.cost
             # here, and not after the last: the windows of one text may be a thousand times as long as it
-            self._check_size(tokens, cost)
-        end = time.perf_counter()
-        if trace is not None:
-            trace.add(TraceStage("tokenize", start, end))
-            trace.put(end)
-        prediction = begun_prediction([item.batch for item in inputs], tokens, tokenize_s=end - start)
-        prediction.answer_bytes = cost.answer_bytes
-        return self._stage(inputs, list(range(len(inputs))), prediction, model.budget, cost.queue_tokens, trace)
+            self._check_size(run.tokens, run.cost)
+            end = time.perf_counter()
+        run.tokenize_s += end - start
+        if run.trace is not None:
+            run.trace.add(TraceStage("tokenize", start, end))
+            run.trace.put(end)
+        run.prediction = begun_prediction([item.batch for item in run.inputs], run.tokens, tokenize_s=run.tokenize_s)
+        run.prediction.answer_bytes = run.cost.answer_bytes
+        run.open = list(range(len(run.inputs)))
+        run.reserve = run.cost.queue_tokens
+        return self._stage(run)
 
-    def _stage(
-        self, inputs: Sequence[TaskInput], open_: Sequence[int], prediction: Prediction, budget: Budget, reserve: int, trace: Trace | None
-    ) -> Stage:
-        """Returns the stage that runs a batch of each open input.
-
-        Args:
-            inputs: All inputs of the request.
-            open_: Indices of those that have a batch to run.
-            prediction: What is known of the answer.
-            budget: What decoding may take.
-            reserve: Tokens of the batches after these, at most.
-            trace: Where its stages are noted, if it is traced.
-        """
+    def _stage(self, run: RequestRun) -> Stage:
+        """Returns the stage that runs a batch of each open input."""
         work = [
-            Work(encoding, index, None if (keep := inputs[index].batch.keep) is None else partial(keep, place), trace)
-            for index in open_
-            for place, encoding in enumerate(inputs[index].batch.encodings)
+            Work(encoding, index, None if (keep := run.inputs[index].batch.keep) is None else partial(keep, place), run.trace)
+            for index in run.open
+            for place, encoding in enumerate(run.inputs[index].batch.encodings)
         ]
         return Stage(
             work=[(item.encoding.cost_tokens, item) for item in work],
             run=self._run,
-            finish=partial(self._go_on, inputs, open_, prediction, budget, trace),
+            finish=partial(self._receive, run),
             key=self._key,
             cost=self._cost.seconds,
-            reserve=reserve,
+            reserve=run.reserve,
             shape=self.graph.shape,
             run_solo=partial(self._run, solo=True),
         )
 
-    def _go_on(
-        self,
-        inputs: Sequence[TaskInput],
-        open_: Sequence[int],
-        prediction: Prediction,
-        budget: Budget,
-        trace: Trace | None,
-        rows: Sequence[Row],
-    ) -> Prediction | Stage:
-        """Sends each open input its rows; returns the prediction, or the stage of the inputs that yield another batch."""
-        start = time.perf_counter()
+    def _receive(self, run: RequestRun, rows: Sequence[Row]) -> Prediction | Stage:
+        """Sends each open input its rows; returns the prediction, the stage of the inputs that yield another batch, or one that continues."""
         each = iter(rows)
-        reserve = 0
-        still_open = []
-        for index in open_:
-            item = inputs[index]
-            if item.advance(list(islice(each, len(item.batch.encodings)))):
-                still_open.append(index)
-                prediction.tokens += item.batch.tokens
-                reserve += item.batch.cost.queue_tokens
-        end = time.perf_counter()
+        run.ready.extend((index, list(islice(each, len(run.inputs[index].batch.encodings)))) for index in run.open)
+        run.open = []
+        run.next_reserve = 0
+        return self._decode(run)
+
+    def _decode(self, run: RequestRun) -> Prediction | Stage:
+        """Advances the inputs that have rows, as long as a slice of time lasts."""
+        start = end = time.perf_counter()
+        prediction = run.prediction
+        while run.ready and end - start <= SLICE_S:
+            index, rows = run.ready.popleft()
+            item = run.inputs[index]
+            if item.advance(rows):
+                if item.batch.encodings:
+                    run.open.append(index)
+                    prediction.tokens += item.batch.tokens
+                    run.next_reserve += item.batch.cost.queue_tokens
+                else:
+                    run.ready.appendleft((index, []))
+            end = time.perf_counter()
         prediction.decode_s += end - start
-        if trace is not None:
-            trace.add(TraceStage("decode", start, end))
-        if still_open:
-            if trace is not None:
-                trace.put(end)
-            return self._stage(inputs, still_open, prediction, budget, reserve, trace)
-        prediction.results = [item.result for item in inputs]
-        prediction.answer_bytes = max(prediction.answer_bytes, budget.answer_bytes)
+        if run.ready:
+            return _paused(partial(self._decode, run), reserve=run.reserve)
+        if run.trace is not None:
+            run.trace.add(TraceStage("decode", start, end))
+        if run.open:
+            if run.trace is not None:
+                run.trace.put(end)
+            run.reserve = run.next_reserve
+            return self._stage(run)
+        prediction.results = [item.result for item in run.inputs]
+        prediction.answer_bytes = max(prediction.answer_bytes, run.model.budget.answer_bytes)
         return prediction
 
     def _check_size(self, tokens: int, cost: Cost) -> None:
@@ -358,3 +351,21 @@ class Model:
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)
         self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
+
+
+def _paused(proceed: Callable[[], Any], reserve: int | None = None) -> Stage:
+    """Returns a stage that continues on a lane, after other requests whose turn it is.
+
+    Args:
+        proceed: What is called then; it returns the next stage or the value.
+        reserve: Tokens to hold until then; the estimate of admission where it is None.
+    """
+    return Stage(
+        work=[(0, None)],
+        run=lambda payloads: payloads,
+        finish=lambda _: proceed(),
+        key=None,
+        cost=lambda rows, length: 0.0,
+        keep_estimate=reserve is None,
+        reserve=reserve or 0,
+    )

@@ -1,14 +1,18 @@
-"""Work: what a lane runs one of in a batch; TaskInput: how far the task of one input is; and what traces are told of a run."""
+"""Work: an item of a batch; TaskInput and RequestRun: the progress of one input, and of a request; and what traces are told of a run."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bertserve.service.backend.onnx_engine import Row
-from bertserve.service.tasks.batch import Batch, TaskRun
+from bertserve.service.serving.prediction import Prediction
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.cost import NOTHING, Cost
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding
 from bertserve.service.tracing.trace import Trace
 
@@ -57,6 +61,41 @@ class TaskInput:
             self.result = end.value
             return False
         return True
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """The progress of one request, which one thread at a time advances.
+
+    Attributes:
+        requests: Its inputs.
+        spec: Their task.
+        model: The model, with the budget of decoding.
+        trace: Where its stages are noted, if it is traced.
+        inputs: Those whose task has begun.
+        tokens: Tokens of their first batches.
+        cost: Their cost beside these.
+        tokenize_s: Seconds to begin them.
+        prediction: What is known of the answer, once all have begun.
+        open: Indices of the inputs that have a batch to run.
+        ready: Indices of inputs whose task can continue, with the rows for it.
+        reserve: Tokens of the batches after the current ones, at most.
+        next_reserve: The same for the batches of `open`.
+    """
+
+    requests: Sequence[Any]
+    spec: TaskSpec
+    model: TaskModel
+    trace: Trace | None
+    inputs: list[TaskInput] = field(default_factory=list)
+    tokens: int = 0
+    cost: Cost = NOTHING
+    tokenize_s: float = 0.0
+    prediction: Prediction = field(default_factory=lambda: Prediction([], [], []))
+    open: list[int] = field(default_factory=list)
+    ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)
+    reserve: int = 0
+    next_reserve: int = 0
 
 
 def trace_run(

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding.offsets import rebase
@@ -149,6 +149,7 @@ def answer_question(request: Request, model: TaskModel) -> TaskRun:
         nulls.append(null)
         # a window's spans, which are thousands, are let go of before the next one's
         found.add(score_spans(start, end, cut, parameters.max_answer_len))
+        yield PAUSE
     answers = found.answers()
     nothing = {"answer": "", "score": min(nulls), "start": 0, "end": 0}
     if parameters.handle_impossible_answer:

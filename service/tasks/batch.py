@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bertserve.service.bundle.manifest import Activation, Embedding, MaskToken
-from bertserve.service.tasks.cost import Budget, Cost
+from bertserve.service.tasks.cost import NOTHING, Budget, Cost
 from bertserve.service.tasks.decoding.scores import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
 
@@ -44,7 +44,8 @@ class Batch:
     """Encodings of one input that run before its task goes on.
 
     Attributes:
-        encodings: At least one, or none if there is nothing to run.
+        encodings: What runs. A batch without any returns to the task at once, or after other requests if the thread has been busy with
+            this one for long: a task yields one between the steps of long decoding.
         cost: What the input costs in addition to these encodings, including the tokens of later batches.
         keep: Index of an encoding and its outputs -> what the task needs of them, as arrays of its own: the outputs are views of arrays
             that are shared with other requests, and are held until the last encoding has run. None if they are a few numbers.
@@ -110,6 +111,9 @@ class TaskModel:
     budget: Budget
 
 
+# What a task yields where other requests can go first.
+PAUSE = Batch([], NOTHING)
+
 TaskRun = Generator[Batch, Sequence[Row], Any]
 TaskFunction = Callable[[Any, TaskModel], TaskRun]
 
@@ -157,6 +161,6 @@ def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]
     try:
         batch = next(run)
         while True:
-            batch = run.send(kept(batch, execute(batch.encodings)))
+            batch = run.send(kept(batch, execute(batch.encodings) if batch.encodings else []))
     except StopIteration as end:
         return end.value

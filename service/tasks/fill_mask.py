@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
@@ -203,6 +203,7 @@ def fill_masks(request: Request, model: TaskModel) -> TaskRun:
     for place, (candidate_ids, scores) in enumerate(best):
         filled.append(_filled(tokenizer, fillings, place, candidate_ids, scores))
         model.budget.spend(answer_bytes=sum(CANDIDATE_BYTES + PIECE_BYTES + len(each["sequence"]) for each in filled[-1]))
+        yield PAUSE
     return filled if len(masks) > 1 else filled[0]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
+from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
@@ -31,6 +31,7 @@ MAX_IGNORED = 1000
 MAX_LABEL_CHARS = 1000
 # Of an entity in an answer, beside its label and its word, and of a token until it is part of one.
 ENTITY_BYTES, TOKEN_STEPS = 72 + SCORE_BYTES, 4
+ENTITIES_PER_PAUSE = 64  # about a millisecond
 Strategy = Literal["none", "simple", "first", "average", "max"]
 
 
@@ -137,6 +138,8 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
     for item in items:
         model.budget.spend(answer_bytes=size + text_bytes(item["word"]))
         found.append(item)
+        if not len(found) % ENTITIES_PER_PAUSE:
+            yield PAUSE
     rebase(found, request.text, request.parameters.offset_unit)
     return found
 

@@ -19,6 +19,7 @@ from application import call_fresh, classify, faked, play, rejected
 from bertserve.service.bundle.manifest import Embedding
 from bertserve.service.errors import RefusedError
 from bertserve.service.scheduling.backlog import UNDERESTIMATED, Backlog
+from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
@@ -26,6 +27,7 @@ from bertserve.service.tasks import answer, embed, fill_mask, ner
 from bertserve.service.tasks import classify as classification
 from bertserve.service.tasks.batch import TaskModel, TaskRun
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from bertserve.service.wire.reading import Limits, read_body
 from fakes import FakeEngine
@@ -44,9 +46,17 @@ def models_of_all_tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, M
     return dict(build(Settings(models=folder)).registry.models)
 
 
+def begun(model: Model, requests: Sequence[Any], spec: TaskSpec) -> Stage:
+    """Returns the stage that runs the requests, after the ones that only tokenize."""
+    stage = model._first_stage(requests, spec, 0, None)
+    while stage.work == [(0, None)]:
+        stage = stage.finish([None])
+    return stage
+
+
 def rows_of(model: Model, task: str, requests: list[Any]) -> list[dict[str, Any]]:
     """Returns what is held of the requests' encodings, all run in one batch."""
-    stage = model._begin(requests, TASKS[task], None)
+    stage = begun(model, requests, TASKS[task])
     return list(stage.run([payload for _, payload in stage.work]))
 
 
@@ -59,7 +69,7 @@ def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model
     tokenize = Tokenizer.tokenize
     monkeypatch.setattr(Tokenizer, "tokenize", lambda self, texts: asked.append(len(texts)) or tokenize(self, texts))
     body = b'{"inputs": [%s], "parameters": {"targets": ["good", "zq", "xq"]}}' % b", ".join([b'"a [MASK] film"'] * 64)
-    models_of_all["fill-mask"]._begin(read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"], None)
+    begun(models_of_all["fill-mask"], read_body("fill-mask", body, LIMITS).requests(), TASKS["fill-mask"])
 
     assert sorted([*[1] * 64, 2]) == sorted(asked)
 
@@ -128,7 +138,7 @@ def test_windows_are_counted_at_admission(models_of_all: dict[str, Model], strid
         classification.Request("good " * 600, None, classification.ClassifyParameters(window="mean", stride=stride)),
         classification.Request("good " * 4, "good " * 600, parameters),
     ):
-        real = sum(tokens for tokens, _ in model._begin([request], TASKS[model.task], None).work)
+        real = sum(tokens for tokens, _ in begun(model, [request], TASKS[model.task]).work)
         assert real / 2 <= classification.estimate(request, 32) <= 2 * real
 
 
