@@ -88,6 +88,7 @@ class Connections(set[Any]):
         self._surplus: dict[HttpProtocol, None] = {}
         self._expendable: deque[tuple[tuple[bool, float], HttpProtocol]] = deque()
         self._timer: asyncio.Handle | None = None
+        self._unparsed: deque[Callable[[], None]] = deque()
 
     def add(self, connection: HttpProtocol) -> None:
         """Adds a connection."""
@@ -101,6 +102,20 @@ class Connections(set[Any]):
         super().discard(connection)
         self._surplus.pop(connection, None)
         self.changed()
+
+    def parse_later(self, parse: Callable[[], None]) -> None:
+        """Calls `parse` in a later turn of the loop, after those of other connections: each turn parses for one connection."""
+        self._unparsed.append(parse)
+        if len(self._unparsed) == 1:
+            asyncio.get_running_loop().call_soon(self._parse_next)
+
+    def _parse_next(self) -> None:
+        try:
+            self._unparsed[0]()
+        finally:
+            self._unparsed.popleft()
+            if self._unparsed:
+                asyncio.get_running_loop().call_soon(self._parse_next)
 
     def start(self) -> None:
         """Looks after the connections from now on: at all of them, and again a second later."""

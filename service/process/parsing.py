@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import Any, cast
 
 import httptools
@@ -28,7 +29,7 @@ HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
 """Stages: not yet connected, no byte of a request, half a head, a head and half a body, a request to be answered, about to close."""
 
 MAX_HEADERS = 128  # each takes 150 bytes of memory, and every look for one passes the others
-PIECES, PARSE_S = 4, 0.002  # more pieces than so many are parsed for so long before others have their turn
+PARSE_S = 0.002  # so long what was read is parsed, in at least two pieces, before others have their turn
 CHUNK_FRAME = 12  # bytes of the longest size of a chunk that is needed, and of its two line ends
 _VERSIONS = frozenset({"1.1", "1.0"})
 _HEAD_TOO_LARGE = "the head of the request has more than {limit} bytes; send fewer headers, or raise --max-head-bytes."
@@ -92,7 +93,7 @@ class RequestParser(HttpToolsProtocol):
             behind_an_answer: Whether it was read before a request was answered. If it is not HTTP, it is closed without an answer, which
                 a client that sent too long a body would take for the answer to its next request.
         """
-        pieces, until = 0, 0.0
+        until = 0.0
         try:
             while start < len(data) and self._stage < COMPLETE:
                 if self._body_left:
@@ -103,8 +104,7 @@ class RequestParser(HttpToolsProtocol):
                 else:
                     end = self._parse_piece(data, start)
                 start = end
-                pieces += 1
-                if pieces > PIECES:
+                if start < len(data):
                     now = time.monotonic()
                     until = until or now + PARSE_S
                     if now > until:
@@ -116,7 +116,7 @@ class RequestParser(HttpToolsProtocol):
         if start < len(data):
             self._unparsed, self._start = data, start
             if self._stage < COMPLETE:
-                self.loop.call_soon(self._parse_on, behind_an_answer)
+                self._open.parse_later(partial(self._parse_on, behind_an_answer))
             self._hold_reading()
         elif self._unparsed:
             self._unparsed = b""
@@ -126,7 +126,7 @@ class RequestParser(HttpToolsProtocol):
                     self.flow.resume_reading()
 
     def _parse_on(self, behind_an_answer: bool) -> None:
-        """Goes on with what was too much for one turn of the loop."""
+        """Continues with what was too much for one turn of the loop."""
         if self._unparsed and not self.transport.is_closing():
             self._parse(self._unparsed, self._start, behind_an_answer=behind_an_answer)
 

@@ -30,6 +30,12 @@ KEPT_ENDED = 64
 # Times its prediction that nearly every wait is at most: under overload, and with neighbors, a machine is a tenth slower than it was.
 PREDICTION_ERROR = 1.15
 
+# A job that takes a lane for longer before its first run is a long one.
+LONG_S = 0.03
+
+# A request of at most this part of the queue still finds room, a further part of the queue, when large ones fill it.
+SMALL_PARTS, SPARE_PARTS = 64, 8
+
 # Seconds by which a companion may always rank after the head: while waits are this short, the best batch counts for more.
 OVERTAKEN_S = 0.1
 
@@ -99,8 +105,10 @@ class Backlog:
         if share is not None:
             tokens = share.reservation(tokens, self.max_queue_tokens)
         wait = self.wait_s(now, busy_s)
-        if self.queue_tokens + tokens > self.max_queue_tokens:
-            excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
+        is_small = tokens * SMALL_PARTS <= self.max_queue_tokens
+        most = self.max_queue_tokens + (self.max_queue_tokens // SPARE_PARTS if is_small else 0)
+        if self.queue_tokens + tokens > most:
+            excess = (self.queue_tokens + tokens - most) / self.queue_tokens
             raise RefusedError(
                 "the queue is full: it holds {queue_tokens} of {max_queue_tokens} tokens and the request has about {tokens}; "
                 "try again later.",
@@ -184,8 +192,8 @@ class Backlog:
         job.results = [None] * len(work)
         job.waiting = job.remaining = len(work)
         job.queued_at, job.run_s = now, 0.0
-        self._pace(job, is_long=len(work) > 1 or job.started_s > 0)
-        rank = first = job.rank + job.pace * (job.started_s + job.finish_s)
+        self._pace(job, is_long=len(work) > 1 or job.started_s > 0 or job.delay_s > LONG_S)
+        rank = first = job.rank + job.pace * (job.started_s + job.finish_s + job.delay_s)
         for index, (tokens, payload) in enumerate(work):
             seconds = self._share(key, tokens, cost, shape)
             job.entries.append(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))

@@ -47,6 +47,7 @@ class Job:
         run_s: Longest run of its entries in the last stage.
         started_s: Predicted seconds of its entries that have started.
         finish_s: Seconds that threads took to finish its stages: to tokenize and to decode.
+        delay_s: Seconds that count in the ranks of its entries as if it had run so long already.
         pace: Times their seconds that its earlier entries count in the ranks of its later ones.
         is_long: Whether it has more entries, or stages, than one, and counts among the long jobs.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.
@@ -73,6 +74,7 @@ class Job:
     run_s: float = 0.0
     started_s: float = 0.0
     finish_s: float = 0.0
+    delay_s: float = 0.0
     pace: float = PACE
     is_long: bool = False
     later_s: float = 0.0

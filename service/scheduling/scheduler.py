@@ -12,6 +12,7 @@ import logging
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -362,7 +363,7 @@ class Scheduler:
 
     def _put(self, job: Job, stage: Stage, *, own: bool = False) -> None:
         """Queues a stage and wakes a waiting lane for each entry, but for the one that the calling lane takes itself (`own`)."""
-        job.owner.stage = stage
+        job.owner.stage, job.delay_s = stage, stage.delay_s
         self._backlog.put(
             job,
             stage.key,
@@ -405,6 +406,7 @@ class Scheduler:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Delivers what a job failed of, in words where the error has none."""
+        traceback.clear_frames(error.__traceback__)  # which hold texts and tokens until the caller has the answer
         if isinstance(error, MemoryError):
             error = EngineError("the service has not enough memory for the request; send less at once, or give the service more.")
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those

@@ -12,6 +12,7 @@ from typing import Any
 
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
+from bertserve.service.backend.hardware import return_freed_memory
 from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -41,6 +42,8 @@ MAX_WEIGHTS = 2**22
 SECONDS_PER_CHAR = 3e-7
 # Encoding a text takes as long as so many characters of it, however short it is.
 TEXT_CHARS = 32
+# After a request of more characters freed memory is returned to the system: some 12 MB.
+MANY_CHARS = 50_000
 # For so long a thread tokenizes or decodes one request at a stretch: then others have their turn.
 SLICE_S = 0.01
 # Shorter waits are not compared with what was predicted for them: nobody plans by them.
@@ -184,6 +187,9 @@ class Model:
         except asyncio.CancelledError:
             metrics.cancelled.inc()
             raise
+        finally:
+            if chars > MANY_CHARS:
+                asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
         prediction: Prediction = done.value
         prediction.queue_s, prediction.inference_s = done.queue_s, done.run_s
         metrics.tokenize_seconds.observe(prediction.tokenize_s)
@@ -202,7 +208,7 @@ class Model:
             return self._tokenize(run)
         if trace is not None:
             trace.put(time.perf_counter())
-        return _paused(partial(self._tokenize, run))
+        return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR)
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
         """Returns a cheap guess of the tokens and seconds that the requests cost, and of their entries; what is over one text comes in windows."""
@@ -353,12 +359,13 @@ class Model:
         self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
 
 
-def _paused(proceed: Callable[[], Any], reserve: int | None = None) -> Stage:
+def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: float = 0.0) -> Stage:
     """Returns a stage that continues on a lane, after other requests whose turn it is.
 
     Args:
         proceed: What is called then; it returns the next stage or the value.
         reserve: Tokens to hold until then; the estimate of admission where it is None.
+        delay_s: Seconds that it counts as if the request had run so long already.
     """
     return Stage(
         work=[(0, None)],
@@ -368,4 +375,5 @@ def _paused(proceed: Callable[[], Any], reserve: int | None = None) -> Stage:
         cost=lambda rows, length: 0.0,
         keep_estimate=reserve is None,
         reserve=reserve or 0,
+        delay_s=delay_s,
     )

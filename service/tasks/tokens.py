@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, TextOrTexts, body_config
 from bertserve.service.tasks.cost import TOKEN_HELD, Cost, text_bytes
 from bertserve.service.tasks.foreign_body import ForeignBody
@@ -22,6 +22,7 @@ from bertserve.service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 TOKENIZE, DECODE = "tokenize", "decode"
 _CHARS_PER_TOKEN = 4  # of English
 TOKEN_BYTES, TOKEN_STEPS = 80, 2  # of its object in the answer, beside its text
+TOKENS_PER_PAUSE = 1024
 OBJECT_HELD = 180  # numbers of four bytes that such an object takes in memory
 
 
@@ -85,11 +86,12 @@ def tokenize(request: TextRequest, model: TaskModel) -> TaskRun:
             held=(TOKEN_HELD + OBJECT_HELD) * len(tokens),
         ),
     )
-    found = [
-        {"id": id_, "text": request.text[start:stop], "special": False, "start": start, "stop": stop}
-        for id_, (start, stop) in zip(tokens.ids, tokens.offsets, strict=True)
-    ]
-    return [*before, *found, *after]
+    found = before
+    for index, (id_, (start, stop)) in enumerate(zip(tokens.ids, tokens.offsets, strict=True)):
+        found.append({"id": id_, "text": request.text[start:stop], "special": False, "start": start, "stop": stop})
+        if not index % TOKENS_PER_PAUSE:
+            yield PAUSE
+    return [*found, *after]
 
 
 def _special_tokens(tokens: Tokens, tokenizer: Tokenizer) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
