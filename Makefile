@@ -31,7 +31,7 @@ export PYTHONDONTWRITEBYTECODE =
 exporting serving grid stress: export OMP_NUM_THREADS = 1
 exporting serving grid stress: export OPENBLAS_NUM_THREADS = 1
 
-.PHONY: help serve test test-all dev lint types compare unit exporting serving serial grid clients stress docs parity avx2 export families golden lock audit clean
+.PHONY: help serve test test-all dev lint types compare unit exporting serving serial grid clients stress docs parity calls avx2 export families golden lock audit clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -90,6 +90,9 @@ docs: dev ## write the tables of the docs from the code
 parity: dev ## compare real float32 bundles with their checkpoints: make parity CHECKPOINTS=DIR
 	@test -n "$(CHECKPOINTS)" || { echo "give CHECKPOINTS=DIR, a folder with one checkpoint folder a model" >&2; exit 2; }
 	BERTSERVE_CHECKPOINTS=$(CHECKPOINTS) $(PYTEST) -m checkpoints
+
+calls: dev ## count the calls of our own functions for one request, from socket to answer
+	PYTHONPATH=tests/serving .venv-dev/bin/python tests/calls.py
 
 avx2: dev ## the embedded bundles' agreement with fp32 on a CPU with AVX2 alone
 	.venv-dev/bin/python tests/avx2.py $(PYTEST) -s -k agrees tests/serving

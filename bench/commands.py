@@ -10,17 +10,16 @@ from dataclasses import replace
 from bertserve.bench.engine.bare_engine import BareEngine
 from bertserve.bench.engine.benchmark import EngineBenchmark, load_benchmark
 from bertserve.bench.errors import BenchError
-from bertserve.bench.experiments.aggregation import run_figures
 from bertserve.bench.experiments.compare import compare
 from bertserve.bench.experiments.concurrent_targets import compare_concurrent_targets
-from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.experiments.load_test import LoadTest, run_figures
 from bertserve.bench.experiments.sweep import sweep
 from bertserve.bench.experiments.tail_latency import compare_tail_latency
 from bertserve.bench.load.generator import Durations
 from bertserve.bench.progress import Progress
 from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import Objective
-from bertserve.bench.target.info import service_info
+from bertserve.bench.target.fetch import service_info
 from bertserve.bench.target.probe import probe_target
 from bertserve.bench.workload import bodies, endpoints, mixes
 

@@ -25,12 +25,10 @@ COMMANDS: Mapping[str, str] = {
     "engine-limit": "the engine alone, no service needed",
     "report": "draw reports that --json wrote as one HTML page",
 }
-# subcommand -> its earlier spelling, which stays valid
-ALIASES: Mapping[str, str] = {"concurrent-targets": "together", "tail-latency": "tail", "engine-limit": "limit"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Returns the parser of all subcommands. The parsed `command` is always the subcommand's name, never an alias."""
+    """Returns the parser of all subcommands."""
     parser = argparse.ArgumentParser(
         prog="bert-bench",
         description="Load a service over HTTP and compare it with the engine alone.",
@@ -40,9 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     commands = {}
     for name, text in COMMANDS.items():
-        aliases = [ALIASES[name]] if name in ALIASES else []
-        commands[name] = subparsers.add_parser(name, aliases=aliases, help=text, description=text[0].upper() + text[1:] + ".")
-        commands[name].set_defaults(command=name)
+        commands[name] = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
 
     for name in ("closed", "open", "sweep", "compare", "concurrent-targets", "tail-latency"):
         _add_load(commands[name], connections=name != "open")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bertserve.service.bundle.graph_spec import InputSpec, Precision, Provider
+from bertserve.service.bundle.graph_spec import InputSpec, Precision
 from bertserve.service.bundle.shape_plan import ShapePlan
+from bertserve.service.providers import Provider
 
 
 @dataclass(frozen=True)

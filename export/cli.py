@@ -24,11 +24,13 @@ from bertserve.export.tracers import Tracer
 from bertserve.service import __version__
 from bertserve.service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
+from bertserve.service.providers import PROVIDERS
 from bertserve.service.tasks import catalog
 
 if TYPE_CHECKING:
-    from bertserve.service.bundle.graph_spec import GraphSpec, Provider
+    from bertserve.service.bundle.graph_spec import GraphSpec
     from bertserve.service.bundle.manifest import Manifest
+    from bertserve.service.providers import Provider
 
 TASKS = tuple(name for name, spec in catalog.TASKS.items() if spec.derivation is None)
 COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
@@ -222,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
         type=flags.parse_providers,
         default=("cpu",),
         metavar="LIST",
-        help="comma list of cpu, cuda, tensorrt: what to make graphs for (default: cpu)",
+        help=f"comma list of {', '.join(PROVIDERS)}: what to make graphs for (default: cpu)",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument(

@@ -7,8 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import get_args
 
-from bertserve.service.bundle.graph_spec import Precision, Provider
+from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
+from bertserve.service.providers import PROVIDERS, Provider
 
 
 def parse_share(text: str) -> float:
@@ -42,8 +43,7 @@ def parse_providers(text: str) -> tuple[Provider, ...]:
     Raises:
         argparse.ArgumentTypeError: It has an unknown name, or one twice.
     """
-    known: dict[str, Provider] = {name: name for name in get_args(Provider)}
-    return tuple(known[name] for name in _parse_names(text, list(known)))
+    return tuple(_parse_names(text, list(PROVIDERS)))
 
 
 def parse_layers(text: str) -> Layers:

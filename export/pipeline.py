@@ -33,8 +33,9 @@ from bertserve.export.provider_graphs import BundleGraphs, Comparison, measure_g
 from bertserve.export.tracers import Tracer
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
-from bertserve.service.bundle.graph_spec import Precision, Provider
+from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
+from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bertserve.service.bundle.graph_spec import Precision, Provider
-
-# int8 products are slower than float ones on ONNX Runtime's CUDA provider, and half ones on its CPU provider
-PRECISIONS: dict[Provider, tuple[Precision, ...]] = {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16"), "tensorrt": ("fp32", "fp16")}
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.providers import PROVIDERS, Provider
 
 
 def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:
@@ -20,7 +18,8 @@ def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precisi
     Raises:
         ValueError: A precision is made for none of the providers, or a provider is left with none.
     """
-    chosen = {provider: tuple(p for p in (requested or PRECISIONS[provider]) if p in PRECISIONS[provider]) for provider in providers}
+    have = {provider: PROVIDERS[provider].precisions for provider in providers}
+    chosen = {provider: tuple(p for p in (requested or known) if p in known) for provider, known in have.items()}
     for precision in requested or ():
         if not any(precision in precisions for precisions in chosen.values()):
             raise ValueError(f"`{precision}` is made for none of {', '.join(providers)}: {_list_precisions()}")
@@ -31,4 +30,4 @@ def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precisi
 
 
 def _list_precisions() -> str:
-    return "; ".join(f"{provider} takes {', '.join(precisions)}" for provider, precisions in PRECISIONS.items())
+    return "; ".join(f"{name} takes {', '.join(provider.precisions)}" for name, provider in PROVIDERS.items())

@@ -20,8 +20,9 @@ from bertserve.export.graph import onnx_files
 from bertserve.export.progress import Progress, stage
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.evidence_policy import is_low
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Example, OmittedGraph
+from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer
 
 

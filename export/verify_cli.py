@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from bertserve.export import flags
 from bertserve.export.errors import ExportError
 from bertserve.export.verify import figures
+from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
     from bertserve.export.verify.check import Check
@@ -166,7 +167,7 @@ def _parser() -> argparse.ArgumentParser:
         "--provider",
         type=flags.parse_providers,
         metavar="LIST",
-        help="comma list of cpu, cuda, tensorrt: check the graphs for these alone, each on its provider, which must be there (default: all "
+        help=f"comma list of {', '.join(PROVIDERS)}: check the graphs for these alone, each on its provider, which must be there (default: all "
         "graphs, those whose provider is not there on the CPU)",
     )
     parser.add_argument(

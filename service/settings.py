@@ -16,6 +16,7 @@ from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.config_file import ConfigFile
 from bertserve.service.errors import SettingsError
+from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
 # enableServiceLinks of a pod: BERT_SERVE_SERVICE_HOST, BERT_SERVE_PORT=tcp://..., BERT_SERVE_PORT_8000_TCP_ADDR and so on
@@ -159,9 +160,7 @@ class SourceSettings(FileSettings):
     cache_dir: Path | None = Field(
         None, description="Folder in which --model keeps what it exports; by default `bertserve` in the user's cache folder."
     )
-    provider: Literal["auto", "cpu", "cuda", "tensorrt"] = Field(
-        "auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available."
-    )
+    provider: ProviderChoice = Field("auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available.")
     allow_provider_fallback: bool = Field(
         False, description="Serve on the CPU, with a loud warning, where the provider cannot be had; otherwise that is an error."
     )

@@ -18,8 +18,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bertserve.bench.engine.encoded_bodies import EncodedBodies, Feed
-from bertserve.bench.engine.limit import EngineLimit, summarize_runs
+from bertserve.bench.engine.limit import EncodedBodies, EngineLimit, Feed, summarize_runs
 from bertserve.bench.errors import BenchError
 from bertserve.bench.workload.bodies import Body
 from bertserve.service.bundle import files

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.bench.engine.bare_engine import VERSION, BareEngine
-from bertserve.bench.engine.encoded_bodies import EncodedBodies
-from bertserve.bench.engine.limit import EngineLimit
+from bertserve.bench.engine.limit import EncodedBodies, EngineLimit
 from bertserve.bench.progress import Progress
 from bertserve.bench.workload.bodies import Body
 from bertserve.service.bundle import files

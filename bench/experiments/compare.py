@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bertserve.bench.experiments.aggregation import median, median_figures
-from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.experiments.load_test import LoadTest, median, median_figures
 from bertserve.bench.report.report import Report
 
 

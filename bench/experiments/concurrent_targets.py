@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 
 from bertserve.bench.errors import BenchError
-from bertserve.bench.experiments.aggregation import median_figures
-from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.experiments.load_test import LoadTest, median_figures
 from bertserve.bench.report.measurement import Measurement
 from bertserve.bench.report.report import Report
 

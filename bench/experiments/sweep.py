@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bertserve.bench.errors import BenchError
-from bertserve.bench.experiments.aggregation import RATES, run_figures
-from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.experiments.load_test import RATES, LoadTest, run_figures
 from bertserve.bench.report.report import Report, Run
 from bertserve.bench.report.slo import Objective
 

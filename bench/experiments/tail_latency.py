@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import replace
 
-from bertserve.bench.experiments import queue_simulation
-from bertserve.bench.experiments.aggregation import median, median_figures
-from bertserve.bench.experiments.load_test import LoadTest
+from bertserve.bench.experiments.load_test import LoadTest, median, median_figures
 from bertserve.bench.report.latency import latency_distribution
 from bertserve.bench.report.report import Report
 
@@ -36,7 +36,7 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
         run, load, arrivals = test.run_open_loop(max_rps * share, name=f"round {i + 1} open, {max_rps * share:.4g}/s")
         report.runs.append(run)
         run_times = [limit.feed_s[k % len(limit.feed_s)] for k in range(len(arrivals))]
-        simulated = queue_simulation.simulate(arrivals, queue_simulation.scale_to_capacity(run_times, servers, max_rps), servers)
+        simulated = simulate_queue(arrivals, scale_to_capacity(run_times, servers, max_rps), servers)
         start, end = (at - load.start for at in load.measured)
         ideal = latency_distribution(taken * 1000 for at, taken in zip(arrivals, simulated, strict=True) if start <= at < end)
         real = run.targets[0].latency
@@ -59,3 +59,35 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
         open_runs = [run for run in report.runs if run.generator.late_p99_ms is not None]
         report.judged = median_figures(open_runs)
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
+
+
+def simulate_queue(arrivals: Sequence[float], jobs: Sequence[Sequence[float]], servers: int) -> list[float]:
+    """Returns each job's latency in seconds, from its arrival to the end of its last part.
+
+    Args:
+        arrivals: Arrival times in seconds, ascending.
+        jobs: For each job, the run times of its parts in seconds; a part runs on the server that is free first.
+        servers: Number of parts that run at the same time.
+    """
+    free = [0.0] * servers
+    latencies = []
+    for arrival, parts in zip(arrivals, jobs, strict=True):
+        done = arrival
+        for part in parts:
+            end = max(arrival, free[0]) + part
+            heapq.heapreplace(free, end)
+            done = max(done, end)
+        latencies.append(done - arrival)
+    return latencies
+
+
+def scale_to_capacity(jobs: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
+    """Returns the jobs with all run times multiplied by one factor, so that the queue has the given capacity.
+
+    Args:
+        jobs: For each job, the run times of its parts in seconds; not all zero.
+        servers: Number of parts that run at the same time. The capacity of the queue is `servers` over the mean time of a job.
+        capacity: Jobs per second that the queue shall be able to do.
+    """
+    factor = servers * len(jobs) / (capacity * sum(map(sum, jobs)))
+    return [[part * factor for part in parts] for parts in jobs]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,8 +16,7 @@ from dataclasses import dataclass, field
 
 import uvloop
 
-from bertserve.bench.load.record import Record
-from bertserve.bench.load.stream import ClosedLoopStream, OpenLoopStream, Stream
+from bertserve.bench.load.stream import ClosedLoopStream, OpenLoopStream, Record, Stream
 from bertserve.bench.progress import Progress
 from bertserve.bench.target.target import Target
 
@@ -207,3 +207,22 @@ class _LoadRun:
             done = sum(len(stream.records) for stream in self._streams)
             failed = sum(stream.failed for stream in self._streams)
             self._progress.update(now - start, self._durations.warmup_s + self._durations.seconds, done, failed)
+
+
+def poisson_arrivals(rate: float, seconds: float, *, seed: int) -> list[float]:
+    """Returns the arrival times of a Poisson process, ascending, in seconds from 0.
+
+    The same seed gives the same sequence, stretched for another rate: the runs of a sweep differ in their rate only.
+
+    Args:
+        rate: Arrivals per second, over 0.
+        seconds: Upper bound of the arrival times.
+        seed: Seed of the gaps.
+    """
+    random_ = random.Random(seed)  # noqa: S311  # load, not secrets
+    times = []
+    now = random_.expovariate(1.0) / rate
+    while now < seconds:
+        times.append(now)
+        now += random_.expovariate(1.0) / rate
+    return times

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.load.record import OK
+from bertserve.bench.load.stream import OK
 from bertserve.bench.overhead.contender import Contender, Running
 from bertserve.bench.progress import Progress
 from bertserve.bench.report.generator_stats import generator_stats

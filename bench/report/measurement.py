@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bertserve.bench.load.record import OK, Record
+from bertserve.bench.load.stream import OK, Record
 from bertserve.bench.report.latency import Latency, latency_distribution, percentile
 from bertserve.bench.target.metrics import BatchStats
 

@@ -1,4 +1,4 @@
-"""Single HTTP requests before and after a load. The load itself does not come through here."""
+"""JSON pages of a service, such as what it says of itself. A service that is not bertserve may have none; reports then leave it out."""
 
 from __future__ import annotations
 
@@ -49,3 +49,21 @@ def fetch_json(address: Address, path: str, headers: Mapping[str, str]) -> dict[
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def service_info(address: Address, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns `/info` of the service, or None if it has none.
+
+    Raises:
+        BenchError: The address cannot be reached, or does not answer in HTTP.
+    """
+    return fetch_json(address, "/info", headers)
+
+
+def model_info(address: Address, headers: Mapping[str, str]) -> dict[str, Any] | None:
+    """Returns `info` below the endpoint, which describes its model, or None if it has none.
+
+    Raises:
+        BenchError: The address cannot be reached, or does not answer in HTTP.
+    """
+    return fetch_json(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)

@@ -9,8 +9,7 @@ from typing import Any
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.target.address import parse_url
-from bertserve.bench.target.fetch import fetch
-from bertserve.bench.target.info import model_info
+from bertserve.bench.target.fetch import fetch, model_info
 from bertserve.bench.target.target import Target, build_target
 from bertserve.bench.workload import bodies, endpoints, mixes
 

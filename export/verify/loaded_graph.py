@@ -10,8 +10,9 @@ from bertserve.export.evidence.predict import predict
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.errors import BertServeError, BundleError
+from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer
 
 

@@ -12,8 +12,9 @@ from bertserve.export.verify.dataset import read_dataset
 from bertserve.export.verify.graph_checks import check_batches, check_engine, check_evidence, check_example
 from bertserve.export.verify.loaded_graph import LoadedGraph, choose_graphs, choose_provider
 from bertserve.service.bundle.files import Bundle, load_bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.errors import BertServeError
+from bertserve.service.providers import Provider
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bertserve.service.errors import ProviderError
+from bertserve.service.providers import Load
 
-Load = Callable[[str], Any]
 _DRIVER = "libcuda.so.1"
 _CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _NAME_BYTES = 256
@@ -99,16 +98,6 @@ def first_gpu(load: Load = ctypes.CDLL) -> Gpu:
         driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
         capability.append(str(value.value))
     return Gpu(name.value.decode(errors="replace"), ".".join(capability))
-
-
-def tensorrt_version(load: Load = ctypes.CDLL) -> str:
-    """Returns the version number of the TensorRT that the loader finds, or `unknown`; each version builds engines of its own."""
-    for major in range(20, 7, -1):
-        try:
-            return str(load(f"libnvinfer.so.{major}").getInferLibVersion())
-        except (OSError, AttributeError):
-            continue
-    return "unknown"
 
 
 def usable_cores() -> int:

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.service.backend.sessions import THREADS, open_session, shared_tables
-from bertserve.service.bundle.graph_spec import GraphSpec, OutputSpec, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, OutputSpec
 from bertserve.service.errors import EngineError
+from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Encoding
 
 Row = dict[str, NDArray[np.float32]]
@@ -60,7 +61,7 @@ class OnnxEngine:
             pad_id: Token id of the padding.
             padding_side: Where padding goes.
             provider: What runs it; by default what it was made for.
-            engine_cache: Folder that TensorRT's engines are kept in; None builds them at every start.
+            engine_cache: Folder of compiled engines, if the provider compiles; None builds them at every start.
 
         Raises:
             ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.

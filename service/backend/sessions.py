@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bertserve.service.backend import hardware, providers
+from bertserve.service.backend import hardware
+from bertserve.service.backend.hardware import Gpu
 from bertserve.service.backend.tables import read_tables
-from bertserve.service.bundle.graph_spec import GraphSpec, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.errors import ProviderError
+from bertserve.service.providers import PROVIDERS, Load, Options, Provider, profile
 
 try:
     import onnxruntime as ort
@@ -46,13 +51,13 @@ def open_session(
         graph: Its entry in the manifest.
         provider: What runs it.
         threads: Threads of one run.
-        engine_cache: Folder that TensorRT's engines are kept in; None builds them at every start.
+        engine_cache: Folder of compiled engines, if the provider compiles; None builds them at every start.
         tables: Of `shared_tables`, which it uses in place of copies of its own; whoever has the session keeps them for as long.
 
     Raises:
         ProviderError: This onnxruntime lacks the provider, or the session did not get it; the message says what is missing.
     """
-    wanted = providers.NAMES[provider]
+    wanted = PROVIDERS[provider].ort_name
     if wanted not in ort.get_available_providers():
         raise ProviderError(f"`{path}` needs {wanted}: {_missing(provider)} Or choose another --provider.")
     options = _provider_options(provider, graph, engine_cache)
@@ -74,13 +79,14 @@ def shared_tables(path: Path) -> Tables:
 
 
 def available_provider() -> Provider:
-    """Returns the provider that `auto` means: CUDA where this onnxruntime has it, else the CPU."""
-    return "cuda" if providers.NAMES["cuda"] in ort.get_available_providers() else "cpu"
+    """Returns the provider that `auto` means: the automatic one that this onnxruntime has, else the CPU."""
+    available = ort.get_available_providers()
+    return next((record.name for record in PROVIDERS.values() if record.automatic and record.ort_name in available), "cpu")
 
 
 def why_not(provider: Provider) -> str | None:
     """Returns why sessions on this machine do not get a provider, or None where they do; opens one on a tiny graph to see."""
-    name = providers.NAMES[provider]
+    name = PROVIDERS[provider].ort_name
     if name in ort.get_available_providers():
         try:
             if name in _session(_PROBE, provider, [(name, {})], THREADS).get_providers():
@@ -90,34 +96,76 @@ def why_not(provider: Provider) -> str | None:
     return _missing(provider)
 
 
+def engine_folder(root: Path, graph: GraphSpec, gpu: Gpu, *, compiler: str) -> Path:
+    """Returns the folder of a graph's engine and timing caches.
+
+    An engine is good for one graph, one kind of GPU, one version of both libraries, and the shapes that it was built for: each
+    has a part in the name, so that a stale engine is never loaded, only left behind.
+
+    Args:
+        root: The folder of all engine caches.
+        graph: The graph with its plan.
+        gpu: The GPU that runs it.
+        compiler: Name and version of what compiles the engine.
+    """
+    ends = "" if graph.shapes is None else "|".join(profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
+    shapes = hashlib.sha256(ends.encode()).hexdigest()[:8]
+    device = re.sub(r"[^A-Za-z0-9]+", "-", gpu.name).strip("-")
+    name = f"{graph.identity[:16]}-{graph.precision}-{shapes}-{device}-sm{gpu.capability}-{compiler}-ort{VERSION}"
+    return root / name
+
+
+def missing(provider: Provider, available: Sequence[str], load: Load = ctypes.CDLL) -> str | None:
+    """Returns what a provider lacks on this machine: the wheel, the driver or a library; None where nothing of these is missing.
+
+    Args:
+        provider: The provider.
+        available: What the installed onnxruntime was built with.
+        load: Loads a shared library by its name.
+    """
+    record = PROVIDERS[provider]
+    if record.ort_name not in available:
+        return (
+            f"this onnxruntime {VERSION} lacks it (it has {', '.join(available)}); install 'bertserve[{record.extra}]' in place of "
+            "'bertserve[cpu]'."
+        )
+    if record.library is None:
+        return None
+    try:
+        hardware.first_gpu(load)
+    except ProviderError as error:
+        return error.message
+    try:
+        load(str(Path(ort.__file__).parent / "capi" / record.library))
+    except OSError as error:
+        return f"a library that it needs is missing ({error}); install it, or add its folder to LD_LIBRARY_PATH."
+    return None
+
+
 def _missing(provider: Provider) -> str:
-    libraries = Path(ort.__file__).parent / "capi"
-    found = providers.missing(provider, ort.get_available_providers(), version=VERSION, libraries=libraries)
-    return found or "driver and libraries are there, so see what onnxruntime logs when it loads them."
+    return (
+        missing(provider, ort.get_available_providers())
+        or "driver and libraries are there, so see what onnxruntime logs when it loads them."
+    )
 
 
-def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, providers.Options]]:
+def _provider_options(provider: Provider, graph: GraphSpec, engine_cache: Path | None) -> list[tuple[str, Options]]:
     """Returns the providers of a session with their options, the first one first."""
-    if provider == "cpu":
-        return [(providers.NAMES["cpu"], {})]
-    fallback = (providers.NAMES["cuda"], providers.cuda(graph.precision))
-    if provider == "cuda":
-        return [fallback]
-    folder = None
-    if engine_cache is not None:
-        version = hardware.tensorrt_version()
-        folder = providers.engine_folder(engine_cache, graph, hardware.first_gpu(), tensorrt=version, onnxruntime=VERSION)
+    record, engines = PROVIDERS[provider], None
+    if engine_cache is not None and record.engine_version is not None:
+        engines = engine_folder(engine_cache, graph, hardware.first_gpu(), compiler=record.engine_version())
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            engines.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ProviderError(f"--engine-cache `{engine_cache}` cannot be written ({error.strerror}); give another folder.") from error
-    return [(providers.NAMES["tensorrt"], providers.tensorrt(graph, folder)), fallback]
+    rest = [] if record.fallback is None else _provider_options(record.fallback, graph, None)
+    return [(record.ort_name, record.session_options(graph, engines)), *rest]
 
 
 def _session(
     model: str | bytes,
     provider: Provider,
-    asked: Sequence[tuple[str, providers.Options]],
+    asked: Sequence[tuple[str, Options]],
     threads: int,
     tables: Tables = MappingProxyType({}),
     *,

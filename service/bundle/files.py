@@ -19,9 +19,10 @@ from pydantic import ValidationError
 
 from bertserve.service.bundle.agreement import upgrade_evidence
 from bertserve.service.bundle.external_data import refuse_unlisted_data
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
 from bertserve.service.errors import BundleError
+from bertserve.service.providers import Provider
 
 MANIFEST_FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from bertserve.service.bundle.record import Record
 from bertserve.service.bundle.shape_plan import ShapePlan
+from bertserve.service.providers import Provider
 
-Provider = Literal["cpu", "cuda", "tensorrt"]
 Precision = Literal["fp32", "fp16", "int8"]
 Measure = Literal["label", "set_f1", "span_f1", "cosine", "spearman"]
 

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.record import Record
+from bertserve.service.providers import Provider
 
 Side = Literal["left", "right"]
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

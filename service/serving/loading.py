@@ -25,10 +25,11 @@ from bertserve.service.bundle.evidence_policy import (
     is_of_other_kernels,
 )
 from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision, Provider
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
+from bertserve.service.providers import Provider
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks import catalog

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from bertserve.service.bundle.files import MANIFEST_FILE
 from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.providers import PROVIDERS
 from bertserve.service.settings import SourceSettings
 from bertserve.service.sources import exporter
 from bertserve.service.sources.source import Source, read_source
@@ -111,14 +112,15 @@ def export_options(settings: SourceSettings) -> list[str]:
         SettingsError: fp16, which is for GPUs, is asked for on a CPU.
     """
     providers = {"auto": ["cpu"], "cpu": ["cpu"]}.get(settings.provider, [settings.provider])
-    if settings.provider == "auto" and _has_gpu_runtime():
-        providers.append("cuda")
-    if settings.provider in ("cuda", "tensorrt") and settings.allow_provider_fallback:
+    if settings.provider == "auto":
+        providers += [record.name for record in PROVIDERS.values() if record.automatic and _is_installed(record.package)]
+    if settings.provider not in ("auto", "cpu") and settings.allow_provider_fallback:
         providers.insert(0, "cpu")
     precision: str = settings.precision
     if precision == "fp16":
         if providers == ["cpu"]:
-            raise SettingsError("--precision is `fp16`, which is for GPUs; give --provider cuda, or another precision.")
+            with_fp16 = next(record.name for record in PROVIDERS.values() if precision in record.precisions)
+            raise SettingsError(f"--precision is `fp16`, which is for GPUs; give --provider {with_fp16}, or another precision.")
         if settings.allow_provider_fallback:
             precision = "auto"  # the CPU has no such graph, and needs one of its own
         else:
@@ -146,10 +148,10 @@ def cache_folder(settings: SourceSettings) -> Path:
         raise SettingsError("--model needs a folder for what it exports, and this user has no home; give --cache-dir.") from error
 
 
-def _has_gpu_runtime() -> bool:
-    """Returns whether the onnxruntime that is installed is the one for GPUs; to import it would start its threads."""
+def _is_installed(package: str) -> bool:
+    """Returns whether a package of onnxruntime is installed; importing it would start its threads."""
     try:
-        distribution("onnxruntime-gpu")
+        distribution(package)
     except PackageNotFoundError:
         return False
     return True

@@ -16,7 +16,7 @@ import pytest
 
 from bertserve.bench import cli, flags
 from bertserve.bench.errors import MissingExtraError
-from bertserve.bench.load.arrivals import poisson_arrivals
+from bertserve.bench.load.generator import poisson_arrivals
 from bertserve.bench.report import generator_stats, plots, report, slo
 from bertserve.bench.report import html as html_report
 from listening import BUSY, OK, listening, ok, unused_port
@@ -343,18 +343,8 @@ def test_ctrl_c_prints_what_there_is(capsys: pytest.CaptureFixture[str]) -> None
     assert "interrupted" in out
 
 
-@pytest.mark.parametrize("name", flags.ALIASES)
-def test_earlier_names_of_commands_are_the_same_commands(name: str) -> None:
-    """`tail` is `tail-latency`: it has the same flags, and the same name in a report."""
-    parse = flags.build_parser().parse_args
-    given = ["--bundle", "b"] if name != "concurrent-targets" else []
-
-    assert name == parse([flags.ALIASES[name], *given]).command
-    assert parse([name, *given]) == parse([flags.ALIASES[name], *given])
-
-
 def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/reference/bench-flags.md names each command, each earlier name of one, each flag and each figure."""
+    """docs/reference/bench-flags.md names each command, each flag and each figure."""
     text = (ROOT / "docs/reference/bench-flags.md").read_text(encoding="utf-8")
     for command in flags.COMMANDS:
         with pytest.raises(SystemExit, match="0"):
@@ -364,4 +354,3 @@ def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     assert set() == {flag for flag in shown - {"--help"} if not re.search(f"`{flag}[` ]", text)}
     assert [] == [figure for figure in slo.FIGURES if f"`{figure}`" not in text]
     assert [] == [command for command in flags.COMMANDS if f"| `{command}` |" not in text]
-    assert [] == [name for name in flags.ALIASES.values() if f"`{name}`" not in text]

@@ -9,8 +9,8 @@ from statistics import fmean
 
 import pytest
 
-from bertserve.bench.experiments import queue_simulation
-from bertserve.bench.load.arrivals import poisson_arrivals
+from bertserve.bench.experiments.tail_latency import scale_to_capacity, simulate_queue
+from bertserve.bench.load.generator import poisson_arrivals
 
 
 def test_arrivals_are_a_poisson_process() -> None:
@@ -38,19 +38,19 @@ def test_the_queue_by_hand() -> None:
     """Two servers, four jobs: the third and the fourth wait for whoever is free first."""
     jobs = [[3.0], [1.0], [1.0], [1.0]]
 
-    assert [3.0, 1.0, 1.5, 2.0] == queue_simulation.simulate([0.0, 0.0, 0.5, 1.0], jobs, 2)
+    assert [3.0, 1.0, 1.5, 2.0] == simulate_queue([0.0, 0.0, 0.5, 1.0], jobs, 2)
 
 
 def test_parts_of_a_job_run_side_by_side() -> None:
     """A job of three parts on two servers is done when its last part is."""
-    assert [2.0, 1.0] == queue_simulation.simulate([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
+    assert [2.0, 1.0] == simulate_queue([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
 
 
 def test_the_queue_gives_the_known_mean_of_one_exponential_server() -> None:
     """M/M/1 at 50 % load: the mean time in the system is 1 / (mu - lambda)."""
     random_ = random.Random(98)
     times = poisson_arrivals(0.5, 50_000, seed=0)
-    latencies = queue_simulation.simulate(times, [[random_.expovariate(1.0)] for _ in times], 1)
+    latencies = simulate_queue(times, [[random_.expovariate(1.0)] for _ in times], 1)
 
     assert 2.0 == pytest.approx(fmean(latencies), rel=0.03)
 
@@ -59,21 +59,21 @@ def test_the_queue_gives_the_known_mean_of_one_steady_server() -> None:
     """M/D/1 at 50 % load: half of the waiting of M/M/1, so 1 + 0.5 of the run time."""
     times = poisson_arrivals(0.5, 50_000, seed=0)
 
-    assert 1.5 == pytest.approx(fmean(queue_simulation.simulate(times, [[1.0]] * len(times), 1)), rel=0.03)
+    assert 1.5 == pytest.approx(fmean(simulate_queue(times, [[1.0]] * len(times), 1)), rel=0.03)
 
 
 def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
     """M/M/2 at 70 % load: by Erlang's formula a job is 1 / (1 - 0.7^2) of its run time in the system."""
     random_ = random.Random(99)
     times = poisson_arrivals(1.4, 50_000, seed=1)
-    latencies = queue_simulation.simulate(times, [[random_.expovariate(1.0)] for _ in times], 2)
+    latencies = simulate_queue(times, [[random_.expovariate(1.0)] for _ in times], 2)
 
     assert 1 / (1 - 0.49) == pytest.approx(fmean(latencies), rel=0.03)
 
 
 def test_scaling_gives_the_queue_its_capacity() -> None:
     """Run times keep their proportions, and servers / mean run time is the capacity."""
-    jobs = queue_simulation.scale_to_capacity([[1.0], [2.0, 1.0]], 2, 10.0)
+    jobs = scale_to_capacity([[1.0], [2.0, 1.0]], 2, 10.0)
 
     assert 10.0 == pytest.approx(2 / fmean(map(sum, jobs)))
     assert 2.0 == pytest.approx(jobs[1][0] / jobs[0][0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bertserve.bench.errors import BenchError
-from bertserve.bench.load.record import Record
+from bertserve.bench.load.stream import Record
 from bertserve.bench.report import measurement, slo
 from bertserve.bench.report.latency import latency_distribution, percentile
 

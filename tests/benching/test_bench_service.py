@@ -87,7 +87,7 @@ def test_compare_has_both_sides_of_each_round(service: Service, tmp_path: Path) 
 def test_tail_latency_is_held_against_an_ideal_queue(service: Service, tmp_path: Path) -> None:
     """The report has the ratio, and its keys are those of a report of bert-bench 0.1.0, and one that came later."""
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2)
-    document = measure(tmp_path, "tail", *SHORT, *given, "--bundle", service.models / "classifier")
+    document = measure(tmp_path, "tail-latency", *SHORT, *given, "--bundle", service.models / "classifier")
     earlier = report.read(Path(__file__).parent / "report_of_0_1_0.json")
 
     assert "tail-latency" == document["command"]

@@ -11,7 +11,7 @@ import pytest
 import tiny
 from bertserve.export import provider_graphs
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.gpu import cuda, fp16, tensorrt
+from bertserve.export.gpu import build, cuda, fp16
 from bertserve.export.provider_graphs import Comparison, measure_graph
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import CARD_FILE, load_bundle
@@ -148,7 +148,7 @@ def test_without_a_float_graph_there_is_no_bundle(source: Path, output: Path, ru
 def test_no_provider_is_left(source: Path, output: Path, run: Run, fault: Fault) -> None:
     """If the float32 graphs of all providers fail the export does."""
     fault.build(cuda, "fuse", GraphError("no CUDA."))
-    fault.build(tensorrt, "write_standard", GraphError("no TensorRT."))
+    fault.build(build, "write_standard", GraphError("no TensorRT."))
     code, message = run(source, "--provider", "cuda,tensorrt", "--precision", "fp32")
     assert (1, [], "bert-export: no TensorRT.") == (code, sorted(output.glob("*")), message)
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bertserve.export import calibration
 from bertserve.export.evidence.parity import MAX_ABS_ERROR
-from bertserve.export.gpu import cuda, fp16, shape_plan
+from bertserve.export.gpu import build, cuda, fp16
 from bertserve.export.gpu.cuda import FUSED_FORM, PARTLY_FUSED_FORM
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.export.precisions import choose_precisions
@@ -114,7 +114,7 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     assert graphs[0].shapes is None
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
-        assert graph.shapes == shape_plan.plan(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
+        assert graph.shapes == build.plan_shapes(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
         assert graph.batch_invariant
         assert "cpu" == graph.evidence.provider
     # TensorRT converts itself, so that one file serves both
@@ -340,7 +340,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
 @pytest.mark.parametrize("rectangle", [False, True])
 def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rectangle: bool) -> None:
     """Lengths end with the model's and are multiples of 8 before; no step wastes over a half, but for the first; batches are bounded."""
-    plan = shape_plan.plan(max_length, masks=True, rectangle=rectangle)
+    plan = build.plan_shapes(max_length, masks=True, rectangle=rectangle)
     lengths = [bucket.length for bucket in plan.buckets]
 
     assert max_length == lengths[-1]
@@ -349,7 +349,7 @@ def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rect
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
     assert plan.masks[-1] >= max_length
     most = max(rows * length for rows, length in plan.shapes)
-    assert most <= (max(shape_plan.MAX_TOKENS, 8 * max_length) if rectangle else max(shape_plan.MAX_TOKENS, max_length))
+    assert most <= (max(build.MAX_TOKENS, 8 * max_length) if rectangle else max(build.MAX_TOKENS, max_length))
     if rectangle:
         assert 1 == len({bucket.rows for bucket in plan.buckets})
     for tokens in range(1, max_length + 1, 7):

@@ -177,45 +177,6 @@ def test_a_parameter_of_another_task_is_unknown(api: Send, path: str, name: str)
 
 
 @pytest.mark.parametrize(
-    ("path", "parameters", "where"),
-    [
-        (NER, {"aggregation_strategy": "fast"}, "aggregation_strategy"),
-        (NER, {"aggregation_strategy": 1}, "aggregation_strategy"),
-        (NER, {"ignore_labels": "O"}, "ignore_labels"),
-        (NER, {"ignore_labels": ["O", 1]}, "ignore_labels[1]"),
-        (NER, {"stride": -1}, "stride"),
-        (NER, {"stride": "4"}, "stride"),
-        (NER, {"stride": 1.5}, "stride"),
-        (NER, {"stride": True}, "stride"),
-        (NER, {"offset_unit": "bytes"}, "offset_unit"),
-        (ANSWER, {"top_k": 0}, "top_k"),
-        (ANSWER, {"top_k": 1001}, "top_k"),
-        (ANSWER, {"top_k": "1"}, "top_k"),
-        (ANSWER, {"top_k": True}, "top_k"),
-        (ANSWER, {"doc_stride": -1}, "doc_stride"),
-        (ANSWER, {"doc_stride": 0.5}, "doc_stride"),
-        (ANSWER, {"max_answer_len": 0}, "max_answer_len"),
-        (ANSWER, {"max_answer_len": []}, "max_answer_len"),
-        (ANSWER, {"max_question_len": 0}, "max_question_len"),
-        (ANSWER, {"max_seq_len": 0}, "max_seq_len"),
-        (ANSWER, {"max_seq_len": "384"}, "max_seq_len"),
-        (ANSWER, {"handle_impossible_answer": 1}, "handle_impossible_answer"),
-        (ANSWER, {"align_to_words": "no"}, "align_to_words"),
-        (ANSWER, {"duplicates": "mean"}, "duplicates"),
-        (FILL, {"top_k": 0}, "top_k"),
-        (FILL, {"top_k": "5"}, "top_k"),
-        (FILL, {"targets": []}, "targets"),
-        (FILL, {"targets": 5}, "targets"),
-        (FILL, {"targets": ["good", 5]}, "targets[1]"),
-        (FILL, {"targets": {"good": 1}}, "targets"),
-    ],
-)
-def test_a_wrong_parameter_is_named(api: Send, path: str, parameters: dict[str, Any], where: str) -> None:
-    """A value of a wrong type or out of range is 422 and named by where it stands."""
-    assert refused(api, path, INPUTS[path], **parameters).startswith(f"`parameters.{where}` is wrong: ")
-
-
-@pytest.mark.parametrize(
     ("path", "body", "where"),
     [
         *((path, body, where) for path in (NER, ANSWER, FILL) for body, where in (({}, "inputs"), ({"inputs": None}, "inputs"))),

@@ -274,9 +274,6 @@ def test_targets_are_searched_together(api: Send, runs: Runs) -> None:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"beam": 0}, "`parameters.beam` is wrong"),
-        ({"beam": 65}, "`parameters.beam` is wrong"),
-        ({"joint": "yes"}, "`parameters.joint` is wrong"),
         ({"joint": False, "beam": 3}, "`beam` is for masks that are filled together; set `joint` to true, or leave it out."),
         ({"beams": 3}, "`parameters` has no `beams`; did you mean `beam`?"),
     ],

@@ -12,7 +12,8 @@ import pytest
 
 import tiny
 from application import call, call_fresh
-from bertserve.service.backend import hardware, providers, sessions
+from bertserve.service import providers
+from bertserve.service.backend import hardware, sessions
 from bertserve.service.backend.hardware import Gpu
 from bertserve.service.bundle import files
 from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec
@@ -75,10 +76,12 @@ def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
 # ---- options
 
 
-def test_float32_is_computed_in_full_on_cuda() -> None:
+def test_float32_is_computed_in_full_on_cuda(tmp_path: Path) -> None:
     """TF32 would not hold the evidence of a float32 graph; memory grows by what is asked for."""
-    assert ["0", "1"] == [providers.cuda(precision)["use_tf32"] for precision in ("fp32", "fp16")]
-    assert "kSameAsRequested" == providers.cuda("fp16")["arena_extend_strategy"]
+    assert ["0", "1"] == [
+        providers.cuda_options(graph(tmp_path / precision, precision=precision))["use_tf32"] for precision in ("fp32", "fp16")
+    ]
+    assert "kSameAsRequested" == providers.cuda_options(graph(tmp_path / "arena"))["arena_extend_strategy"]
 
 
 def test_a_profile_spans_the_plan_for_every_input() -> None:
@@ -99,7 +102,7 @@ def test_a_profile_spans_the_plan_for_every_input() -> None:
 @pytest.mark.parametrize(("precision", "flag"), [("fp32", "0"), ("fp16", "1")])
 def test_tensorrt_computes_in_the_precision_asked_for(tmp_path: Path, precision: str, flag: str) -> None:
     """The flag follows the graph's precision, and without a cache nothing is written."""
-    options = providers.tensorrt(graph(tmp_path, precision=precision), None)
+    options = providers.tensorrt_options(graph(tmp_path, precision=precision), None)
 
     assert flag == options["trt_fp16_enable"]
     assert "input_ids:4x32,attention_mask:4x32,token_type_ids:4x32" == options["trt_profile_max_shapes"]
@@ -109,7 +112,7 @@ def test_tensorrt_computes_in_the_precision_asked_for(tmp_path: Path, precision:
 
 def test_engines_and_timings_are_kept_in_the_cache(tmp_path: Path) -> None:
     """With a cache both are switched on and written to the one folder."""
-    options = providers.tensorrt(graph(tmp_path), tmp_path / "engines")
+    options = providers.tensorrt_options(graph(tmp_path), tmp_path / "engines")
 
     assert {"1"} == {options["trt_engine_cache_enable"], options["trt_timing_cache_enable"]}
     assert {str(tmp_path / "engines")} == {options["trt_engine_cache_path"], options["trt_timing_cache_path"]}
@@ -118,32 +121,38 @@ def test_engines_and_timings_are_kept_in_the_cache(tmp_path: Path) -> None:
 def test_tensorrt_without_a_plan_is_refused(tmp_path: Path) -> None:
     """An engine for any shape would be built again and again."""
     with pytest.raises(ProviderError, match=r"has no shape plan.*`bert-export --provider tensorrt`"):
-        providers.tensorrt(graph(tmp_path, shapes=None), None)
+        providers.tensorrt_options(graph(tmp_path, shapes=None), None)
 
 
-def test_an_engine_is_only_found_where_it_fits(tmp_path: Path) -> None:
+def test_an_engine_is_only_found_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another graph, other weights beside it, another precision, plan, GPU or version is another folder; the same of all is the same."""
+    monkeypatch.setattr(sessions, "VERSION", "1.31.1")
     spec = graph(tmp_path)
     narrower = ShapePlan(buckets=(*PLAN.buckets[:2], ShapeBucket(length=32, rows=(1,))))
     fewer = ShapePlan(buckets=tuple(ShapeBucket(length=n, rows=(1, 2)) for n in (8, 16, 32)))
-    versions = {"tensorrt": "101401", "onnxruntime": "1.31.1"}
+    compiler = "trt101401"
     folders = [
-        providers.engine_folder(tmp_path, spec, H100, **versions),
-        providers.engine_folder(tmp_path, spec.model_copy(update={"sha256": "f" * 64}), H100, **versions),
-        providers.engine_folder(tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="e" * 64),)}), H100, **versions),
-        providers.engine_folder(tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="f" * 64),)}), H100, **versions),
-        providers.engine_folder(tmp_path, spec.model_copy(update={"precision": "fp32"}), H100, **versions),
-        providers.engine_folder(tmp_path, spec.model_copy(update={"shapes": fewer}), H100, **versions),
-        providers.engine_folder(tmp_path, spec, Gpu("NVIDIA H200", "9.0"), **versions),
-        providers.engine_folder(tmp_path, spec, H100, **versions | {"tensorrt": "101500"}),
-        providers.engine_folder(tmp_path, spec, H100, **versions | {"onnxruntime": "1.32.0"}),
+        sessions.engine_folder(tmp_path, spec, H100, compiler=compiler),
+        sessions.engine_folder(tmp_path, spec.model_copy(update={"sha256": "f" * 64}), H100, compiler=compiler),
+        sessions.engine_folder(
+            tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="e" * 64),)}), H100, compiler=compiler
+        ),
+        sessions.engine_folder(
+            tmp_path, spec.model_copy(update={"data": (GraphFile(file="w", sha256="f" * 64),)}), H100, compiler=compiler
+        ),
+        sessions.engine_folder(tmp_path, spec.model_copy(update={"precision": "fp32"}), H100, compiler=compiler),
+        sessions.engine_folder(tmp_path, spec.model_copy(update={"shapes": fewer}), H100, compiler=compiler),
+        sessions.engine_folder(tmp_path, spec, Gpu("NVIDIA H200", "9.0"), compiler=compiler),
+        sessions.engine_folder(tmp_path, spec, H100, compiler="trt101500"),
     ]
 
     assert len(folders) == len(set(folders))
-    assert folders[0] == providers.engine_folder(tmp_path, graph(tmp_path / "again"), H100, **versions)
+    assert folders[0] == sessions.engine_folder(tmp_path, graph(tmp_path / "again"), H100, compiler=compiler)
     # the profile is the same
-    assert folders[0] == providers.engine_folder(tmp_path, spec.model_copy(update={"shapes": narrower}), H100, **versions)
+    assert folders[0] == sessions.engine_folder(tmp_path, spec.model_copy(update={"shapes": narrower}), H100, compiler=compiler)
     assert folders[0].name.endswith("-NVIDIA-H100-80GB-HBM3-sm9.0-trt101401-ort1.31.1")
+    monkeypatch.setattr(sessions, "VERSION", "1.32.0")
+    assert sessions.engine_folder(tmp_path, spec, H100, compiler=compiler) not in folders
 
 
 # ---- what is missing
@@ -151,14 +160,16 @@ def test_an_engine_is_only_found_where_it_fits(tmp_path: Path) -> None:
 
 def missing(load: Callable[[str], Any], available: list[str] = BUILT_WITH) -> str | None:
     """Returns what CUDA lacks on a machine."""
-    return providers.missing("cuda", available, version="1.31.1", libraries=Path("capi"), load=load)
+    return sessions.missing("cuda", available, load)
 
 
 def test_a_missing_wheel_is_named() -> None:
     """The CPU's wheel has no CUDA: the message says which package has."""
     said = missing(loader(driver=Driver()), ["CPUExecutionProvider"])
 
-    assert said == "this onnxruntime 1.31.1 lacks it (it has CPUExecutionProvider); install 'bertserve[gpu]' in place of 'bertserve[cpu]'."
+    assert said == (
+        f"this onnxruntime {sessions.VERSION} lacks it (it has CPUExecutionProvider); install 'bertserve[gpu]' in place of 'bertserve[cpu]'."
+    )
 
 
 def test_a_missing_driver_is_named() -> None:
@@ -204,7 +215,7 @@ def test_the_version_of_tensorrt_is_its_librarys() -> None:
     def none(name: str) -> None:
         raise OSError(name)
 
-    assert ["101401", "unknown"] == [hardware.tensorrt_version(load), hardware.tensorrt_version(none)]
+    assert ["trt101401", "trtunknown"] == [providers.tensorrt_version(load), providers.tensorrt_version(none)]
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,10 @@ class Bench:
 Scenario = Callable[..., None]
 
 
-@pytest.fixture(name="scenario", params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run_on_each_loop(request: pytest.FixtureRequest) -> Scenario:
-    """Returns what runs a check against a started scheduler within 20 seconds and stops it, on the loop of the service and on asyncio's."""
+@pytest.fixture(name="scenario")
+def run_on_loop(request: pytest.FixtureRequest) -> Scenario:
+    """Returns what runs a check against a started scheduler within 20 seconds and stops it, on asyncio's loop or the one of the parameter."""
+    new_loop = getattr(request, "param", asyncio.new_event_loop)
 
     def scenario(check: Callable[[Any], Awaitable[None]], kind: type[Bench] = Bench, **options: Any) -> None:
         async def play() -> None:
@@ -145,12 +146,13 @@ def run_on_each_loop(request: pytest.FixtureRequest) -> Scenario:
                 await bench.scheduler.stop(5)
             assert (0, 0) == (bench.backlog.queue_entries, bench.backlog.queue_tokens)
 
-        with asyncio.Runner(loop_factory=request.param) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(play())
 
     return scenario
 
 
+@pytest.mark.parametrize("scenario", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], indirect=True)
 def test_each_caller_gets_its_own_results_in_order(scenario: Scenario) -> None:
     """Hundreds of jobs over several lanes and shared batches: no result is swapped or lost."""
 

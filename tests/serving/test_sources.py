@@ -314,7 +314,7 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_exported_follows_from_what_is_asked_for(flags: list[str], options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And bert-export takes it."""
-    monkeypatch.setattr(cache, "_has_gpu_runtime", lambda: False)
+    monkeypatch.setattr(cache, "_is_installed", lambda package: False)
     found = export_options(parse(Settings, flags))
 
     assert options.split() == found
@@ -323,7 +323,7 @@ def test_what_is_exported_follows_from_what_is_asked_for(flags: list[str], optio
 
 def test_with_the_runtime_of_gpus_there_are_graphs_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--provider auto` then takes CUDA where it is available."""
-    monkeypatch.setattr(cache, "_has_gpu_runtime", lambda: True)
+    monkeypatch.setattr(cache, "_is_installed", lambda package: True)
     assert ["--provider", "cpu,cuda"] == export_options(Settings())
     assert ["--provider", "cuda", "--precision", "fp16"] == export_options(Settings(precision="fp16"))
 

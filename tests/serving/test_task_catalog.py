@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
-from application import started
+from application import call, rejected, started
 from bertserve.service.tasks import classify
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, first_batch
 from bertserve.service.tasks.catalog import TASKS
@@ -40,6 +41,37 @@ def test_every_parameter_says_what_it_does(spec: TaskSpec) -> None:
     schema = spec.body.parameters_type.model_json_schema()
     assert [] == [name for name, field in schema.get("properties", {}).items() if len(field.get("description", "")) < 10]
     assert schema["additionalProperties"] is False
+
+
+def wrong_values(schema: dict[str, Any]) -> list[Any]:
+    """Returns values that a parameter's JSON schema refuses: of other types, and just outside its bounds."""
+    # "1", "yes" and 1 are what a validator that converts would take for a number or a truth value
+    values: list[Any] = [True, False, 0.5, 1, 5, "1", "yes", "no such value", [], [True], {}, {"good": 1}]
+    kinds = [schema]
+    for kind in kinds:
+        kinds += kind.get("anyOf", []) + kind.get("oneOf", [])
+        values += [kind[bound] + step for bound, step in (("minimum", -1), ("maximum", 1)) if bound in kind]
+        values += ["x" * (kind["maxLength"] + 1)] if "maxLength" in kind else []
+        if kind.get("type") == "array":
+            values += [[{"string": "good", "integer": 0}[kind["items"]["type"]]] * (kind["maxItems"] + 1)]
+            values += [[value] for value in wrong_values(kind["items"])]
+    return [value for value in values if not Draft202012Validator(schema).is_valid(value)]
+
+
+@EVERY_TASK
+def test_a_wrong_parameter_is_named(models: Path, spec: TaskSpec) -> None:
+    """A value that the schema refuses is 422, for each parameter of the task, and the message names the parameter."""
+    schema = spec.body.parameters_type.model_json_schema()
+    [example] = spec.body.model_json_schema()["examples"]
+    for name, field in schema["properties"].items():
+        for value in wrong_values(field):
+            if name == "output_attentions" and value == 1:
+                continue  # pydantic takes 1 for the literal true
+            if name in ("candidate_labels", "targets") and isinstance(value, str):
+                continue  # a text is read as a list too, which the schema does not say
+            body = example | {"parameters": example.get("parameters", {}) | {name: value}}
+            message = rejected(call(models, "POST", f"/{spec.path}", json=body), 422, "invalid_value")
+            assert message.startswith(f"`parameters.{name}"), (name, value, message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tiny
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations, LoadResult
-from bertserve.bench.load.record import Record
+from bertserve.bench.load.stream import Record
 from bertserve.bench.progress import Progress
 from bertserve.bench.target.address import parse_url
 from bertserve.bench.target.target import Target, build_target

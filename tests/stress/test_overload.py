@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import slow
-from bertserve.bench.load.arrivals import poisson_arrivals
-from bertserve.bench.load.generator import LoadResult
+from bertserve.bench.load.generator import LoadResult, poisson_arrivals
 from bertserve.bench.workload.mixes import mix_inputs
 from conftest import ROOT
 from loads import (

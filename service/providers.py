@@ -1,0 +1,161 @@
+"""The execution providers of ONNX Runtime, one record each: what a session on one needs, and which graphs are made for it.
+
+Adding a provider: write its record here, a graph builder in `export/gpu/build.py`, and the extra with its package in `pyproject.toml`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bertserve.service.errors import ProviderError
+
+if TYPE_CHECKING:
+    from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision
+    from bertserve.service.bundle.shape_plan import ShapePlan
+
+Options = dict[str, str]
+Load = Callable[[str], Any]  # loads a shared library by its name
+
+
+@dataclass(frozen=True)
+class ExecutionProvider:
+    """An execution provider.
+
+    Attributes:
+        name: Its name in flags, settings and manifests.
+        ort_name: Its name in ONNX Runtime.
+        package: The package that has it.
+        extra: The extra of bertserve that installs the package.
+        precisions: The precisions that its graphs are made in, the default graph's last.
+        session_options: Returns the options of a session on a graph; the second argument is the folder of engines, or None.
+        library: The shared library that ONNX Runtime loads for it; None if it needs none, and no GPU.
+        fallback: Provider of the operators that this one cannot run; None for the CPU.
+        automatic: Whether `auto` takes it where it is available.
+        engine_version: Returns the version of what compiles a graph to an engine, which is kept in files; None if nothing is compiled.
+        reserves_largest: Whether it reserves memory for the longest text in the largest batch, so that all lengths have the same row counts.
+    """
+
+    name: str
+    ort_name: str
+    package: str
+    extra: str
+    precisions: tuple[Precision, ...]
+    session_options: Callable[[GraphSpec, Path | None], Options]
+    library: str | None = None
+    fallback: str | None = None
+    automatic: bool = False
+    engine_version: Callable[[], str] | None = None
+    reserves_largest: bool = False
+
+
+def cuda_options(graph: GraphSpec, engines: Path | None = None) -> Options:
+    """Returns the options of the CUDA provider.
+
+    Args:
+        graph: In fp32 products are computed in full precision: TF32 has ten bits of mantissa, and the evidence is of 23.
+        engines: Not used.
+    """
+    return {
+        "device_id": "0",
+        # blocks of the next power of two waste up to half of the memory, and the shapes are few and warmed up largest first
+        "arena_extend_strategy": "kSameAsRequested",
+        # copies on the stream that computes: one batch runs at a time, and there is nothing to overlap
+        "do_copy_in_default_stream": "1",
+        "use_tf32": "0" if graph.precision == "fp32" else "1",
+    }
+
+
+def tensorrt_options(graph: GraphSpec, engines: Path | None) -> Options:
+    """Returns the options of the TensorRT provider.
+
+    Args:
+        graph: The graph with its shape plan, which the one profile spans: a shape outside of it would build the engine again.
+        engines: Folder of this graph's engine and timing caches; None keeps none.
+
+    Raises:
+        ProviderError: The graph has no shape plan.
+    """
+    if graph.shapes is None:
+        raise ProviderError(
+            f"`{graph.file}` has no shape plan, and TensorRT needs one; export again with `bert-export --provider tensorrt`."
+        )
+    least, best, most = (profile(graph.inputs, graph.shapes, size) for size in ("min", "opt", "max"))
+    options = {
+        "device_id": "0",
+        "trt_fp16_enable": "1" if graph.precision == "fp16" else "0",
+        "trt_profile_min_shapes": least,
+        "trt_profile_opt_shapes": best,
+        "trt_profile_max_shapes": most,
+        "trt_engine_cache_enable": "0" if engines is None else "1",
+        "trt_timing_cache_enable": "0" if engines is None else "1",
+    }
+    if engines is not None:
+        options |= {"trt_engine_cache_path": str(engines), "trt_timing_cache_path": str(engines)}
+    return options
+
+
+def profile(inputs: Sequence[InputSpec], plan: ShapePlan, size: str) -> str:
+    """Returns one end of a TensorRT profile, `name:dimxdim,...` for every input.
+
+    Args:
+        inputs: The graph's inputs.
+        plan: Its shapes.
+        size: `min`, `max`, or `opt`, which is the middle of the plan's lengths and of that length's row counts.
+    """
+    first, middle, last = plan.buckets[0], plan.buckets[len(plan.buckets) // 2], plan.buckets[-1]
+    rows, length = {
+        "min": (min(bucket.rows[0] for bucket in plan.buckets), first.length),
+        "opt": (middle.rows[len(middle.rows) // 2], middle.length),
+        "max": (first.rows[-1], last.length),
+    }[size]
+    masks = "" if not plan.masks else str({"min": plan.masks[0], "opt": plan.masks[len(plan.masks) // 2], "max": plan.masks[-1]}[size])
+    dims = {"mask_index": masks, "lengths": str(rows)}
+    return ",".join(f"{spec.name}:{dims.get(spec.fill, f'{rows}x{length}')}" for spec in inputs)
+
+
+def tensorrt_version(load: Load = ctypes.CDLL) -> str:
+    """Returns `trt` and the version number of the TensorRT that the loader finds, or `unknown`; each version builds its own engines."""
+    for major in range(20, 7, -1):
+        try:
+            return f"trt{load(f'libnvinfer.so.{major}').getInferLibVersion()}"
+        except (OSError, AttributeError):
+            continue
+    return "trtunknown"
+
+
+# int8 products are slower than float ones on ONNX Runtime's CUDA provider, and half ones on its CPU provider
+CPU = ExecutionProvider("cpu", "CPUExecutionProvider", "onnxruntime", "cpu", ("fp32", "int8"), lambda graph, engines: {})
+CUDA = ExecutionProvider(
+    "cuda",
+    "CUDAExecutionProvider",
+    "onnxruntime-gpu",
+    "gpu",
+    ("fp32", "fp16"),
+    cuda_options,
+    library="libonnxruntime_providers_cuda.so",
+    automatic=True,
+)
+TENSORRT = ExecutionProvider(
+    "tensorrt",
+    "TensorrtExecutionProvider",
+    "onnxruntime-gpu",
+    "gpu",
+    ("fp32", "fp16"),
+    tensorrt_options,
+    library="libonnxruntime_providers_tensorrt.so",
+    fallback="cuda",
+    engine_version=tensorrt_version,
+    reserves_largest=True,
+)
+PROVIDERS = {provider.name: provider for provider in (CPU, CUDA, TENSORRT)}
+
+if TYPE_CHECKING:  # mypy takes no computed Literal
+    Provider = str
+    ProviderChoice = str
+else:
+    Provider = Literal[tuple(PROVIDERS)]
+    ProviderChoice = Literal[("auto", *PROVIDERS)]

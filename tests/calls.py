@@ -1,0 +1,93 @@
+"""Counts the service's own function calls for one `/classify`, from the bytes of the request to those of the answer: `make calls`.
+
+The request comes through HttpProtocol on a socket, and runs on an inference thread. A coroutine counts once, however often it resumes.
+Comprehensions, libraries, what the interpreter generates and the watchdog, which has a timer of its own, do not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from bertserve.service.process.application import application
+from bertserve.service.process.secrets import Secrets
+from bertserve.service.serving.build import build
+from bertserve.service.settings import Settings
+from served_socket import client, listening, play
+
+ROOT = Path(__file__).parents[1]
+SERVICE = str(ROOT / "bertserve/service")
+WARM_UP = 3  # requests before the one that counts
+BODY = b'{"inputs": "A warm, funny and thoroughly engaging film."}'
+REQUEST = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call: the function as `file:line name`, and whether the thread of the event loop made it."""
+
+    function: str
+    on_loop: bool
+
+
+class Calls:
+    """The calls of all threads, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.frames: dict[FrameType, Call] = {}  # a frame is one call: while it is kept, no other has its identity
+        self.counting = False
+
+    def note(self, frame: FrameType, event: str, _: Any) -> None:
+        """Notes a call; a profile function."""
+        code = frame.f_code
+        if not self.counting or event != "call" or not code.co_filename.startswith(SERVICE):
+            return
+        file = code.co_filename.removeprefix(f"{SERVICE}/")
+        if code.co_name not in ("<listcomp>", "<genexpr>") and file != "scheduling/watchdog.py" and frame not in self.frames:
+            on_loop = threading.current_thread() is threading.main_thread()
+            self.frames[frame] = Call(f"{file}:{code.co_firstlineno} {code.co_qualname}", on_loop)
+
+
+def count_calls(models: Path) -> list[Call]:
+    """Returns the calls of one request to a service with these models, which was warmed up."""
+    calls = Calls()
+
+    async def run() -> None:
+        settings = Settings(models=(models,), default_by_name=True)
+        state = build(settings)
+        threading.setprofile(calls.note)  # of the threads that start now
+        state.scheduler.start()
+        async with listening(application(settings, state, Secrets.read(settings))) as served, client(served) as (reader, writer):
+            for i in range(WARM_UP + 1):
+                calls.counting = i == WARM_UP
+                sys.setprofile(calls.note)
+                writer.write(REQUEST)
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200"), head
+                await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0]))
+                await asyncio.sleep(0.05)  # what follows the answer, such as its metrics
+            calls.counting = False
+        sys.setprofile(None)
+        threading.setprofile(None)
+        await state.scheduler.stop(5)
+
+    play(run)
+    return list(calls.frames.values())
+
+
+def main() -> None:
+    """Prints the calls of each thread, and how many there are."""
+    calls = count_calls(Path(sys.argv[1]) if sys.argv[1:] else ROOT / "models")
+    for name, made in (("event loop", [c for c in calls if c.on_loop]), ("inference thread", [c for c in calls if not c.on_loop])):
+        print(f"{name}: {len(made)} calls", *(call.function for call in made), "", sep="\n")
+    functions = {call.function for call in calls}
+    print(f"{len(calls)} calls of {len(functions)} functions in {len({function.partition(':')[0] for function in functions})} files")
+
+
+if __name__ == "__main__":
+    main()
