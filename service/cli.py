@@ -106,58 +106,47 @@ class Score(ModelSettings):
 
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
-        if self.prediction_column == self.warnings_column:
-            raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
-        return self._run_here() if self.ray is None else self._run_on_ray(self.ray)
+        self._check_flags()
+        from bertserve.service.scoring.order import Order
 
-    def _run_here(self) -> int:
-        from bertserve.service.scoring.score import Order, score
-
-        if given := [flag for flag, value in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)) if value is not None]:
-            raise SettingsError(f"{given[0]} is for --ray, which is not given; give --ray local, or use --lanes.")
         order = Order(
-            source=Path(self.source),
-            output=Path(self.output),
-            input_format=self.input_format,
-            output_format=self.output_format,
+            source=self.source,
+            output=self.output,
             task=self.task,
-            columns=self._columns(),
+            columns={name: column for name in INPUTS if (column := getattr(self, name)) is not None},
             parameters=self.parameters,
             names=(self.prediction_column, self.warnings_column),
-            rejected=self.rejected,
             max_rejected=self.max_rejected,
             restart=self.restart,
+            input_format=self.input_format,
+            output_format=self.output_format,
+            rejected=self.rejected,
+            ray=self.ray,
+            actors=self.actors,
+            actor_cpus=self.actor_cpus,
         )
-        return score(_with_one_model(self), order)
+        if self.ray is None:
+            from bertserve.service.scoring.score import score
 
-    def _run_on_ray(self, address: str) -> int:
+            return score(_with_one_model(self), order)
+        from bertserve.service.scoring.ray_data import score_on_ray
+
+        return score_on_ray(_with_one_model(self), order)
+
+    def _check_flags(self) -> None:
+        if self.prediction_column == self.warnings_column:
+            raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
+        for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
+            if number is not None and self.ray is None:
+                raise SettingsError(f"{flag} is for --ray, which is not given; give --ray local, or use --lanes.")
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
             ("--rejected", self.rejected, (None,)),
             ("--lanes", self.lanes, (None,)),
         ):
-            if value not in allowed:
+            if self.ray is not None and value not in allowed:
                 raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")
-        from bertserve.service.scoring.ray_data import RayOrder, score_on_ray
-
-        order = RayOrder(
-            source=self.source,
-            output=self.output,
-            task=self.task,
-            columns=self._columns(),
-            parameters=self.parameters,
-            names=(self.prediction_column, self.warnings_column),
-            max_rejected=self.max_rejected,
-            restart=self.restart,
-            address=address,
-            actors=self.actors,
-            actor_cpus=self.actor_cpus,
-        )
-        return score_on_ray(_with_one_model(self), order)
-
-    def _columns(self) -> dict[str, str]:
-        return {name: column for name in INPUTS if (column := getattr(self, name)) is not None}
 
 
 def _with_one_model(score: Score) -> Settings:

@@ -83,7 +83,7 @@ HOMES = {
     "onnx": {"bertserve.export"},
     "onnx_ir": {"bertserve.export"},
     "threadpoolctl": {"bertserve.export.product_threads"},
-    "tqdm": {"bertserve.export.progress", "bertserve.service.scoring.progress"},
+    "tqdm": {"bertserve.export.progress", "bertserve.service.scoring.runner"},
     "pyarrow": {"bertserve.service.scoring.json_forms", "bertserve.service.scoring.parquet", "bertserve.service.scoring.parquet_folder"},
     "ray": {"bertserve.service.ray", "bertserve.service.scoring.ray_actor", "bertserve.service.scoring.ray_data"},
     "peft": {"bertserve.export.checkpoint.lora"},
