@@ -6,19 +6,13 @@ Exit codes: 0 done, 1 a start or a check failed, 2 wrong usage, 3 scored but for
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import os
-import shutil
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import (
@@ -33,18 +27,8 @@ from bertserve.service import __version__, listing
 from bertserve.service.api_keys import new_key
 from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.serving.worker_context import REASONS, SINGLE_WORKER, WorkerContext
 from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from bertserve.service.sources.cache import with_sources
-
-if TYPE_CHECKING:
-    from bertserve.service.process.connections import ConnectionLimits
-    from bertserve.service.process.secrets import Secrets
-    from bertserve.service.serving.build import AppState
-    from bertserve.service.serving.model import Model
-    from bertserve.service.serving.registry import Registry
-
-logger = logging.getLogger("bertserve")
 
 # Flags of `score` that name columns: the inputs of all tasks. They stand here because the tasks take a while to import.
 INPUTS = ("text", "text_pair", "question", "context", "prompt", "choices", "source_sentence", "sentences", "query", "texts")
@@ -63,7 +47,10 @@ class Serve(Settings):
 
     def run(self) -> int:
         """Serves until a signal says stop; returns the exit code."""
-        return _serve(self)
+        from bertserve.service.process.serve import serve  # it takes a while to import; --help and wrong flags need not wait for it
+
+        serve(self, with_sources)
+        return 0
 
 
 class Score(ModelSettings):
@@ -119,58 +106,47 @@ class Score(ModelSettings):
 
         configure_logging(self.log_format)
         logging.getLogger().setLevel(logging.WARNING)
-        if self.prediction_column == self.warnings_column:
-            raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
-        return self._run_here() if self.ray is None else self._run_on_ray(self.ray)
+        self._check_flags()
+        from bertserve.service.scoring.order import Order
 
-    def _run_here(self) -> int:
-        from bertserve.service.scoring.score import Order, score
-
-        if given := [flag for flag, value in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)) if value is not None]:
-            raise SettingsError(f"{given[0]} is for --ray, which is not given; give --ray local, or use --lanes.")
         order = Order(
-            source=Path(self.source),
-            output=Path(self.output),
-            input_format=self.input_format,
-            output_format=self.output_format,
+            source=self.source,
+            output=self.output,
             task=self.task,
-            columns=self._columns(),
+            columns={name: column for name in INPUTS if (column := getattr(self, name)) is not None},
             parameters=self.parameters,
             names=(self.prediction_column, self.warnings_column),
-            rejected=self.rejected,
             max_rejected=self.max_rejected,
             restart=self.restart,
+            input_format=self.input_format,
+            output_format=self.output_format,
+            rejected=self.rejected,
+            ray=self.ray,
+            actors=self.actors,
+            actor_cpus=self.actor_cpus,
         )
-        return score(_with_one_model(self), order)
+        if self.ray is None:
+            from bertserve.service.scoring.score import score
 
-    def _run_on_ray(self, address: str) -> int:
+            return score(_with_one_model(self), order)
+        from bertserve.service.scoring.ray_data import score_on_ray
+
+        return score_on_ray(_with_one_model(self), order)
+
+    def _check_flags(self) -> None:
+        if self.prediction_column == self.warnings_column:
+            raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
+        for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
+            if number is not None and self.ray is None:
+                raise SettingsError(f"{flag} is for --ray, which is not given; give --ray local, or use --lanes.")
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
             ("--rejected", self.rejected, (None,)),
             ("--lanes", self.lanes, (None,)),
         ):
-            if value not in allowed:
+            if self.ray is not None and value not in allowed:
                 raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")
-        from bertserve.service.scoring.ray_data import RayOrder, score_on_ray
-
-        order = RayOrder(
-            source=self.source,
-            output=self.output,
-            task=self.task,
-            columns=self._columns(),
-            parameters=self.parameters,
-            names=(self.prediction_column, self.warnings_column),
-            max_rejected=self.max_rejected,
-            restart=self.restart,
-            address=address,
-            actors=self.actors,
-            actor_cpus=self.actor_cpus,
-        )
-        return score_on_ray(_with_one_model(self), order)
-
-    def _columns(self) -> dict[str, str]:
-        return {name: column for name in INPUTS if (column := getattr(self, name)) is not None}
 
 
 def _with_one_model(score: Score) -> Settings:
@@ -195,8 +171,9 @@ class Check(Settings):
     def run(self) -> int:
         """Checks all models; returns the exit code."""
         from bertserve.service.check import check  # onnxruntime takes a while to import; wrong flags need not wait for it
+        from bertserve.service.process.preparation import prepare
 
-        _prepare(self)
+        prepare(self)
         return asyncio.run(check(with_sources(self)))
 
 
@@ -282,217 +259,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer must go somewhere
         return 1
-
-
-def _serve(settings: Settings) -> int:
-    start = time.perf_counter()
-    # FastAPI and onnxruntime take most of a second to import; --help and wrong flags need not wait for them
-    from bertserve.service.process.logs import as_printed, configure_logging
-    from bertserve.service.process.server import bind
-
-    configure_logging(settings.log_format)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
-    secrets = _prepare(settings)
-    if secrets.keys is None and not _is_loopback(settings.host):
-        logger.warning(
-            "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
-            "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
-            settings.host,
-        )
-
-    def announce(said: tuple[str, list[str]]) -> None:
-        address, models = said
-        workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
-        seconds = time.perf_counter() - start
-        ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s{workers}; docs at {address}/docs"
-        for model in models:
-            print(as_printed(f"  {model}", settings.log_format))
-        print(as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2)), flush=True)
-
-    # bound before the models are loaded, so that a port in use is said at once
-    with bind(settings.host, settings.port) as listener:
-        settings = with_sources(settings)  # once, and before there are workers
-        if settings.workers == 1:
-            _work(settings, listener, secrets, announce)
-        else:
-            _supervise(settings, listener, secrets, announce)
-    return 0
-
-
-def _prepare(settings: Settings) -> Secrets:
-    """Reads keys and certificate, and checks all else that a start refuses before it loads models.
-
-    Raises:
-        SettingsError: The service would not start with these settings.
-    """
-    from bertserve.service.process.descriptors import max_connections, raise_limit
-    from bertserve.service.process.secrets import Secrets
-    from bertserve.service.process.supervisor import check_fork
-    from bertserve.service.tracing.extra import tracer_class
-
-    raise_limit()
-    max_connections(settings.max_connections)
-    if settings.otlp_endpoint is not None:
-        tracer_class()
-    if settings.workers > 1:
-        check_fork(settings.workers)
-    return Secrets.read(settings)
-
-
-def _work(
-    settings: Settings,
-    listener: socket.socket,
-    secrets: Secrets,
-    on_ready: Callable[[tuple[str, list[str]]], None],
-    *,
-    context: WorkerContext = SINGLE_WORKER,
-    shutdown_pipe: int | None = None,
-) -> None:
-    """Loads the models and serves them until told to stop; `on_ready` gets the address and a line for each model."""
-    from bertserve.service.process.connections import Connections
-    from bertserve.service.process.logs import background_logging
-    from bertserve.service.process.server import Server
-    from bertserve.service.process.worker import Worker
-    from bertserve.service.serving.build import build
-    from bertserve.service.tracing.extra import tracer_to
-
-    tracer = tracer_to(settings.otlp_endpoint)  # here, and not before the workers are forked
-    limits = _connection_limits(settings)  # before the models are loaded: it may be a wrong setting
-    # FastAPI takes a sixth of a second to import, for which the models, whose runs need no interpreter, need not wait
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(import_module, "bertserve.service.http.app")
-        state = build(settings, context, tracer)
-    models = [_line(state.registry, model) for model in state.registry.models.values()]
-    config = _config(settings, state, secrets)
-    tasks: set[asyncio.Task[None]] = set()
-
-    def run(work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        tasks.add(task)  # the loop itself keeps no task alive
-        task.add_done_callback(tasks.discard)
-
-    def on_listen(address: str) -> None:
-        run(state.reloader.follow())
-        on_ready((address, models))
-
-    def on_hangup() -> None:
-        secrets.reload()
-        run(state.reloader.on_hangup())
-
-    arguments: dict[str, Any] = {
-        "scheduler": state.scheduler,
-        "connections": Connections(limits, state.held_bytes, count=lambda reason: state.metrics.ends[reason].inc()),
-        "grace_s": settings.grace_s,
-        "drain_s": settings.drain_s,
-        "on_listen": on_listen,
-        "on_hangup": on_hangup,
-    }
-    if shutdown_pipe is None:
-        server = Server(config, **arguments)
-    else:
-        server = Worker(
-            config,
-            **arguments,
-            shutdown_pipe=shutdown_pipe,
-            counts=context.connections,
-            heartbeats=context.heartbeats,
-            index=context.index,
-        )
-    with background_logging():
-        server.run([listener])
-        if tracer is not None:
-            tracer.close()
-
-
-def _config(settings: Settings, state: AppState, secrets: Secrets) -> Any:
-    """Returns what uvicorn serves: its configuration, with the application in it."""
-    from bertserve.service.process.application import application
-    from bertserve.service.process.server import configure
-
-    app = application(settings, state, secrets)
-    return configure(app, keep_alive_s=settings.keep_alive_s, tls=secrets.tls, proxies=settings.forwarded_allow_ips)
-
-
-def _line(registry: Registry, model: Model) -> str:
-    """Returns what the start says of a model: also which endpoints use it where a request names none."""
-    from bertserve.service.tasks.catalog import TASKS
-
-    endpoints = ", ".join(f"/{TASKS[task].path}" for task in registry.default_of(model))
-    return f"{model.name}: {model.task}, {model.graph.provider}/{model.graph.precision}" + (f", answers {endpoints}" if endpoints else "")
-
-
-def _connection_limits(settings: Settings) -> ConnectionLimits:
-    from bertserve.service.process.connections import ConnectionLimits
-    from bertserve.service.process.descriptors import max_connections
-
-    return ConnectionLimits(
-        max_connections=max_connections(settings.max_connections),
-        head_timeout_s=settings.head_timeout_s,
-        max_head_bytes=settings.max_head_bytes,
-        body_timeout_s=settings.body_timeout_s,
-        min_body_rate=settings.min_body_rate,
-    )
-
-
-def _supervise(
-    settings: Settings,
-    listener: socket.socket,
-    secrets: Secrets,
-    on_ready: Callable[[tuple[str, list[str]]], None],
-) -> None:
-    """Has several workers serve from one socket."""
-    from bertserve.service.process import metrics_files
-    from bertserve.service.process.listener import ABSENT, shared_counts
-    from bertserve.service.process.shared_folder import shared_folder
-    from bertserve.service.process.supervisor import Supervisor
-    from bertserve.service.serving.change_log import Change, ChangeLog
-
-    with shared_folder() as folder:
-        changes = ChangeLog(folder / "changes")
-        connections, heartbeats = shared_counts(settings.workers), shared_counts(settings.workers)
-        process_ids, replaced = shared_counts(settings.workers, 0), shared_counts(len(REASONS), 0)
-        supervisor_id = os.getpid()
-
-        def work(index: int, shutdown_pipe: int, report: Callable[[Any], None]) -> None:
-            metrics_files.reserve(folder, index)
-            process_ids[index] = os.getpid()
-            context = WorkerContext(index, settings.workers, folder, connections, heartbeats, process_ids, replaced)
-            _work(settings, listener, secrets, report, context=context, shutdown_pipe=shutdown_pipe)
-            if os.getppid() != supervisor_id:  # it was killed, and cannot tidy up
-                shutil.rmtree(folder, ignore_errors=True)
-
-        def forget(index: int, reason: str | None) -> None:
-            metrics_files.forget(folder, index)
-            connections[index], process_ids[index] = ABSENT, 0
-            if reason is not None:
-                replaced[REASONS.index(reason)] += 1
-
-        def read_again() -> None:
-            secrets.reload()  # for the workers that are started later
-            try:
-                changes.append(Change("refresh"))
-            except OSError as error:
-                logger.error("the models stay as they are: the workers cannot be told (%s)", error.strerror)
-
-        supervisor = Supervisor(
-            work,
-            workers=settings.workers,
-            grace_s=settings.drain_s + settings.grace_s,
-            heartbeats=heartbeats,
-            on_ready=on_ready,
-            on_end=forget,
-            on_stop=listener.close,
-            on_hangup=read_again,
-        )
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client reads it when it is first imported: in the workers
-        supervisor.run()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 if __name__ == "__main__":

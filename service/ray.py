@@ -16,13 +16,13 @@ from ray import serve
 from ray.serve.config import AutoscalingContext
 from starlette.types import ASGIApp
 
-from bertserve.service.process.application import application
 from bertserve.service.process.logs import configure_logging
-from bertserve.service.process.secrets import Secrets
+from bertserve.service.process.preparation import Secrets
+from bertserve.service.process.work import application
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings, check_environment
 from bertserve.service.sources.cache import with_sources
-from bertserve.service.tracing.extra import tracer_to
+from bertserve.service.tracing.trace import tracer_to
 
 logger = logging.getLogger("bertserve.ray")
 

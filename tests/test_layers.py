@@ -22,7 +22,7 @@ HOMES = {
     "fastapi": {"bertserve.service.http"},
     "starlette": {
         "bertserve.service.http",
-        "bertserve.service.process.application",
+        "bertserve.service.process.work",
         "bertserve.service.process.server",
         "bertserve.service.process.connections",
         "bertserve.service.process.http_1_0",
@@ -64,7 +64,7 @@ HOMES = {
         "bertserve.service.cli",
         "bertserve.bench.load",
     },
-    "multiprocessing": {"bertserve.service.process.supervisor"},
+    "multiprocessing": {"bertserve.service.process"},
     "threading": {
         "bertserve.service.scheduling",
         "bertserve.service.backend.engines",
@@ -83,7 +83,7 @@ HOMES = {
     "onnx": {"bertserve.export"},
     "onnx_ir": {"bertserve.export"},
     "threadpoolctl": {"bertserve.export.product_threads"},
-    "tqdm": {"bertserve.export.progress", "bertserve.service.scoring.progress"},
+    "tqdm": {"bertserve.export.progress", "bertserve.service.scoring.runner"},
     "pyarrow": {"bertserve.service.scoring.json_forms", "bertserve.service.scoring.parquet", "bertserve.service.scoring.parquet_folder"},
     "ray": {"bertserve.service.ray", "bertserve.service.scoring.ray_actor", "bertserve.service.scoring.ray_data"},
     "peft": {"bertserve.export.checkpoint.lora"},
@@ -143,6 +143,6 @@ def test_the_serving_install_has_no_torch() -> None:
 def test_importing_the_service_imports_neither_torch_nor_the_sdk_of_traces() -> None:
     """Also where they are installed, serving does not load them; the latter where nobody asks for traces."""
     unwanted = ("torch", "transformers", "bertserve.export", "opentelemetry.sdk")
-    code = f"import sys, bertserve.service.http.app, bertserve.service.cli, bertserve.service.process.worker; print([m for m in {unwanted} if m in sys.modules])"
+    code = f"import sys, bertserve.service.http.app, bertserve.service.cli, bertserve.service.process.work; print([m for m in {unwanted} if m in sys.modules])"
 
     assert "[]" == subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

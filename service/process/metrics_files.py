@@ -1,20 +1,71 @@
-"""The files in which a worker keeps its metrics: their room is taken at the start. Knows what prometheus_client calls them, and no metric.
+"""The folder that all workers share, and the files in it in which each worker keeps its metrics. Knows no metric.
 
-Files belong to a worker's index, not to its process: a worker that takes the place of another counts on in its files, so that their number
+A folder that is abandoned after SIGKILL is removed by the next start: a folder in use has a lock, which the kernel releases when the last of
+its processes ends.
+
+The room of a file is taken at the start. Files belong to a worker's index, not to its process: a worker that takes the place of another counts on in its files, so that their number
 does not grow. prometheus_client maps files that have length but no room yet. On a full disk the first touch of a page would end the process
 (SIGBUS).
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from bertserve.service.errors import StartError
 
 logger = logging.getLogger("bertserve.metrics")
 
 # bytes by kind of metric: some 45 models and tasks of them, beyond which prometheus_client doubles a file itself
 SIZES = {"histogram": 2**20, "counter": 2**18, "gauge_livesum": 2**16, "gauge_livemax": 2**16}
+
+PREFIX = "bertserve-"
+MEMORY = "/dev/shm"  # noqa: S108 - the folder in it is made by tempfile, for this user alone
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Makes a folder, holds its lock, and removes it at the end; processes that are forked meanwhile hold the lock too.
+
+    Raises:
+        StartError: No folder can be made.
+    """
+    # a container's file system may be read-only
+    parent = MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir()
+    remove_abandoned(Path(parent))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
+    except OSError as error:
+        raise StartError(f"--workers needs a folder for metrics, and none can be made ({error.strerror}); set TMPDIR to one.") from error
+    with folder as name:
+        lock = os.open(name, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks; nobody else can take this one either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes the folders of this user's services that were killed, supervisor and workers: they would keep their memory."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or removed meanwhile, or in use
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # one without content may be a moment old, and not locked yet
+                if os.fstat(descriptor).st_uid == os.getuid() and os.listdir(descriptor):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def reserve(folder: Path, index: int) -> None:

@@ -1,4 +1,4 @@
-"""The process around the application: uvicorn with connections of our own, an orderly end, and start-up lines."""
+"""The process around the application: uvicorn with connections of our own and an orderly end, alone or as one of several workers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
@@ -28,6 +30,7 @@ logger = logging.getLogger("bertserve.server")
 
 # After the drain only bytes already produced remain to be sent, and requests that were on their way to be refused.
 FLUSH_S = 5
+HEARTBEAT_S = 0.2
 
 
 class Server(uvicorn.Server):
@@ -153,6 +156,76 @@ class Server(uvicorn.Server):
 
     def _count(self) -> None:
         self._listener.count(len(self._open))
+
+
+class Worker(Server):
+    """A server that takes its share of the connections of a socket."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        pipe: Connection,
+        on_message: Callable[[Any], None],
+        counts: MutableSequence[int],
+        heartbeats: MutableSequence[int],
+        index: int,
+        **server: Any,
+    ) -> None:
+        """Wraps uvicorn.
+
+        Args:
+            config: uvicorn's.
+            pipe: To the supervisor; it ends when the supervisor is dead.
+            on_message: Called with each message of the supervisor, except None, which stops the worker.
+            counts: Connections of all workers, from `listener.shared_counts`.
+            heartbeats: Of all workers, in shared memory: the `time.monotonic_ns()` at which the event loop last turned.
+            index: Of this worker.
+            **server: What else a `Server` takes.
+        """
+        super().__init__(config, **server)
+        self._pipe, self._on_message = pipe, on_message
+        self._counts, self._index = counts, index
+        self._heartbeats = heartbeats
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stops, however often it is told: a terminal, or systemd, signals the workers too.
+
+        To end at once is the supervisor's to decide.
+        """
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Returns whether to stop: when told to, or with a dead lane, for the supervisor has another worker then."""
+        return await super().on_tick(counter) or not self._scheduler.ready
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drains and closes; a worker that ends by itself leaves all connections that come to the others at once."""
+        if not self.should_exit:
+            self._listener.leave()
+            self._drain_s = 0  # no load balancer has to notice anything
+        await super().shutdown(sockets)
+
+    def _listen(self, listener: socket.socket) -> None:
+        super()._listen(listener)
+        self._loop.add_reader(self._pipe.fileno(), self._read)
+        self._beat()
+
+    def _beat(self) -> None:
+        """Says that the event loop turns, for as long as it does: also during the drain."""
+        self._heartbeats[self._index] = time.monotonic_ns()
+        self._loop.call_later(HEARTBEAT_S, self._beat)
+
+    def _read(self) -> None:
+        try:
+            message = self._pipe.recv()
+        except (EOFError, OSError):
+            self._loop.remove_reader(self._pipe.fileno())
+            message = None
+        if message is None:
+            self.should_exit = True
+        else:
+            self._on_message(message)
 
 
 class _Unsaid(logging.Filter):

@@ -1,15 +1,15 @@
 """Supervisor: several worker processes that do the same. Knows processes, pipes and signals; nothing of HTTP, models or metrics.
 
-Workers are forked from a process that has one thread and has loaded neither numpy nor onnxruntime: threads do not survive a
-fork, so each worker makes its own sessions.
+Workers are forked from a process that has one thread and has not loaded onnxruntime: threads do not survive a fork, so each worker makes its
+own sessions.
 
-    supervisor ── shutdown pipe ──► workers      nobody ever writes: its end says finish what you have, and go
-    worker ────── report ─────────► supervisor   what it has to say once it is ready, or why its start failed
-    worker ────── heartbeat ──────► supervisor   in shared memory: when its event loop last turned
+    worker ───── pipe ──────► supervisor   first: that it is ready, or why its start failed; then messages of any kind
+    supervisor ─ pipe ──────► worker       messages of any kind; None says: finish what you have, and end
+    worker ───── heartbeat ─► supervisor   in shared memory: when its event loop last turned
 
-The shutdown pipe ends when the supervisor stops the workers, and also when it is killed: no worker is left behind. This is our own,
-and not gunicorn's or uvicorn's supervisor, because those share neither the listener's counts nor the metrics' folder, start workers
-one by one without saying when all are ready, and cut off what a stopping worker has admitted.
+A worker's pipe ends when the supervisor is killed, so no worker is left behind. This is our own supervisor, and not gunicorn's or uvicorn's,
+because those share neither the listener's counts nor the metrics' folder, start workers one by one without saying when all are ready, and cut
+off what a stopping worker has admitted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import logging
 import math
 import multiprocessing
 import os
+import select
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import StartError
 
 logger = logging.getLogger("bertserve.supervisor")
 
@@ -50,8 +51,8 @@ PAUSED_S = 0.5
 START_S = 60.0
 START_FACTOR = 10.0
 
-# What a worker does: its index, the shutdown pipe to watch, and what to call with a report once it is ready.
-Work = Callable[[int, int, Callable[[Any], None]], None]
+# What a worker does, with its index and its pipe to the supervisor.
+Work = Callable[[int, Connection], None]
 
 
 @dataclass(slots=True)
@@ -61,9 +62,9 @@ class _Worker:
     Attributes:
         index: Its place; another process takes it when this one dies.
         process: The process.
-        report: Where its one report comes from.
+        pipe: The supervisor's end of its pipe.
         started: `time.monotonic()` at its start.
-        ready: Whether it has reported that it is ready.
+        ready: Whether it has said that it is ready.
         hung_up: Whether SIGHUP came while it was not.
         hung: Whether it was killed because it hung.
         error: Why its start failed, if it said so.
@@ -71,7 +72,7 @@ class _Worker:
 
     index: int
     process: ForkProcess
-    report: Connection
+    pipe: Connection
     started: float
     ready: bool = False
     hung_up: bool = False
@@ -80,7 +81,11 @@ class _Worker:
 
 
 class Supervisor:
-    """Keeps a number of workers running until it is told to stop."""
+    """Keeps a number of workers running until it is told to stop.
+
+    Attributes:
+        on_message: Called with each message of a worker after its first.
+    """
 
     def __init__(
         self,
@@ -97,20 +102,17 @@ class Supervisor:
         """Creates a supervisor; `run` it.
 
         Args:
-            work: Called in each worker; returns when the shutdown pipe has ended and all is done.
+            work: Called in each worker; returns when the pipe has ended, or None came through it, and all is done.
             workers: How many.
             grace_s: Seconds that a worker may take to finish what it has.
             heartbeats: By index the `time.monotonic_ns()` at which a worker's event loop last turned, in memory that all share.
-            on_ready: Called once, with the report of a worker, when all of them are ready.
+            on_ready: Called once, with the first message of a worker, when all of them are ready.
             on_end: Called with the index of each worker that has ended, and why it has to be replaced: `ended` by itself, or `hung` and was
                 killed; None while the service stops.
             on_stop: Called once, when the workers are told to stop: what they inherited need not stay open here.
             on_hangup: Called on each SIGHUP, which is then passed on to all workers; one that is not ready gets it once it is.
-
-        Raises:
-            SettingsError: This system cannot fork.
         """
-        check_fork(workers)
+        self.on_message: Callable[[Any], None] = lambda _: None
         self._work = work
         self._count = workers
         self._grace_s = grace_s
@@ -136,7 +138,6 @@ class Supervisor:
             StartError: At the first start a worker could not start, or died MOST_FAILED_STARTS times before it was ready; or later all of
                 them did.
         """
-        self._shutdown_pipe, self._shutdown_pipe_end = os.pipe()
         self._signals, told = socket.socketpair()
         told.setblocking(False)
         signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)  # before the handlers, which would drop a signal that comes earlier
@@ -156,8 +157,8 @@ class Supervisor:
             raise self._failure
 
     def _start(self, index: int) -> None:
-        report, answer = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(target=self._enter, args=(index, answer), name=f"worker-{index}")
+        pipe, worker_end = multiprocessing.Pipe()
+        process = multiprocessing.get_context("fork").Process(target=self._enter, args=(index, worker_end, pipe), name=f"worker-{index}")
         # a signal between the fork and the worker's own handlers would be told to the supervisor twice, and to the worker never
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
@@ -166,32 +167,42 @@ class Supervisor:
             raise StartError(f"cannot start a worker process ({error.strerror}); lower --workers.") from error
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        answer.close()  # so that the next worker does not inherit it, and this one's end is the pipe's
-        self._workers.append(_Worker(index, process, report, time.monotonic()))
+        worker_end.close()  # so that the next worker does not inherit it, and this one's end is the pipe's
+        self._workers.append(_Worker(index, process, pipe, time.monotonic()))
 
-    def _enter(self, index: int, report: Connection) -> None:
+    def _enter(self, index: int, pipe: Connection, supervisor_end: Connection) -> None:
         """Runs in the worker."""
+        for inherited in (supervisor_end, *(worker.pipe for worker in self._workers)):
+            inherited.close()  # else these pipes would not end with the supervisor
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; while models load, the supervisor says what to do
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        os.close(self._shutdown_pipe_end)
-
-        def say(what: Any) -> None:
-            with suppress(BrokenPipeError):  # the supervisor was killed; the end of the shutdown pipe will say so
-                report.send(what)
-
         try:
-            self._work(index, self._shutdown_pipe, say)
+            self._work(index, pipe)
         except StartError as error:
-            say(error)
+            with suppress(OSError):  # the supervisor was killed
+                pipe.send(error)
             sys.exit(1)
+
+    def send(self, index: int, message: Any) -> None:
+        """Sends a message to a worker that is ready. One that does not read is killed: to wait for it would stop the supervisor."""
+        worker = next((worker for worker in self._workers if worker.index == index), None)
+        if worker is None or not worker.ready or worker.pipe.closed:
+            return
+        if select.select([], [worker.pipe], [], 0)[1]:
+            with suppress(OSError):  # it has just ended
+                worker.pipe.send(message)
+        else:
+            logger.error("worker %d, process %d, reads no messages and is killed", index, worker.process.pid)
+            worker.process.kill()
+            worker.hung = True
 
     def _react(self) -> None:
         """Waits until something happens, and does what it asks for."""
-        reports = [worker.report for worker in self._workers if not worker.report.closed]
-        happened = wait([self._signals, *reports, *(worker.process.sentinel for worker in self._workers)], CHECK_S)
+        pipes = [worker.pipe for worker in self._workers if not worker.pipe.closed]
+        happened = wait([self._signals, *pipes, *(worker.process.sentinel for worker in self._workers)], CHECK_S)
         self._kill_hung()
         if self._deadline is not None and time.monotonic() > self._deadline:
             logger.error("%d workers outlasted the grace by %d s and are killed", len(self._workers), MARGIN_S)
@@ -200,9 +211,8 @@ class Supervisor:
         if self._signals in happened:
             for number in self._signals.recv(64):
                 self._on_signal(number)
-        # a report first: it says why the worker ended
-        for worker in [worker for worker in self._workers if worker.report in happened]:
-            self._on_report(worker)
+        for worker in [worker for worker in self._workers if worker.pipe in happened]:
+            self._read(worker)
         for worker in [worker for worker in self._workers if worker.process.sentinel in happened]:
             self._reap(worker)
         self._start_due()
@@ -224,29 +234,39 @@ class Supervisor:
             if worker.ready and worker.process.is_alive():
                 os.kill(worker.process.pid or 0, signal.SIGHUP)
 
-    def _on_report(self, worker: _Worker) -> None:
-        with worker.report as report, suppress(EOFError):
-            said = report.recv()
-            if isinstance(said, StartError):
-                worker.error = said
-                return
-            worker.ready = True
-            self._heartbeats[worker.index] = time.monotonic_ns()
-            self._longest_start_s = max(self._longest_start_s or 0, time.monotonic() - worker.started)
-            if worker.hung_up:
-                os.kill(worker.process.pid or 0, signal.SIGHUP)
-            self._failed_starts[worker.index] = 0
-            if self._announced:
-                logger.info("worker %d is process %d now", worker.index, worker.process.pid)
-            elif len(self._workers) == self._count and all(other.ready for other in self._workers):
-                self._announced = True
-                self._on_ready(said)
+    def _read(self, worker: _Worker) -> None:
+        """Reads the messages that a worker has sent."""
+        try:
+            while not worker.pipe.closed and worker.pipe.poll():
+                message = worker.pipe.recv()
+                if worker.ready:
+                    self.on_message(message)
+                elif isinstance(message, StartError):
+                    worker.error = message
+                else:
+                    self._on_first_message(worker, message)
+        except (EOFError, OSError):
+            worker.pipe.close()
+
+    def _on_first_message(self, worker: _Worker, message: Any) -> None:
+        worker.ready = True
+        self._heartbeats[worker.index] = time.monotonic_ns()
+        self._longest_start_s = max(self._longest_start_s or 0, time.monotonic() - worker.started)
+        if worker.hung_up:
+            os.kill(worker.process.pid or 0, signal.SIGHUP)
+        self._failed_starts[worker.index] = 0
+        if self._announced:
+            logger.info("worker %d is process %d now", worker.index, worker.process.pid)
+        elif len(self._workers) == self._count and all(other.ready for other in self._workers):
+            self._announced = True
+            self._on_ready(message)
 
     def _reap(self, worker: _Worker) -> None:
         """Puts another process in the place of a worker that ended, unless that is hopeless or not wanted."""
+        self._read(worker)  # it may say why it ended
         worker.process.join()
         self._workers.remove(worker)
-        worker.report.close()
+        worker.pipe.close()
         to_replace = None if self._stopping else "hung" if worker.hung else "ended"
         self._on_end(worker.index, to_replace)
         if self._stopping:
@@ -323,21 +343,12 @@ class Supervisor:
         self._due.clear()
         self._deadline = time.monotonic() + self._grace_s + MARGIN_S
         self._on_stop()
-        os.close(self._shutdown_pipe_end)
-        for worker in self._workers:
-            if not worker.ready:  # it has nothing to finish, and sees the shutdown pipe only when its models are loaded
+        for worker in list(self._workers):
+            if worker.ready:
+                self.send(worker.index, None)
+            else:  # it has nothing to finish, and reads its pipe only when its models are loaded
                 worker.process.terminate()
 
     def _kill(self) -> None:
         for worker in self._workers:
             worker.process.kill()
-
-
-def check_fork(workers: int) -> None:
-    """Checks that this system can have several workers.
-
-    Raises:
-        SettingsError: It cannot fork.
-    """
-    if not hasattr(os, "fork"):
-        raise SettingsError(f"--workers is {workers}, but this system cannot fork processes; leave it at 1, and start several services.")

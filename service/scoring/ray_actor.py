@@ -13,14 +13,11 @@ from typing import Any
 import ray
 
 from bertserve.service.errors import BertServeError, SettingsError, StartError
-from bertserve.service.scoring.columns import Columns
 from bertserve.service.scoring.formats import PARQUET, make_writer
+from bertserve.service.scoring.order import LoadedModel, Order
 from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, ParquetFolder, ParquetOutput
 from bertserve.service.scoring.part import Progress
-from bertserve.service.scoring.progress import ProgressBar
-from bertserve.service.scoring.runner import WINDOW_ROWS, Run, TooManyRejectedError
-from bertserve.service.scoring.scorer import Scorer
-from bertserve.service.serving.build import build
+from bertserve.service.scoring.runner import WINDOW_ROWS, ProgressBar, Run, TooManyRejectedError
 from bertserve.service.settings import Settings
 
 
@@ -31,24 +28,16 @@ class Work:
     Attributes:
         settings: With one model.
         version: Of its bundle.
+        order: What is to be scored.
         source: Where files are read.
         output: Where files are made.
-        task: The task.
-        columns: Field of the task -> column.
-        parameters: Of each request.
-        names: Of the columns for predictions and warnings.
-        max_rejected: Rows of a file that may have no answer.
     """
 
     settings: Settings
     version: str
+    order: Order
     source: ParquetFolder
     output: ParquetFolder
-    task: str
-    columns: Mapping[str, str]
-    parameters: Mapping[str, Any]
-    names: tuple[str, str]
-    max_rejected: int
 
 
 class FileScorer:
@@ -65,22 +54,17 @@ class FileScorer:
 
     def _load(self, lanes: int) -> None:
         work = self._work
-        self._state = state = build(work.settings.model_copy(update={"lanes": max(lanes, 1)}))
-        (model,) = state.registry.models.values()
-        if model.bundle.version != work.version:
+        self._loaded = loaded = LoadedModel(work.settings.model_copy(update={"lanes": max(lanes, 1)}), work.order)
+        if loaded.model.bundle.version != work.version:
             raise SettingsError(
-                f"node {socket.gethostname()} has another version of the model `{model.name}` than the driver: {model.bundle.version} in place "
-                f"of {work.version}; give all nodes the same bundle."
+                f"node {socket.gethostname()} has another version of the model `{loaded.model.name}` than the driver: "
+                f"{loaded.model.bundle.version} in place of {work.version}; give all nodes the same bundle."
             )
-        self._columns = Columns(work.task, work.columns, work.parameters, state.limits)
-        self._scorer = Scorer(
-            model, self._columns, lanes=state.worker["lanes"], max_batch_tokens=work.settings.max_batch_tokens, taken=work.names
-        )
         self._runner = asyncio.Runner()
         self._runner.run(self._start())
 
     async def _start(self) -> None:
-        self._state.scheduler.start()
+        self._loaded.state.scheduler.start()
 
     def __call__(self, batch: Mapping[str, Sequence[str]]) -> dict[str, list[Any]]:
         """Scores the one file of a batch; returns its counts, and what is wrong with it."""
@@ -106,13 +90,15 @@ class FileScorer:
 
     async def _score(self, name: str) -> Progress:
         work = self._work
-        reader = work.source.reader(name, list(self._columns.by_field.values()))
+        columns, order = self._loaded.columns, work.order
+        reader = work.source.reader(name, list(columns.by_field.values()))
         try:
-            self._columns.check(reader.columns, work.names)
-            writer: Any = make_writer(PARQUET, reader, work.task, work.names, known=b"")
+            columns.check(reader.columns, order.names)
+            writer: Any = make_writer(PARQUET, reader, columns.task, order.names, known=b"")
             output = ParquetOutput(work.output, name, writer)
             beside = Path(name + REJECTED_SUFFIX)
-            run = Run(reader, self._scorer, writer, output, Progress(), ProgressBar(None, 0), work.max_rejected, beside, WINDOW_ROWS)
+            bar = ProgressBar(None, 0)
+            run = Run(reader, self._loaded.scorer, writer, output, Progress(), bar, order.max_rejected, beside, WINDOW_ROWS)
             try:
                 await run()
                 await asyncio.to_thread(output.finish)

@@ -24,8 +24,9 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.scoring.columns import Columns, read_parameters, task_for
+from bertserve.service.scoring.order import Order
 from bertserve.service.scoring.parquet_folder import REJECTED_SUFFIX, FileFacts, ParquetFolder, undone
-from bertserve.service.scoring.progress import ProgressBar
+from bertserve.service.scoring.runner import ProgressBar
 from bertserve.service.scoring.score import REJECTED
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import tasks_of
@@ -48,37 +49,6 @@ RETRIES = 3
 FACTS_FILE = "_bertserve.json"
 
 
-@dataclass(frozen=True, slots=True)
-class RayOrder:
-    """What is to be scored, and where.
-
-    Attributes:
-        source: Folder of Parquet files, or its URI.
-        output: Folder of the files with predictions, or its URI.
-        task: Which of the model's tasks; None for its own, or the one that parameters or columns show.
-        columns: Field of the task -> column.
-        parameters: JSON object, as the endpoint takes it.
-        names: Of the columns for predictions and warnings.
-        max_rejected: How many rows there may be without an answer.
-        restart: Whether to score files again that are done.
-        address: Of the cluster; `local` for one on this machine alone, `auto` for the one that this machine belongs to.
-        actors: How many; None for as many as there is room for.
-        actor_cpus: CPUs of each, and so its lanes; None for those of the smallest node, at most MOST_CPUS.
-    """
-
-    source: str
-    output: str
-    task: str | None
-    columns: Mapping[str, str]
-    parameters: str
-    names: tuple[str, str]
-    max_rejected: int
-    restart: bool
-    address: str
-    actors: int | None
-    actor_cpus: int | None
-
-
 @dataclass(slots=True)
 class Totals:
     """What the files of a run gave.
@@ -98,7 +68,7 @@ class Totals:
     broken: list[str] = field(default_factory=list)
 
 
-def score_on_ray(settings: Settings, order: RayOrder) -> int:
+def score_on_ray(settings: Settings, order: Order) -> int:
     """Scores a folder; returns the exit code.
 
     Args:
@@ -114,7 +84,7 @@ def score_on_ray(settings: Settings, order: RayOrder) -> int:
         started = not ray.is_initialized()
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            _connect(order.address)
+            _connect(order.ray or LOCAL)
             bar = ProgressBar(sum(todo.values()), 0)
             try:
                 _collect(_results(work, list(todo), order), todo, total, bar, order.max_rejected)
@@ -137,7 +107,7 @@ def score_on_ray(settings: Settings, order: RayOrder) -> int:
     return REJECTED if total.rejected or any(name.endswith(REJECTED_SUFFIX) for name in work.output.files()) else 0
 
 
-def _plan(settings: Settings, order: RayOrder) -> tuple[Work, dict[str, int], int]:
+def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
     """Returns the work, the files that are to be done with their sizes, and how many are done."""
     parameters = read_parameters(order.parameters)
     source, output = ParquetFolder(order.source, "the input"), ParquetFolder(order.output, "the output")
@@ -157,8 +127,7 @@ def _plan(settings: Settings, order: RayOrder) -> tuple[Work, dict[str, int], in
     left = undone(there, {} if order.restart else _begun(output, facts))
     if order.restart or output.read(FACTS_FILE) is None:
         output.write(FACTS_FILE, json.dumps(facts, indent=1).encode())
-    work = Work(settings, version, source, output, task, order.columns, parameters, order.names, order.max_rejected)
-    return work, {name: there[name].size for name in left}, len(there) - len(left)
+    return Work(settings, version, order, source, output), {name: there[name].size for name in left}, len(there) - len(left)
 
 
 def _facts(
@@ -230,7 +199,7 @@ def _connect(address: str) -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def _results(work: Work, names: Sequence[str], order: RayOrder) -> Iterator[dict[str, Any]]:
+def _results(work: Work, names: Sequence[str], order: Order) -> Iterator[dict[str, Any]]:
     """Yields the counts of each file, as they come."""
     cpus, actors = _pool(order, len(names))
     context = ray.data.DataContext.get_current()
@@ -252,7 +221,7 @@ def _results(work: Work, names: Sequence[str], order: RayOrder) -> Iterator[dict
     yield from scored.iter_rows()
 
 
-def _pool(order: RayOrder, count: int) -> tuple[int, int]:
+def _pool(order: Order, count: int) -> tuple[int, int]:
     """Returns the CPUs of an actor, and the number of actors for so many files."""
     nodes = [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
     nodes = [cpus for cpus in nodes if cpus]

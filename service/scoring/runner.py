@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from tqdm import tqdm
+
 from bertserve.service.errors import StartError
 from bertserve.service.scoring.formats import Reader, Writer
 from bertserve.service.scoring.part import Progress
-from bertserve.service.scoring.progress import ProgressBar
 from bertserve.service.scoring.row import Answer, Window
 from bertserve.service.scoring.scorer import Scorer
 from bertserve.service.wire.rendering import to_json
@@ -26,6 +28,9 @@ WINDOW_ROWS = 4096
 WINDOW_BYTES = 2**24
 # Windows under way: while the last rows of one run, those of the next begin.
 WINDOWS = 2
+
+_BAR = "{percentage:3.0f}%|{bar}| {postfix}, {elapsed} so far, {remaining} left"
+_ENDLESS = "{postfix}, {elapsed} so far"
 
 T = TypeVar("T")
 
@@ -40,6 +45,32 @@ class Sink(Protocol):
 
 class TooManyRejectedError(StartError):
     """More rows than allowed have no answer."""
+
+
+class ProgressBar:
+    """Shows how far a run is: rows a second and the time left, on stderr where that is a terminal."""
+
+    def __init__(self, total: int | None, done: int) -> None:
+        """Begins to show.
+
+        Args:
+            total: Size of the input, in what rows count for; None where nobody knows.
+            done: What of it an earlier run did.
+        """
+        bar_format = _ENDLESS if total is None else _BAR
+        self._bar = tqdm(total=total, initial=done, leave=False, disable=None, bar_format=bar_format)
+        self._start, self._rows = time.perf_counter(), 0
+
+    def advance(self, size: int, rows: int) -> None:
+        """Counts rows that are answered."""
+        self._rows += rows
+        self._bar.set_postfix_str(f"{self._rows / (time.perf_counter() - self._start):,.0f} rows/s", refresh=False)
+        self._bar.update(size)
+
+    def close(self) -> float:
+        """Removes the bar; returns the seconds since it began."""
+        self._bar.close()
+        return time.perf_counter() - self._start
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ from bertserve.service.process_metrics import ProcessMetrics
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
-from bertserve.service.serving.change_log import ChangeLog
 from bertserve.service.serving.defaults import check_defaults, wanted_defaults
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.loading import LoadOptions
@@ -30,7 +29,7 @@ from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.reloader import Reloader, without_folders
 from bertserve.service.serving.saturation import Saturation
 from bertserve.service.serving.shared_reloader import SharedReloader
-from bertserve.service.serving.worker_context import SINGLE_WORKER, WorkerContext
+from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import tasks_of
 from bertserve.service.wire.reading import Limits
@@ -100,8 +99,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     """
     metrics = Metrics(worker.folder, ProcessMetrics(worker.process_ids, worker.replacements), index=worker.index)
     broken: dict[str, str] = {}
-    log = None if worker.folder is None else ChangeLog(worker.folder / "changes")
-    before = None if log is None else log.progress(worker.index)
+    before = worker.before
     paths = [path for path in files.find_bundles(settings.models) if before is None or path.name in before.served]
     # models were changed since the start: a bundle that is broken now must not keep a worker from serving what the others serve
     forgiving = broken if settings.skip_broken or before is not None else None
@@ -137,7 +135,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         by_name=settings.default_by_name,
         present=None if before is None else before.defaults,
     )
-    reloader = Reloader if log is None else partial(SharedReloader, log=log, index=worker.index, workers=worker.workers)
+    reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
     return AppState(
         registry=registry,
         broken=broken,

@@ -86,13 +86,6 @@ class Reloader:
         async with self._lock:
             self._remove(self._registry.get(name))
 
-    async def follow(self) -> None:
-        """Makes what other workers are asked, for as long as the process serves; alone there is nothing to follow."""
-
-    async def on_hangup(self) -> None:
-        """Does what SIGHUP asks of this process: `refresh`."""
-        await self.refresh()
-
     def differing(self) -> dict[str, list[dict[str, Any]]]:
         """Returns what each worker has of the models that they do not all serve in one version, by name; alone there is none."""
         return {}

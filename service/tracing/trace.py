@@ -1,10 +1,15 @@
-"""Trace: what a request that is traced did, and when. A record that stages fill as they go; spans are made of it afterwards."""
+"""Trace: what a request that is traced did, and when. A record that stages fill as they go; spans are made of it afterwards.
+
+The tracer that makes them needs OpenTelemetry, an extra, and is imported only where traces are asked for.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+from bertserve.service.errors import SettingsError
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
@@ -81,3 +86,27 @@ class Trace:
         starts = [stage.start for stage in self.stages if stage.name in ("run", "tokenize")]
         for put, following in zip(self.puts, [*self.puts, end][1:], strict=True):
             yield Stage("queue", put, max((start for start in starts if put <= start < following), default=following))
+
+
+def tracer_class() -> type[Tracer]:
+    """Returns the class of tracers.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed.
+    """
+    try:
+        from bertserve.service.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise SettingsError(
+            "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or leave the setting out."
+        ) from error
+    return Tracer
+
+
+def tracer_to(endpoint: str | None) -> Tracer | None:
+    """Returns a tracer that sends to a collector, if there is one; a process that forks calls this afterwards.
+
+    Raises:
+        SettingsError: OpenTelemetry is not installed.
+    """
+    return None if endpoint is None else tracer_class().to(endpoint)

@@ -19,7 +19,7 @@ import pytest
 
 import tiny
 from bertserve.service.errors import SettingsError
-from bertserve.service.process.descriptors import RESERVE, max_connections
+from bertserve.service.process.preparation import RESERVE, max_connections
 from conftest import Served, running
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"

@@ -17,7 +17,7 @@ from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.process import logs
 from bertserve.service.serving.build import AppState, build
-from bertserve.service.serving.worker_context import WorkerContext
+from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS
 from embedded import ROOT
@@ -318,20 +318,17 @@ def test_a_model_that_can_do_less_now_answers_no_more(tmp_path: Path) -> None:
 
 def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path: Path) -> None:
     """Not those that the names of the models now served would give."""
+    reports: list[Any] = []
 
     def worker() -> AppState:
-        return build(Settings(models=tmp_path / "models", workers=2, lanes=2), WorkerContext(0, 2, tmp_path))
-
-    async def changed(state: AppState) -> None:
-        following = asyncio.ensure_future(state.reloader.follow())
-        made(tmp_path / "models", a=tiny.LABELS)
-        await state.reloader.refresh()
-        following.cancel()
+        context = WorkerContext(0, 2, tmp_path, tell=reports.append, before=reports[-1] if reports else None)
+        return build(Settings(models=tmp_path / "models", workers=2, lanes=2), context)
 
     made(tmp_path / "models", b=tiny.LABELS)
     first = worker()
-    asyncio.run(changed(first))
-    first.reloader._publish()  # type: ignore[attr-defined]
+    made(tmp_path / "models", a=tiny.LABELS)
+    asyncio.run(first.reloader.refresh())
+    first.reloader.report()  # type: ignore[attr-defined]
 
     assert {"text-classification": "b"} == used(first) == used(worker())
 

@@ -25,12 +25,13 @@ import tiny
 from application import LONG, play
 from bertserve.service.cli import INPUTS, main
 from bertserve.service.process import logs
+from bertserve.service.scoring import order as orders
 from bertserve.service.scoring import part, runner, score
 from bertserve.service.scoring.columns import input_fields
 from bertserve.service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
 from bertserve.service.scoring.part import Progress
-from bertserve.service.scoring.progress import ProgressBar
 from bertserve.service.scoring.row import Answer, Place, Row
+from bertserve.service.scoring.runner import ProgressBar
 from bertserve.service.serving.build import build
 from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.catalog import TASKS
@@ -234,7 +235,7 @@ def test_each_setting_that_is_taken_is_used(models: Path, tmp_path: Path) -> Non
     settings = Watched(models=(models,))
     used.clear()
     source = write_lines(tmp_path / "in.jsonl", [{"text": "good"}])
-    order = score.Order(source, tmp_path / "out.jsonl", None, None, None, {}, "{}", ("prediction", "warnings"), None, 0, False)
+    order = orders.Order(str(source), str(tmp_path / "out.jsonl"), None, {}, "{}", ("prediction", "warnings"), 0, False)
     assert 0 == score.score(settings, order)
     # these are for what comes before: the file, the source of the model, and the log
     assert {"config", "model", "cache_dir", "log_format"} == set(ModelSettings.model_fields) - used
@@ -591,7 +592,7 @@ def test_a_run_that_is_stopped_while_it_writes_goes_on(models: Path, tmp_path: P
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(score, "build", stopped)
+    monkeypatch.setattr(orders, "build", stopped)
     assert 130 == run(models, source, tmp_path / "2.jsonl")
     assert {"in.jsonl", "models", "out.jsonl"} == set(os.listdir(tmp_path))
 

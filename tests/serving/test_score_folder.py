@@ -16,6 +16,7 @@ import pytest
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.process import logs
+from bertserve.service.scoring.order import Order
 from bertserve.service.scoring.parquet_folder import FileFacts, NewFile, ParquetFolder, undone
 
 
@@ -163,7 +164,7 @@ def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path,
 
     asked: list[list[str]] = []
 
-    def results(work: ray_data.Work, names: Sequence[str], order: ray_data.RayOrder) -> Iterator[dict[str, Any]]:
+    def results(work: ray_data.Work, names: Sequence[str], order: Order) -> Iterator[dict[str, Any]]:
         asked.append(list(names))
         for name in names[:1]:  # and stops
             write(tmp_path / "out" / name)

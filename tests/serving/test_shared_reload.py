@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
+import pickle
 import shutil
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,42 @@ from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import BundleError, InvalidValueError, NotFoundError, PartialChangeError, UnavailableError
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import AppState, build
-from bertserve.service.serving.change_log import Change, ChangeLog, Outcome, Progress
 from bertserve.service.serving.model import Model
-from bertserve.service.serving.shared_reloader import POLL_S, SharedReloader
-from bertserve.service.serving.worker_context import WorkerContext
+from bertserve.service.serving.shared_reloader import SharedReloader
+from bertserve.service.serving.workers import Change, ReloadLog, Report, WorkerContext
 from bertserve.service.settings import Settings
 
 
-def worker(models: Path, folder: Path, index: int, **settings: Any) -> AppState:
-    """Returns one of two workers, in this process."""
-    return build(Settings(models=models, workers=2, lanes=2, **settings), WorkerContext(index, 2, folder))
+class Service:
+    """Two workers in this process, with the log that a supervisor keeps. Messages go through the event loop, as through pipes.
+
+    Attributes:
+        log: The log.
+        states: The workers.
+        is_alone: Whether the workers cannot reach the log.
+    """
+
+    def __init__(self, models: Path, **settings: Any) -> None:
+        """Loads the models of both workers."""
+        self.log, self.is_alone = ReloadLog(2, self._send), False
+        self._settings, self._folder = Settings(models=models, workers=2, lanes=2, **settings), models.parent
+        self.states = [self._started(index) for index in (0, 1)]
+
+    def replace(self, index: int) -> None:
+        """Ends a worker, and starts another in its place, which does not follow yet."""
+        self.log.on_end(index)
+        self.states[index] = self._started(index)
+
+    def _started(self, index: int) -> AppState:
+        return build(self._settings, WorkerContext(index, 2, self._folder, tell=self._tell, before=self.log.reports.get(index)))
+
+    def _tell(self, message: Change | Report) -> None:
+        if self.is_alone:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        asyncio.get_running_loop().call_soon(self.log.take, pickle.loads(pickle.dumps(message)))
+
+    def _send(self, index: int, message: Change | Report) -> None:
+        asyncio.get_running_loop().call_soon(reloader(self.states[index]).receive, message)
 
 
 def reloader(state: AppState) -> SharedReloader:
@@ -48,14 +73,9 @@ def following(states: list[AppState], check: Callable[[], Awaitable[None]]) -> N
     """Runs a check while workers follow."""
 
     async def run() -> None:
-        tasks = [asyncio.ensure_future(reloader(state).follow()) for state in states]
-        try:
-            await asyncio.wait_for(check(), 20)
-        finally:
-            for task in tasks:
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        for state in states:
+            reloader(state).report()
+        await asyncio.wait_for(check(), 20)
 
     asyncio.run(run())
 
@@ -69,10 +89,10 @@ def refusing(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state.reloader, "_load", load)
 
 
-def test_what_one_is_asked_all_do(models: Path, tmp_path: Path) -> None:
+def test_what_one_is_asked_all_do(models: Path) -> None:
     """Once it is answered all have the same models; also of two changes that are asked of two workers at once."""
     tiny.bundle(models, "other")
-    states = [worker(models, tmp_path, index, default_by_name=True) for index in (0, 1)]
+    states = Service(models, default_by_name=True).states
     before = served(states[0])["tiny"]
 
     async def check() -> None:
@@ -92,9 +112,9 @@ def test_what_one_is_asked_all_do(models: Path, tmp_path: Path) -> None:
     following(states, check)
 
 
-def test_a_bad_bundle_changes_nothing_anywhere(models: Path, tmp_path: Path) -> None:
+def test_a_bad_bundle_changes_nothing_anywhere(models: Path) -> None:
     """What no worker can load is the error that it is with one worker."""
-    states = [worker(models, tmp_path, index) for index in (0, 1)]
+    states = Service(models).states
     before = served(states[0])
 
     async def check() -> None:
@@ -106,9 +126,9 @@ def test_a_bad_bundle_changes_nothing_anywhere(models: Path, tmp_path: Path) -> 
     following(states, check)
 
 
-def test_a_worker_that_cannot_follow_is_named(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_follow_is_named(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer has its reason, the models' page both versions; to unload the model ends the difference."""
-    states = [worker(models, tmp_path, index) for index in (0, 1)]
+    states = Service(models).states
     before = served(states[0])["tiny"]
     refusing(states[1], monkeypatch)
 
@@ -132,64 +152,93 @@ def test_a_worker_that_cannot_follow_is_named(models: Path, tmp_path: Path, monk
     following(states, check)
 
 
-def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path, tmp_path: Path) -> None:
+def test_a_worker_that_comes_later_has_what_its_predecessor_had(models: Path) -> None:
     """What was unloaded stays away, what was never loaded too, a broken bundle keeps nobody from the others, and what it missed it makes."""
     tiny.bundle(models, "broken")
     tiny.bundle(models, "gone")
-    states = [worker(models, tmp_path, index, default={"classify": "gone"}) for index in (0, 1)]
+    service = Service(models, default={"classify": "gone"})
 
     async def change() -> None:
-        await reloader(states[0]).unload("gone")
+        await reloader(service.states[0]).unload("gone")
 
-    following(states, change)
+    following(service.states, change)
     tiny.bundle(models, "never")
     (models / "broken/tokenizer.json").write_text("{}")
-    later = worker(models, tmp_path, 1, default={"classify": "gone"})
+    service.replace(1)
+    later = service.states[1]
     assert ["tiny"] == list(served(later))
     assert "was altered" in later.broken["broken"]
-    number = ChangeLog(tmp_path / "changes").append(Change("refresh"))
 
     async def followed() -> None:
-        while number not in reloader(later)._progress.outcomes:
+        service.log.take(Change("refresh"))
+        while service.log.reports[1].change != Change("refresh"):
             await asyncio.sleep(0.01)
         assert ["gone", "never", "tiny"] == list(served(later))
 
     following([later], followed)
 
 
-def test_a_worker_without_models_is_followed_by_one_without(models: Path, tmp_path: Path) -> None:
+def test_a_worker_without_models_is_followed_by_one_without(models: Path) -> None:
     """All of them may be unloaded, and a worker be replaced then."""
-    states = [worker(models, tmp_path, index) for index in (0, 1)]
+    service = Service(models)
 
     async def change() -> None:
-        await reloader(states[0]).unload("tiny")
+        await reloader(service.states[0]).unload("tiny")
 
-    following(states, change)
-    assert {} == served(worker(models, tmp_path, 1))
-
-
-def test_what_a_worker_ended_of_is_not_tried_again(models: Path, tmp_path: Path) -> None:
-    """A model whose loading ends the process would otherwise end each process that takes its place."""
-    state = worker(models, tmp_path, 0)
-    log = ChangeLog(tmp_path / "changes")
-    number = log.append(Change("load", "tiny"))
-    log.publish(0, Progress(done=0, trying=number, served=served(state)))
-    later = worker(models, tmp_path, 0)
-
-    assert (number, Outcome(error="it ended while it did this")) == (
-        reloader(later)._progress.done,
-        reloader(later)._progress.outcomes[number],
-    )
+    following(service.states, change)
+    service.replace(1)
+    assert {} == served(service.states[1])
 
 
-def test_changes_have_an_order(tmp_path: Path) -> None:
-    """Whoever appends, each change has the next number, and none is read before it is whole."""
-    one, other = ChangeLog(tmp_path / "log"), ChangeLog(tmp_path / "log")
-    changes = [Change("load", "\u00e4"), Change("unload", "b"), Change("refresh")]
+def logged() -> tuple[ReloadLog, list[tuple[int, Change | Report]]]:
+    """Returns a log of two workers that follow, and what it sends."""
+    sent: list[tuple[int, Change | Report]] = []
+    log = ReloadLog(2, lambda index, message: sent.append((index, message)))
+    for index in (0, 1):
+        log.take(Report(index, {"tiny": "1"}, {}, {}))
+    sent.clear()
+    return log, sent
 
-    assert [1, 2, 3] == [log.append(change) for log, change in zip((one, other, one), changes, strict=True)]
-    assert [*changes, None] == [other.read(number) for number in (1, 2, 3, 4)]
-    assert None is one.progress(0)
+
+def test_what_a_worker_ended_of_is_not_tried_again() -> None:
+    """A model whose loading ends the process would otherwise end each process that takes its place; whoever asked hears of it."""
+    log, sent = logged()
+    first, second = Change("load", "tiny", 0, 0), Change("unload", "tiny", 0, 1)
+    log.take(first)
+    log.take(second)
+    log.on_end(1)
+    ended = log.reports[1]
+    assert [(0, first), (1, first), (0, ended)] == sent
+    assert (first, {"tiny": "1"}, "it ended while it did this") == (ended.change, ended.served, ended.error and ended.error.message)
+    started = Report(1, {"tiny": "1"}, {}, {})
+    log.take(started)
+    assert (1, second) == sent[-1]
+
+
+def test_a_worker_that_ends_before_it_follows_leaves_its_changes_to_the_next() -> None:
+    """What was asked for while no worker was in the place is made by the one that comes."""
+    log, sent = logged()
+    change = Change("load", "tiny", 0)
+    log.on_end(1)
+    log.take(change)
+    log.on_end(1)
+    assert [(0, change)] == sent
+    log.take(Report(1, {}, {}, {}))
+    assert (1, change) == sent[-1]
+
+
+def test_changes_have_an_order() -> None:
+    """All workers get the changes in one order, and each of them gets the next one when it has made the one before."""
+    log, sent = logged()
+    changes = [Change("load", "\u00e4", 0), Change("unload", "b", 1), Change("refresh")]
+    for change in changes:
+        log.take(change)
+    assert [(0, changes[0]), (1, changes[0])] == sent
+    for index in (1, 0):
+        for change in changes:
+            log.take(Report(index, {}, {}, {}, change))
+    for index in (0, 1):
+        assert changes == [message for to, message in sent if to == index and isinstance(message, Change)]
 
 
 def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,12 +246,14 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("bertserve.service.serving.shared_reloader.WAIT_S", 0.0)
     monkeypatch.setattr("bertserve.service.serving.shared_reloader.WAIT_FACTOR", 0.0)
     (tmp_path / "admin").write_text("trident")
-    state = worker(models, tmp_path, 0)
-    log, version = ChangeLog(tmp_path / "changes"), served(state)["tiny"]
-    log.publish(1, Progress(served={"tiny": "1" * 64, "elsewhere": "2" * 64}))
+    service = Service(models)
+    state = service.states[0]
+    version = served(state)["tiny"]
+    monkeypatch.setattr(reloader(service.states[1]), "receive", lambda message: None)  # it hangs
 
     async def check(client: httpx.AsyncClient) -> None:
-        following = asyncio.ensure_future(reloader(state).follow())
+        reloader(state).report()
+        service.log.take(Report(1, {"tiny": "1" * 64, "elsewhere": "2" * 64}, {}, {}))
         answer = await client.post("/models/tiny/reload", headers={"authorization": "Bearer trident"})
         assert "not by worker 1 (it has not done it yet)" in rejected(answer, 500, "partial_change")
         answer = await client.post("/models/elsewhere/unload", headers={"authorization": "Bearer trident"})
@@ -211,29 +262,25 @@ def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.
         [elsewhere, shown] = sorted((await client.get("/models")).json(), key=lambda model: model["name"])
         assert tiny_workers == shown["workers"] == (await client.get("/models/tiny")).json()["workers"]
         assert {"name": "elsewhere", "workers": [{"index": 0, "version": None}, {"index": 1, "version": "2" * 64}]} == elsewhere
-        log.publish(1, Progress(served={"tiny": version}))
+        service.log.take(Report(1, {"tiny": version}, {}, {}, Change("load", "tiny", 0)))
+        await asyncio.sleep(0)
         assert "workers" not in (await client.get("/models/tiny")).json()
-        following.cancel()
 
     play(state, check, auth=Authenticator(None, admin_keys=ApiKeys(tmp_path / "admin")))
 
 
-def test_a_log_that_cannot_be_used_for_a_while_stops_nobody(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without room, or a descriptor, a change is refused, and nothing changes; workers go on to follow once there is some again."""
-    states = [worker(models, tmp_path, index) for index in (0, 1)]
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_supervisor_that_cannot_be_reached_changes_nothing(models: Path) -> None:
+    """A change is refused, and nothing changes; what is known of the others stays."""
+    service = Service(models)
+    states = service.states
 
     async def check() -> None:
-        with monkeypatch.context() as patch:
-            for name in ("append", "read", "publish", "progress"):
-                patch.setattr(ChangeLog, name, full)
-            with pytest.raises(UnavailableError, match="No space left on device"):
-                await reloader(states[0]).unload("tiny")
-            await asyncio.sleep(2 * POLL_S)
-            assert {} == reloader(states[0]).differing()
-            assert ["tiny"] == list(served(states[0]))
+        service.is_alone = True
+        with pytest.raises(UnavailableError, match="Broken pipe"):
+            await reloader(states[0]).unload("tiny")
+        assert {} == reloader(states[0]).differing()
+        assert ["tiny"] == list(served(states[0]))
+        service.is_alone = False
         await reloader(states[0]).unload("tiny")
         assert [{}, {}] == [served(state) for state in states]
 

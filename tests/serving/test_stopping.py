@@ -196,7 +196,7 @@ def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) 
 
 
 STARTS = """
-import select, time
+import time
 from bertserve.service.process import supervisor
 from bertserve.service.process.listener import shared_counts
 
@@ -204,13 +204,13 @@ supervisor.START_S, supervisor.START_FACTOR = 0.5, 0.0
 beats, starts = shared_counts(2), shared_counts(1)
 starts[0] = 0
 
-def work(index, shutdown_pipe, report):
+def work(index, pipe):
     if index == 1:
         starts[0] += 1
         if starts[0] in HANGS:
             time.sleep(600)
-    report(index)
-    while not select.select([shutdown_pipe], [], [], 0.1)[0]:
+    pipe.send(index)
+    while not pipe.poll(0.1):
         beats[index] = time.monotonic_ns()
         if index == 1 and starts[0] + 1 in HANGS:
             return

@@ -25,8 +25,7 @@ from bertserve.service.errors import EngineError, SettingsError
 from bertserve.service.http.lines import MAX_TRACED_LINES
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings, parse
-from bertserve.service.tracing.extra import tracer_to
-from bertserve.service.tracing.trace import MAX_RUNS, Stage, Trace
+from bertserve.service.tracing.trace import MAX_RUNS, Stage, Trace, tracer_to
 from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine
 

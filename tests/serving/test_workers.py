@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -25,18 +27,18 @@ import slow
 import tiny
 from application import play
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.process import shared_folder
+from bertserve.service.process import metrics_files
 from bertserve.service.process.connections import ConnectionLimits, Connections
 from bertserve.service.process.listener import ABSENT, BalancedListener, shared_counts
-from bertserve.service.process.server import configure
-from bertserve.service.process.shared_folder import PREFIX
+from bertserve.service.process.metrics_files import PREFIX
+from bertserve.service.process.preparation import prepare
+from bertserve.service.process.server import Worker, configure
 from bertserve.service.process.supervisor import Supervisor
-from bertserve.service.process.worker import Worker
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import build
 from bertserve.service.serving.held_bytes import HeldBytes
-from bertserve.service.serving.worker_context import WorkerContext
+from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings, parse
 
 pytestmark = pytest.mark.serial
@@ -134,7 +136,7 @@ def test_a_system_that_cannot_fork_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     """Where processes cannot be forked, as on Windows, more than one worker is wrong usage."""
     monkeypatch.delattr(os, "fork")
     with pytest.raises(SettingsError) as refused:
-        Supervisor(lambda *_: None, workers=2, grace_s=1, heartbeats=[0, 0], on_ready=print, on_end=print)
+        prepare(Settings(workers=2))
     assert "--workers is 2, but this system cannot fork" in refused.value.message
 
 
@@ -217,7 +219,8 @@ def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
             connections=Connections(LIMITS, HeldBytes(1024)),
             grace_s=0,
             on_listen=print,
-            shutdown_pipe=0,
+            pipe=multiprocessing.Pipe()[0],
+            on_message=print,
             heartbeats=[0],
             counts=shared_counts(1),
             index=0,
@@ -352,6 +355,18 @@ def test_a_start_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.M
     assert ["stopped"] == stopped
 
 
+def test_a_worker_that_reads_no_messages_is_killed() -> None:
+    """A supervisor that waited for it would neither notice other workers nor signals."""
+    supervisor, killed = Supervisor(lambda *_: None, workers=1, grace_s=1, heartbeats=[0], on_ready=print, on_end=print), list[int]()
+    pipe, unread = multiprocessing.Pipe()
+    worker: Any = SimpleNamespace(index=0, pipe=pipe, ready=True, hung=False, process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)))
+    supervisor._workers = [worker]
+    with pipe, unread:
+        while not killed:
+            supervisor.send(0, "a" * 1000)
+    assert worker.hung
+
+
 @pytest.mark.full_grid
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) -> None:
@@ -443,15 +458,15 @@ def counted(served: Any) -> dict[str, float]:
 
 def test_a_killed_service_leaves_its_folder_for_the_next_start_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of a service that runs stays, and so do a new one that is still empty and what is none of ours."""
-    monkeypatch.setattr(shared_folder, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(metrics_files, "MEMORY", str(tmp_path))
     abandoned, empty, other = (tmp_path / name for name in (f"{PREFIX}abandoned", f"{PREFIX}empty", "other"))
     for folder in (abandoned, empty, other):
         folder.mkdir()
     (abandoned / "counter_0.db").write_bytes(b"a")
     (tmp_path / f"{PREFIX}link").symlink_to(other)
-    with shared_folder.shared_folder() as first:
+    with metrics_files.shared_folder() as first:
         (first / "counter_0.db").write_bytes(b"a")
-        with shared_folder.shared_folder() as second:
+        with metrics_files.shared_folder() as second:
             assert {first.name, second.name, empty.name, other.name, f"{PREFIX}link"} == set(os.listdir(tmp_path))
     assert {empty.name, other.name, f"{PREFIX}link"} == set(os.listdir(tmp_path))
 

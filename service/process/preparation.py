@@ -1,0 +1,100 @@
+"""What a start reads and checks before it loads models: key files, the certificate, and how many descriptors the process may open."""
+
+from __future__ import annotations
+
+import os
+import resource
+import ssl
+from dataclasses import dataclass
+
+from bertserve.service.api_keys import ApiKeys
+from bertserve.service.errors import SettingsError
+from bertserve.service.process.tls import Certificate
+from bertserve.service.settings import Settings
+from bertserve.service.tracing.trace import tracer_class
+
+RESERVE = 96  # for files, the log, pipes, metrics of several workers, and connections that only ask probes
+MOST_RAISED = 65536
+MOST_BY_DEFAULT = 4096
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What lets callers in, and what the service shows them. SIGHUP reads it again.
+
+    Attributes:
+        keys: Of callers; None lets everyone in.
+        admin_keys: Of those who may change models; None lets nobody.
+        certificate: For TLS; None speaks HTTP.
+    """
+
+    keys: ApiKeys | None
+    admin_keys: ApiKeys | None
+    certificate: Certificate | None
+
+    @classmethod
+    def read(cls, settings: Settings) -> Secrets:
+        """Reads the files that settings name.
+
+        Raises:
+            SettingsError: A file cannot be read, or does not hold what it should.
+        """
+        keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
+        admin_keys = None if settings.admin_key_file is None else ApiKeys(settings.admin_key_file, flag="--admin-key-file")
+        certificate = None if settings.tls_cert is None or settings.tls_key is None else Certificate(settings.tls_cert, settings.tls_key)
+        return cls(keys, admin_keys, certificate)
+
+    @property
+    def tls(self) -> ssl.SSLContext | None:
+        """What connections are made with."""
+        return None if self.certificate is None else self.certificate.context
+
+    def reload(self) -> None:
+        """Reads all files again; what is wrong stays as it was, and the log says so."""
+        for each in (self.keys, self.admin_keys, self.certificate):
+            if each is not None:
+                each.reload()
+
+
+def prepare(settings: Settings) -> Secrets:
+    """Reads keys and certificate, and checks all else that a start refuses before it loads models.
+
+    Raises:
+        SettingsError: The service would not start with these settings.
+    """
+    raise_limit()
+    max_connections(settings.max_connections)
+    if settings.otlp_endpoint is not None:
+        tracer_class()
+    if settings.workers > 1 and not hasattr(os, "fork"):
+        raise SettingsError(
+            f"--workers is {settings.workers}, but this system cannot fork processes; leave it at 1, and start several services."
+        )
+    return Secrets.read(settings)
+
+
+def raise_limit() -> None:
+    """Raises the number of descriptors that the process may open, as far as it may by itself and can use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_RAISED if hard == resource.RLIM_INFINITY else min(hard, MOST_RAISED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def max_connections(asked: int | None) -> int:
+    """Returns how many connections the process may have open.
+
+    Args:
+        asked: What the settings say; None takes what descriptors allow, up to MOST_BY_DEFAULT.
+
+    Raises:
+        SettingsError: There are too few descriptors.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MOST_RAISED if soft == resource.RLIM_INFINITY else soft - RESERVE
+    if max(asked or 1, 1) > allowed:
+        raise SettingsError(
+            f"--max-connections is {asked or 'not set'}, and the process may open {soft} descriptors, of which {RESERVE} are kept for other "
+            f"things; lower it, or raise the limit (`ulimit -n`)."
+        )
+    return asked or min(allowed, MOST_BY_DEFAULT)

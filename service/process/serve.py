@@ -1,0 +1,159 @@
+"""The command `bert-serve serve`: it binds the socket, says that the service is ready, and starts one process or several workers.
+
+A process that supervises does not import onnxruntime, whose threads do not survive a fork. So `work`, which needs it, is imported where
+models are loaded.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bertserve.service import __version__
+from bertserve.service.process import metrics_files
+from bertserve.service.process.listener import ABSENT, shared_counts
+from bertserve.service.process.logs import as_printed, configure_logging
+from bertserve.service.process.preparation import Secrets, prepare
+from bertserve.service.process.server import bind
+from bertserve.service.process.supervisor import Supervisor
+from bertserve.service.serving.workers import REASONS, Change, ReloadLog, WorkerContext
+from bertserve.service.settings import Settings
+
+if TYPE_CHECKING:
+    from bertserve.service.process.work import Started
+
+logger = logging.getLogger("bertserve")
+
+
+def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> None:
+    """Serves until a signal says stop.
+
+    Args:
+        settings: The settings.
+        with_sources: Returns the settings with the folders of bundles that `--model` names.
+
+    Raises:
+        StartError: The service cannot start with these settings.
+    """
+    start = time.perf_counter()
+    configure_logging(settings.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
+    secrets = prepare(settings)
+    if secrets.keys is None and not _is_loopback(settings.host):
+        logger.warning(
+            "LISTENING ON %s WITHOUT AN API KEY: anyone who reaches this address can use the service. "
+            "Set --api-key-file, or listen on 127.0.0.1 behind a proxy.",
+            settings.host,
+        )
+    # bound before the models are loaded, so that a port in use is said at once
+    with bind(settings.host, settings.port) as listener:
+        settings = with_sources(settings)  # once, and before there are workers
+
+        def on_ready(started: Started) -> None:
+            _announce(settings, started, time.perf_counter() - start)
+
+        if settings.workers > 1:
+            _supervise(settings, listener, secrets, on_ready)
+        else:
+            from bertserve.service.process.work import work
+
+            work(settings, listener, secrets, on_ready)
+
+
+def _announce(settings: Settings, started: Started, seconds: float) -> None:
+    """Prints which models are served, and where."""
+    address, models = started
+    workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
+    ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s{workers}; docs at {address}/docs"
+    for model in models:
+        print(as_printed(f"  {model}", settings.log_format))
+    print(as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2)), flush=True)
+
+
+def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Started], None]) -> None:
+    """Has several workers serve from one socket."""
+    with metrics_files.shared_folder() as folder:
+        workers = _Workers(settings, listener, secrets, folder)
+        supervisor = Supervisor(
+            workers.work,
+            workers=settings.workers,
+            grace_s=settings.drain_s + settings.grace_s,
+            heartbeats=workers.shared.heartbeats,
+            on_ready=on_ready,
+            on_end=workers.on_end,
+            on_stop=listener.close,
+            on_hangup=workers.on_hangup,
+        )
+        workers.log = ReloadLog(settings.workers, supervisor.send)
+        supervisor.on_message = workers.log.take
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)  # prometheus_client reads it when it is first imported: in the workers
+        supervisor.run()
+
+
+class _Workers:
+    """What the workers share, and what the supervisor does for them.
+
+    Attributes:
+        log: The changes of models.
+        shared: What all workers share.
+    """
+
+    log: ReloadLog
+
+    def __init__(self, settings: Settings, listener: socket.socket, secrets: Secrets, folder: Path) -> None:
+        self._settings, self._listener, self._secrets, self._folder = settings, listener, secrets, folder
+        self._supervisor_id = os.getpid()
+        self.shared = WorkerContext(
+            workers=settings.workers,
+            folder=folder,
+            connections=shared_counts(settings.workers),
+            heartbeats=shared_counts(settings.workers),
+            process_ids=shared_counts(settings.workers, 0),
+            replaced=shared_counts(len(REASONS), 0),
+        )
+
+    def work(self, index: int, pipe: Connection) -> None:
+        """Serves, in the worker."""
+        metrics_files.reserve(self._folder, index)
+        from bertserve.service.process.work import work
+
+        def on_ready(started: Started) -> None:
+            with suppress(OSError):  # the supervisor was killed; the end of the pipe says so
+                pipe.send(started)
+
+        self.shared.process_ids[index] = os.getpid()
+        context = replace(self.shared, index=index, tell=pipe.send, before=self.log.reports.get(index))
+        work(self._settings, self._listener, self._secrets, on_ready, context=context, pipe=pipe)
+        if os.getppid() != self._supervisor_id:  # it was killed, and cannot tidy up
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def on_end(self, index: int, reason: str | None) -> None:
+        """Notes that a worker has ended, and why it is replaced."""
+        self.log.on_end(index)
+        metrics_files.forget(self._folder, index)
+        self.shared.connections[index], self.shared.process_ids[index] = ABSENT, 0
+        if reason is not None:
+            self.shared.replaced[REASONS.index(reason)] += 1
+
+    def on_hangup(self) -> None:
+        """Reads the secrets again, for workers that start later, and has all workers refresh their models."""
+        self._secrets.reload()
+        self.log.take(Change("refresh"))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
