@@ -16,21 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from bertserve.export import analyze_cli, flags, verify_cli
+from bertserve.export.artifact import Tracer
 from bertserve.export.bundle.card import describe_counts, describe_quantization
 from bertserve.export.errors import ExportError
 from bertserve.export.precisions import choose_precisions
 from bertserve.export.signals import Stopped, raise_on_signals
-from bertserve.export.tracers import Tracer
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service import __version__
 from bertserve.service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
-from bertserve.service.tasks import catalog
 
 if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import GraphSpec, Provider
     from bertserve.service.bundle.manifest import Manifest
 
-TASKS = tuple(name for name, spec in catalog.TASKS.items() if spec.derivation is None)
 COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
 GRAPH_MISSING = 4
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")

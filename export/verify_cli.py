@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 from bertserve.export import flags
 from bertserve.export.errors import ExportError
-from bertserve.export.verify import figures
+from bertserve.export.tasks.catalog import TASKS
 
 if TYPE_CHECKING:
-    from bertserve.export.verify.check import Check
+    from bertserve.export.verify.loaded_graph import Check
     from bertserve.export.verify.verify import VerifySpec
 
 PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
@@ -95,8 +95,8 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
 
 def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, silent: bool) -> bool:
     """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
-    from bertserve.export.verify.check import Check
     from bertserve.export.verify.checkpoint_checks import load_checkpoint_of
+    from bertserve.export.verify.loaded_graph import Check
     from bertserve.export.verify.remeasure import remeasure
     from bertserve.service.bundle.files import load_bundle
 
@@ -155,12 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--min-figure",
-        type=figures.parse_floor,
+        type=_parse_floor,
         action="append",
         default=[],
         metavar="FIGURE=SHARE",
         help="least value of a figure that each graph must reach on the data, such as matthews=0.55; again for another figure; they are "
-        + ", ".join(figures.NAMES),
+        + ", ".join(_figures()),
     )
     parser.add_argument(
         "--provider",
@@ -189,6 +189,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
+
+
+def _figures() -> dict[str, str]:
+    """Returns the figures that data with right answers is scored by, as `--min-figure` takes them, with their names."""
+    names = [figure for task in TASKS.values() for figure in task.figures]
+    return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
+
+
+def _parse_floor(text: str) -> tuple[str, float]:
+    """Returns a figure and the least that it may be, of `FIGURE=SHARE`."""
+    name, equals, share = text.partition("=")
+    known = _figures()
+    if not equals or name.lower() not in known:
+        raise argparse.ArgumentTypeError(f"`{text}` is not FIGURE=SHARE, such as accuracy=0.9, with a figure out of {', '.join(known)}")
+    return known[name.lower()], flags.parse_share(share)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Gives every head the one form that all later stages know: inputs of [rows, length], and outputs by the names of the graph.
 
-A multiple-choice model reads [rows, choices, length] and makes [rows x choices, length] of it before its encoder. The service makes a row of
-each choice, so that the choices of a question share runs with all other texts. So its model is given rows of one choice.
+What a task asks of all its models is in `export/tasks`. Two classes of pretraining need more.
 
 ALBERT's class of pretraining has two heads, of which the one of sentence order has no class of its own. ELECTRA's discriminator has one
 logit a token, x, which says by its sigmoid that the token was replaced. With a second one that is always 0 it is a tagger like any other: the
@@ -12,13 +11,13 @@ Adapters are hooks: the model's own code runs, whatever it is, in PyTorch and in
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 from transformers import AlbertForPreTraining, ElectraForPreTraining, PreTrainedModel
 
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Task
 
 SENTENCE_ORDERS = 2
@@ -30,8 +29,8 @@ def adapt_head(model: PreTrainedModel, task: Task) -> None:
     Raises:
         CheckpointError: ALBERT's head of sentence order has not two labels.
     """
-    if task == "multiple-choice":
-        _read_one_choice(model)
+    if (adapt := TASKS[task].adapt_model) is not None:
+        adapt(model)
     elif isinstance(model, AlbertForPreTraining):
         _give_sentence_order(model)
     elif isinstance(model, ElectraForPreTraining):
@@ -59,26 +58,3 @@ def _give_both_tags(module: Any, args: Any, output: Any) -> Any:
     replaced = output["logits"]
     output["logits"] = torch.stack([torch.zeros_like(replaced), replaced], dim=-1)
     return output
-
-
-def _read_one_choice(model: PreTrainedModel) -> None:
-    """Makes a multiple-choice model take [rows, length], each row a choice of its own, and give out `logits` [rows, 1].
-
-    Its own code makes rows of the choices by reshaping, of which nothing should be left in a graph. So the encoder gets the inputs as they
-    came, and what was reshaped for it is read by nobody.
-    """
-    encoder = model.base_model
-    names = list(inspect.signature(encoder.forward).parameters)
-    given: dict[str, torch.Tensor] = {}
-
-    def add_axis(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given.update(inputs)
-        return args, {name: value[:, None] for name, value in inputs.items()}
-
-    def as_given(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        named = {**dict(zip(names, args, strict=False)), **inputs, **given}
-        given.clear()
-        return (), named
-
-    model.register_forward_pre_hook(add_axis, with_kwargs=True)
-    encoder.register_forward_pre_hook(as_given, with_kwargs=True)

@@ -5,34 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
-    AutoModel,
     AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
     AutoModelForNextSentencePrediction,
     AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
-    AutoModelForTokenClassification,
     PreTrainedModel,
 )
 
 from bertserve.export.checkpoint.lora import LoraAdapter
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.spec import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
-HEADS: dict[str, tuple[Task, Any]] = {
-    # suffix of the architecture's name -> task, and the class that loads it
-    "ForSequenceClassification": ("text-classification", AutoModelForSequenceClassification),
-    "ForTokenClassification": ("token-classification", AutoModelForTokenClassification),
-    "ForQuestionAnswering": ("question-answering", AutoModelForQuestionAnswering),
-    "ForMaskedLM": ("fill-mask", AutoModelForMaskedLM),
-    "ForMultipleChoice": ("multiple-choice", AutoModelForMultipleChoice),
-    "Model": ("feature-extraction", AutoModel),
-}
-TASKS = tuple(task for task, _ in HEADS.values())
 OTHER_HEADS: dict[str, dict[Task, Any]] = {
     # the architecture's name, or what it has from "For" on -> each task that it has a head for, the one that is meant first, and the class that loads that
     "ForNextSentencePrediction": {"text-classification": AutoModelForNextSentencePrediction},
@@ -107,23 +95,24 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     wanted = next(iter(trained_for), None) if task == "auto" else task
     if wanted is None:
         raise CheckpointError(f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(TASKS)}.")
+    if wanted not in TASKS:
+        raise CheckpointError(f"unknown task `{wanted}`; give --task one of {', '.join(TASKS)}.")
     # every model with a head contains an encoder
-    if trained_for and wanted not in trained_for and wanted != "feature-extraction":
+    if trained_for and wanted not in trained_for and not TASKS[wanted].embeds:
         made_for = " and ".join(trained_for)
         raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {wanted} does not fit it.")
-    chosen, auto_class = next((head_task, auto_class) for head_task, auto_class in HEADS.values() if head_task == wanted)
-    auto_class = trained_for.get(chosen, auto_class)
-    if (
-        wanted == "feature-extraction"
-        and getattr(config, "is_encoder_decoder", False)
-        and type(config) in AutoModelForTextEncoding._model_mapping
-    ):
+    auto_class = trained_for.get(wanted, _auto_class(TASKS[wanted]))
+    if TASKS[wanted].embeds and getattr(config, "is_encoder_decoder", False) and type(config) in AutoModelForTextEncoding._model_mapping:
         auto_class = AutoModelForTextEncoding  # no text fills the inputs of T5's decoder
     if type(config) not in auto_class._model_mapping:
         raise CheckpointError(
             f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {architectures or 'none'})."
         )
-    return chosen, auto_class
+    return wanted, auto_class
+
+
+def _auto_class(task: ExportTask) -> Any:
+    return getattr(transformers, task.auto_class)
 
 
 def _heads(architectures: list[str]) -> dict[Task, Any]:
@@ -132,9 +121,9 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
         other = OTHER_HEADS.get(name) or OTHER_HEADS.get(name[max(name.find("For"), 0) :])
         if other is not None:
             return other
-        for suffix, (task, auto_class) in HEADS.items():
-            if _has_head(name, suffix, auto_class):
-                return {task: auto_class}
+        for task in TASKS.values():
+            if _has_head(name, task.head, _auto_class(task)):
+                return {task.name: _auto_class(task)}
     return {}
 
 

@@ -8,14 +8,10 @@ from typing import Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.evidence.agreement import AgreementMeter
-from bertserve.export.evidence.decisions import best_answer, is_regression, mask_candidates, regression_value, result_spans
-from bertserve.export.evidence.metrics import answer_f1, exact_match, span_f1, widen_to_words
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.verify.dataset import Line
-from bertserve.export.verify.figures import ENTITY_F1, EXACT_MATCH, F1, TOP_1
-from bertserve.export.verify.label_scores import score_labels, score_notes
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.errors import CallerError, EngineError
-from bertserve.service.tasks import classify, ner
 from bertserve.service.tasks.batch import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
@@ -72,7 +68,7 @@ def measure_agreement(
     Raises:
         DataError: A line is no request that the task can answer.
     """
-    results = _ask(graph, lines, by_reference=False)
+    record, results = TASKS[task], _ask(graph, lines, by_reference=False)
     if isinstance(results, Unanswered):
         return results
     expected = None if reference is None else _ask(reference, lines, by_reference=True)
@@ -82,18 +78,18 @@ def measure_agreement(
     golds = [lines[i].gold for i in labeled]
     scores: dict[str, dict[str, float]] = {}
     for name, answers in (("graph", results), ("reference", expected)):
-        if answers is not None and golds and task in SCORES:
-            for figure, value in SCORES[task](golds, [answers[i] for i in labeled], config).items():
+        if answers is not None and golds and record.score is not None:
+            for figure, value in record.score(golds, [answers[i] for i in labeled], config).items():
                 scores.setdefault(figure, {})[name] = value
-    notes = _notes(task, golds, [results[i] for i in labeled], config) if golds else {}
+    notes = record.notes(golds, [results[i] for i in labeled], config) if golds else {}
     found = Comparison(len(lines), len(labeled), scores=scores, notes=notes)
     if expected is None:
         return found
     meter, worst = AgreementMeter(task, config), None
     for pair in zip(expected, results, strict=True):
         meter.add(*pair)
-    if is_regression(task, config):
-        worst = max(abs(regression_value(a) - regression_value(b)) for a, b in zip(expected, results, strict=True))
+    if record.measure(config) == "spearman":
+        worst = max(abs(record.decision(a, config) - record.decision(b, config)) for a, b in zip(expected, results, strict=True))
     return replace(found, agreement=meter.agreement, worst_difference=worst)
 
 
@@ -110,52 +106,3 @@ def _ask(answer: Answer, lines: Sequence[Line], *, by_reference: bool) -> list[A
     if failures:
         return Unanswered(by_reference, tuple(number for number, _ in failures), failures[0][1])
     return results
-
-
-def _notes(task: str, golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
-    """Returns what a reader must know of a graph's figures, by figure; the arguments are those of `SCORES`."""
-    if task == classify.TASK:
-        return score_notes(golds, results, config)
-    if task == ner.TASK and not any(gold.spans for gold in golds) and not any(map(result_spans, results)):
-        return {ENTITY_F1: "no input has an entity, and none was found; 0 stands for it"}
-    return {}
-
-
-def _score_entities(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    found = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
-    return {ENTITY_F1: span_f1([gold.spans for gold in golds], found)}
-
-
-def _score_answers(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    pairs = [(best_answer(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
-    return {
-        EXACT_MATCH: _mean([exact_match(answer, gold) for answer, gold in pairs]),
-        F1: _mean([answer_f1(answer, gold) for answer, gold in pairs]),
-    }
-
-
-def _score_masks(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    right = []
-    for gold, result in zip(golds, results, strict=True):
-        best = [candidates[0]["token_str"] for candidates in mask_candidates(result)]
-        if len(best) != len(gold):
-            raise DataError(f"a text has {len(best)} masks and {len(gold)} words as its `target`; give one for each mask.")
-        right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
-    return {TOP_1: _mean(right)}
-
-
-def _score_choices(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    return {"accuracy": _mean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)])}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-SCORES: dict[str, Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, float]]] = {
-    "text-classification": score_labels,
-    "token-classification": _score_entities,
-    "question-answering": _score_answers,
-    "fill-mask": _score_masks,
-    "multiple-choice": _score_choices,
-}

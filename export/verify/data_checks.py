@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bertserve.export.verify.agreement import Answer, Comparison, Unanswered, measure_agreement
-from bertserve.export.verify.check import Check
 from bertserve.export.verify.dataset import Line
-from bertserve.export.verify.loaded_graph import LoadedGraph, find_fp32
+from bertserve.export.verify.loaded_graph import Check, LoadedGraph, find_fp32
 from bertserve.service.bundle.agreement import MEASURES, NOT_MEASURED
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
