@@ -176,7 +176,7 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
     longest = max(PASSAGES)
     own = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
     singles, pairs = TASKS[checkpoint.task].arrange(
-        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), own, pairs_only=checkpoint.pairs_only
+        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), own, checkpoint.pairs_only
     )
     encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
     encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]

@@ -138,30 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run the code of --module's file, with your rights; never for a file that you have not read",
     )
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        type=Path,
-        help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
-        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1, correlations or "
-        "exact match, whichever the task and the model's labels have",
-    )
-    parser.add_argument(
-        "--min-agreement",
-        type=flags.parse_share,
-        metavar="SHARE",
-        help="least agreement of each graph on the data, by the measure of the task: the share of equal answers, F1 of entities or label sets, "
-        "cosine similarity of vectors, rank correlation of single scores",
-    )
-    parser.add_argument(
-        "--min-figure",
-        type=_parse_floor,
-        action="append",
-        default=[],
-        metavar="FIGURE=SHARE",
-        help="least value of a figure that each graph must reach on the data, such as matthews=0.55; again for another figure; they are "
-        + ", ".join(_figures()),
-    )
+    _add_data_flags(parser)
     parser.add_argument(
         "--provider",
         type=flags.parse_providers,
@@ -189,6 +166,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
+
+
+def _add_data_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the user's data."""
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        type=Path,
+        help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
+        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1, correlations or "
+        "exact match, whichever the task and the model's labels have",
+    )
+    parser.add_argument(
+        "--min-agreement",
+        type=flags.parse_share,
+        metavar="SHARE",
+        help="least agreement of each graph on the data, by the measure of the task: the share of equal answers, F1 of entities or label sets, "
+        "cosine similarity of vectors, rank correlation of single scores",
+    )
+    parser.add_argument(
+        "--min-figure",
+        type=_parse_floor,
+        action="append",
+        default=[],
+        metavar="FIGURE=SHARE",
+        help="least value of a figure that each graph must reach on the data, such as matthews=0.55; again for another figure; they are "
+        + ", ".join(_figures()),
+    )
 
 
 def _figures() -> dict[str, str]:

@@ -17,7 +17,6 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.attention_heads import count_heads
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.head_adapter import adapt_head
 from bertserve.export.checkpoint.hidden_layers import choose_layers, number_layers
 from bertserve.export.checkpoint.modules_json import has_pooling
 from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
@@ -25,7 +24,7 @@ from bertserve.export.checkpoint.self_modifying import refuse_self_modifying
 from bertserve.export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, MASK_INDEX, graph_outputs, model_inputs
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
-from bertserve.export.checkpoint.task_head import choose_task, fixed_labels, judges_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.tokenizer import (
     find_cls_index,
     load_tokenizer,

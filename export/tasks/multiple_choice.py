@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.export.input_fields import Document, read_input
 from bertserve.export.tasks.metrics import ACCURACY, mean
 from bertserve.export.tasks.spec import ExportTask, TokenizerCall
-from bertserve.export.tasks.texts import LONG, NAMES, SENTENCE, TEXTS, Pairs, Text
+from bertserve.export.tasks.texts import LONG, NAMES, SENTENCE, TEXTS, Arranged, Pairs, Text
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import choose
@@ -70,9 +70,7 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     return [choose.Request(lines[_asked(i, len(lines))], group) for i, group in groups]
 
 
-def _arrange(
-    lines: Sequence[Text], passages: Sequence[Text], own: Sequence[tuple[Text, Text]], *, pairs_only: bool
-) -> tuple[list[Text], Pairs[Text]]:
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     return [], [(lines[_asked(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
 
 

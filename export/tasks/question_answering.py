@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bertserve.export.input_fields import Document
 from bertserve.export.tasks.metrics import EXACT_MATCH, F1, answer_f1, exact_match, mean
 from bertserve.export.tasks.spec import ExportTask, TokenizerCall
-from bertserve.export.tasks.texts import LONG, NAMES, TEXTS, Pairs, Text, halves, neighbors
+from bertserve.export.tasks.texts import LONG, NAMES, TEXTS, Arranged, Pairs, Text, halves, neighbors
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import answer
@@ -48,9 +48,7 @@ def _tokenizer_call(request: answer.Request, spec: TokenizerSpec) -> TokenizerCa
     return TokenizerCall((request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length)
 
 
-def _arrange(
-    lines: Sequence[Text], passages: Sequence[Text], own: Sequence[tuple[Text, Text]], *, pairs_only: bool
-) -> tuple[list[Text], Pairs[Text]]:
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     return [], [*neighbors(lines, passages), *own]
 
 

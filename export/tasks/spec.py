@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from bertserve.export.input_fields import Document
 from bertserve.export.tasks.metrics import result_spans
-from bertserve.export.tasks.texts import Pairs, Text, read_alone
+from bertserve.export.tasks.texts import Arranged, Pairs, read_alone
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPiece, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
@@ -45,47 +45,6 @@ def window_stride(requested: int | None, spec: TokenizerSpec) -> int:
     return default_stride(spec.max_length - specials) if requested is None else requested
 
 
-class Arrange(Protocol):
-    """Says which ordinary texts are read alone and which as pairs."""
-
-    def __call__(
-        self, lines: Sequence[Text], passages: Sequence[Text], own: Sequence[tuple[Text, Text]], *, pairs_only: bool
-    ) -> tuple[list[Text], Pairs[Text]]:
-        """Returns the texts to read alone, and the pairs.
-
-        Args:
-            lines: Short texts.
-            passages: Long texts, none where there are no short ones.
-            own: Pairs of the user's file.
-            pairs_only: Whether the model takes only pairs.
-        """
-        ...
-
-
-def _one_text(request: Any, spec: TokenizerSpec) -> TokenizerCall:
-    return TokenizerCall((request.text,))
-
-
-def _unchanged(request: Any, config: ModelConfig) -> Any:
-    return request
-
-
-def _label(config: ModelConfig) -> Measure:
-    return "label"
-
-
-def _spans_or_all(result: Any, config: ModelConfig) -> Any:
-    return result_spans(result) or result
-
-
-def _own_parameters(own: Sequence[Document], golds: Sequence[Any]) -> Sequence[Document]:
-    return own
-
-
-def _no_notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExportTask:
     """A task that a bundle can have. Requests and results are those of its `TaskSpec` of the service.
@@ -111,7 +70,8 @@ class ExportTask:
         tokenizer_call: A request -> how the Hugging Face tokenizer makes its inputs.
         example: The body that a bundle stores with its answer; it must be clear, so that rounding on another CPU does not change it.
         takes_pairs: Whether an input may be a pair of texts, in the user's texts for int8 too.
-        arrange: Which ordinary texts calibrate int8 alone, and which as pairs.
+        arrange: Short texts, long ones (none where there are no short ones), the user's pairs, and whether the model takes only pairs -> the
+            texts that calibrate int8 alone, and the pairs that do.
         first_is_question: Whether the first text of a pair is short, and the second gets the room.
 
         measure: How agreement is measured.
@@ -142,22 +102,22 @@ class ExportTask:
     fixed_requests: Callable[[TokenizerSpec], list[Any]] | None = None
     ordinary_requests: Callable[[Texts, TokenizerSpec], list[Any]] | None = None
     full_length_request: Callable[[str, int], Any] | None = None
-    resolve: Callable[[Any, ModelConfig], Any] = _unchanged
-    tokenizer_call: Callable[[Any, TokenizerSpec], TokenizerCall] = _one_text
+    resolve: Callable[[Any, ModelConfig], Any] = lambda request, config: request
+    tokenizer_call: Callable[[Any, TokenizerSpec], TokenizerCall] = lambda request, spec: TokenizerCall((request.text,))
     example: Callable[[TokenizerSpec], dict[str, Any]]
     takes_pairs: bool = False
-    arrange: Arrange = read_alone
+    arrange: Callable[[Sequence[Any], Sequence[Any], Pairs[Any], bool], Arranged[Any]] = read_alone
     first_is_question: bool = False
 
-    measure: Callable[[ModelConfig], Measure] = _label
-    decision: Callable[[Any, ModelConfig], Any] = _spans_or_all
+    measure: Callable[[ModelConfig], Measure] = lambda config: "label"
+    decision: Callable[[Any, ModelConfig], Any] = lambda result, config: result_spans(result) or result
     best_first: bool = False
 
     read_gold: Callable[[Document, ModelConfig], Any] | None = None
-    data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = _own_parameters
+    data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = lambda own, golds: own
     figures: tuple[str, ...] = ()
     score: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, float]] | None = None
-    notes: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, str]] = _no_notes
+    notes: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, str]] = lambda golds, results, config: {}
 
     @property
     def fills_masks(self) -> bool:

@@ -32,7 +32,7 @@ from bertserve.export.tasks.metrics import (
     spearman,
 )
 from bertserve.export.tasks.spec import ExportTask, TokenizerCall, window_stride
-from bertserve.export.tasks.texts import LONG, SENTENCE, TEXTS, Pairs, Text, neighbors, read_alone
+from bertserve.export.tasks.texts import LONG, SENTENCE, TEXTS, Arranged, Pairs, Text, neighbors, read_alone
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import classify
@@ -74,17 +74,15 @@ def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
 
 
 def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
-    singles, pairs = _arrange(texts.lines, texts.passages, texts.pairs, pairs_only=spec.pairs_only)
+    singles, pairs = _arrange(texts.lines, texts.passages, texts.pairs, spec.pairs_only)
     return [*map(classify.Request, singles), *(classify.Request(*pair) for pair in pairs)]
 
 
-def _arrange(
-    lines: Sequence[Text], passages: Sequence[Text], own: Sequence[tuple[Text, Text]], *, pairs_only: bool
-) -> tuple[list[Text], Pairs[Text]]:
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     if pairs_only:
         return [], [*neighbors(lines, passages), *own]
     if own:
-        return read_alone(lines, passages, own, pairs_only=False)
+        return read_alone(lines, passages, own, pairs_only)
     # nothing says whether the model is used with pairs, so every second text is one too
     pairs = neighbors(lines, passages)
     return [*lines, *passages], [*pairs[1 : len(lines) : 2], *pairs[len(lines) + 1 :: 2]]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 Text = TypeVar("Text")
-Pairs = list[tuple[Text, Text]]
+Pairs = Sequence[tuple[Text, Text]]
+Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # texts that are read alone, and pairs
 
 LONG = (
     "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
@@ -37,14 +38,12 @@ def halves(text: str) -> tuple[str, str]:
     return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
 
 
-def read_alone(
-    lines: Sequence[Text], passages: Sequence[Text], own: Sequence[tuple[Text, Text]], *, pairs_only: bool
-) -> tuple[list[Text], Pairs[Text]]:
+def read_alone(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     """Returns all texts to read alone, and the user's pairs."""
     return [*lines, *passages], list(own)
 
 
-def neighbors(lines: Sequence[Text], passages: Sequence[Text]) -> Pairs[Text]:
+def neighbors(lines: Sequence[Text], passages: Sequence[Text]) -> list[tuple[Text, Text]]:
     """Returns each line with the next one, and then each passage with a line before it."""
     pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]
     return [*pairs, *((lines[i % len(lines)], passage) for i, passage in enumerate(passages))]
