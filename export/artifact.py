@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from bertserve.service.bundle.graph_spec import InputSpec, Precision
 from bertserve.service.bundle.shape_plan import ShapePlan
 from bertserve.service.providers import Provider
+
+Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by the names that torch has for them
 
 
 @dataclass(frozen=True)

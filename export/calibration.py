@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.export import pairing
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import CheckpointError
 from bertserve.export.inference import Feed
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.text_files import TextOrPair, mixed, read_texts, refuse_overlap, sample, split_digest
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import TextSplits
@@ -39,7 +39,6 @@ BLOCK = 12  # neighbors that are shuffled
 # Most lines are short, and errors may grow with the length: so many passages of up to so many tokens are made of neighboring lines.
 PASSAGES = {256: 12, 512: 6}
 MAX_REPORT = 350  # texts with passages, without pairs of them: more would take long and say little more
-TAKE_PAIRS = ("text-classification", "question-answering")  # tasks whose inputs can be pairs of texts
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
         CheckpointError: There are pairs.
     """
     count = sum(len(side.pairs) for side in texts)
-    if count and task not in TAKE_PAIRS:
+    if count and not TASKS[task].takes_pairs:
         raise CheckpointError(f"--calibration and --validation hold {count} pairs, and {task} takes single texts; give single texts.")
 
 
@@ -157,7 +156,7 @@ def report_texts(texts: Sequence[TextOrPair]) -> Texts:
 
 
 def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, inputs: Sequence[InputSpec] | None = None) -> list[Feed]:
-    """Returns the graph's inputs for each text alone, then for each pair, as `pairing.arrange` has them; a batch of one without padding.
+    """Returns the graph's inputs for each text alone, then for each pair, as the task has them; a batch of one without padding.
 
     Lines are cut to `MAX_TOKENS`, pairs of lines to twice as many; a passage, and a pair of the user's file, to the longest of `PASSAGES`, or the
     model's length. Fill-mask gets one token in eight masked.
@@ -176,8 +175,8 @@ def make_feeds(texts: Texts, checkpoint: Checkpoint, tokenizer: Tokenizer, input
 
     longest = max(PASSAGES)
     own = [(pair[0], pair[1]) for pair in (tokenize(pair, longest) for pair in texts.pairs) if len(pair) == 2]
-    singles, pairs = pairing.arrange(
-        checkpoint.task, tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), own, pairs_only=checkpoint.pairs_only
+    singles, pairs = TASKS[checkpoint.task].arrange(
+        tokenize(texts.lines, MAX_TOKENS), tokenize(texts.passages, longest), own, checkpoint.pairs_only
     )
     encodings = [_single(text, i, checkpoint, tokenizer) for i, text in enumerate(singles)]
     encodings += [_pair(*pair, checkpoint, tokenizer) for pair in pairs]
@@ -195,7 +194,7 @@ class _Cut:
 def _pair(first: _Cut, second: _Cut, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Encoding:
     room = min(tokenizer.room(pair=True), max(2 * MAX_TOKENS, second.most))
     a, b = truncate_longest_first(len(first.ids), len(second.ids), room)
-    if checkpoint.task in ("question-answering", "multiple-choice"):
+    if TASKS[checkpoint.task].first_is_question:
         a = min(len(first.ids), min(room, 2 * MAX_TOKENS) // 4)
         b = room - a
     return tokenizer.assemble(first.ids[:a], second.ids[:b])

@@ -16,23 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from bertserve.export import analyze_cli, flags, verify_cli
+from bertserve.export.artifact import Tracer
 from bertserve.export.bundle.card import describe_counts, describe_quantization
 from bertserve.export.errors import ExportError
 from bertserve.export.precisions import choose_precisions
 from bertserve.export.signals import Stopped, raise_on_signals
-from bertserve.export.tracers import Tracer
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service import __version__
 from bertserve.service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
 from bertserve.service.providers import PROVIDERS
-from bertserve.service.tasks import catalog
 
 if TYPE_CHECKING:
     from bertserve.service.bundle.graph_spec import GraphSpec
     from bertserve.service.bundle.manifest import Manifest
     from bertserve.service.providers import Provider
 
-TASKS = tuple(name for name, spec in catalog.TASKS.items() if spec.derivation is None)
 COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
 GRAPH_MISSING = 4
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
@@ -58,7 +57,7 @@ def _export(argv: Sequence[str]) -> int:
     if problem := _misused_module(args) or _misused_attentions(args):
         parser.error(problem)
     try:
-        choose_precisions(args.provider, args.precision)
+        choose_precisions(args.providers, args.precisions)
     except ValueError as error:
         parser.error(f"argument --precision: {error}")
     missing = [module for module in PACKAGES if find_spec(module) is None]
@@ -82,25 +81,8 @@ def _run(args: argparse.Namespace) -> int:
         logging.disable_progress_bar()  # a log has one line for each stage
     if args.module is not None:
         print(f"bert-export: running the code of `{args.module}` with your rights, as --trust-module says.", file=sys.stderr, flush=True)
-    spec = ExportSpec(
-        source=args.source or args.module,
-        module=args.module is not None,
-        output=args.output,
-        name=args.name,
-        task=args.task,
-        precisions=args.precision,
-        providers=args.provider,
-        revision=args.revision,
-        overwrite=args.overwrite,
-        figures=args.figures,
-        attentions=args.attentions,
-        ignored_weights=args.ignore_weights,
-        **{
-            name: value
-            for name in ("calibration", "validation", "max_int8_error", "layers", "combine", "quick", "tracer")
-            if (value := getattr(args, name)) is not None
-        },
-    )
+    given = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
+    spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **given)
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
     except ExportError as error:
@@ -134,7 +116,7 @@ def _misused_module(args: argparse.Namespace) -> str | None:
         )
     if args.module is None and args.trust_module:
         return "argument --trust-module: it is for --module; leave it out: no code of a checkpoint is ever run"
-    if args.module is not None and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignore_weights):
+    if args.module is not None and (args.task != "auto" or args.revision is not None or args.layers is not None or args.ignored_weights):
         return "argument --module: the factory says the task; leave out --task, --revision, --layers and --ignore-weights"
     return None
 
@@ -143,10 +125,8 @@ def _misused_attentions(args: argparse.Namespace) -> str | None:
     """Returns what is wrong with --attentions, or None."""
     if args.attentions and args.module is not None:
         return "argument --attentions: which outputs of a module are attention nothing says; leave it out with --module"
-    if args.attentions and args.provider != ("cpu",):
-        return (
-            f"argument --attentions: only graphs for the CPU give attention out, and --provider is {','.join(args.provider)}; leave one out"
-        )
+    if args.attentions and args.providers != ("cpu",):
+        return f"argument --attentions: only graphs for the CPU give attention out, and --provider is {','.join(args.providers)}; leave one out"
     return None
 
 
@@ -214,6 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
+        dest="precisions",
         type=flags.parse_precisions,
         metavar="LIST",
         help="comma list of fp32, fp16, int8; fp16 is for GPUs, int8 for the CPU; of each provider the last that it has is the default "
@@ -221,6 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--provider",
+        dest="providers",
         type=flags.parse_providers,
         default=("cpu",),
         metavar="LIST",
@@ -246,6 +228,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="JSON list of measured figures for the card: [{name, checkpoint, graphs: {cpu/int8: value}}]",
     )
+    _add_graph_flags(parser)
+    return parser
+
+
+def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say how graphs are made."""
     parser.add_argument(
         "--calibration",
         type=Path,
@@ -284,6 +272,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--ignore-weights",
+        dest="ignored_weights",
         action="append",
         default=[],
         metavar="PATTERN",
@@ -302,7 +291,6 @@ def _parser() -> argparse.ArgumentParser:
         choices=get_args(Tracer),
         help="PyTorch's exporter to trace with: dynamo, or the deprecated torchscript (default: dynamo, and torchscript where dynamo cannot)",
     )
-    return parser
 
 
 def _parse_name(text: str) -> str:

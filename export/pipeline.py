@@ -16,7 +16,7 @@ import transformers
 
 from bertserve import service
 from bertserve.export import calibration, trace
-from bertserve.export.artifact import Artifact
+from bertserve.export.artifact import Artifact, Tracer
 from bertserve.export.bundle.package import package_bundle, refuse_existing
 from bertserve.export.calibration import Split, Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
@@ -30,7 +30,6 @@ from bertserve.export.gpu import build as gpu
 from bertserve.export.precisions import choose_precisions
 from bertserve.export.progress import Progress, stage
 from bertserve.export.provider_graphs import BundleGraphs, Comparison, measure_graphs
-from bertserve.export.tracers import Tracer
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import Precision

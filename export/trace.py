@@ -18,13 +18,13 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from bertserve.export.artifact import Tracer
 from bertserve.export.checkpoint.attention_heads import returning_attention
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, read_output
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import attention_maps, normalize, onnx_files
-from bertserve.export.tracers import Tracer
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
 # each exporter's own: dynamo's operators are written for 18, and an older opset is made of that by conversion
@@ -148,7 +148,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
 def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpec, ...]:
     """Exports the graph with one exporter; returns the inputs that it has."""
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
-    module = _MaskedLanguageModel(checkpoint) if checkpoint.task == "fill-mask" else _PositionalModel(checkpoint)
+    module = _MaskedLanguageModel(checkpoint) if checkpoint.mask is not None else _PositionalModel(checkpoint)
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
     with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.max_length):
         try:

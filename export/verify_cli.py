@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from bertserve.export import flags
 from bertserve.export.errors import ExportError
-from bertserve.export.verify import figures
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from bertserve.export.verify.check import Check
+    from bertserve.export.verify.loaded_graph import Check
     from bertserve.export.verify.verify import VerifySpec
 
 PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
@@ -96,8 +96,8 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
 
 def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, silent: bool) -> bool:
     """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
-    from bertserve.export.verify.check import Check
     from bertserve.export.verify.checkpoint_checks import load_checkpoint_of
+    from bertserve.export.verify.loaded_graph import Check
     from bertserve.export.verify.remeasure import remeasure
     from bertserve.service.bundle.files import load_bundle
 
@@ -139,30 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run the code of --module's file, with your rights; never for a file that you have not read",
     )
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        type=Path,
-        help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
-        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1, correlations or "
-        "exact match, whichever the task and the model's labels have",
-    )
-    parser.add_argument(
-        "--min-agreement",
-        type=flags.parse_share,
-        metavar="SHARE",
-        help="least agreement of each graph on the data, by the measure of the task: the share of equal answers, F1 of entities or label sets, "
-        "cosine similarity of vectors, rank correlation of single scores",
-    )
-    parser.add_argument(
-        "--min-figure",
-        type=figures.parse_floor,
-        action="append",
-        default=[],
-        metavar="FIGURE=SHARE",
-        help="least value of a figure that each graph must reach on the data, such as matthews=0.55; again for another figure; they are "
-        + ", ".join(figures.NAMES),
-    )
+    _add_data_flags(parser)
     parser.add_argument(
         "--provider",
         type=flags.parse_providers,
@@ -190,6 +167,49 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
+
+
+def _add_data_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the user's data."""
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        type=Path,
+        help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
+        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1, correlations or "
+        "exact match, whichever the task and the model's labels have",
+    )
+    parser.add_argument(
+        "--min-agreement",
+        type=flags.parse_share,
+        metavar="SHARE",
+        help="least agreement of each graph on the data, by the measure of the task: the share of equal answers, F1 of entities or label sets, "
+        "cosine similarity of vectors, rank correlation of single scores",
+    )
+    parser.add_argument(
+        "--min-figure",
+        type=_parse_floor,
+        action="append",
+        default=[],
+        metavar="FIGURE=SHARE",
+        help="least value of a figure that each graph must reach on the data, such as matthews=0.55; again for another figure; they are "
+        + ", ".join(_figures()),
+    )
+
+
+def _figures() -> dict[str, str]:
+    """Returns the figures that data with right answers is scored by, as `--min-figure` takes them, with their names."""
+    names = [figure for task in TASKS.values() for figure in task.figures]
+    return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
+
+
+def _parse_floor(text: str) -> tuple[str, float]:
+    """Returns a figure and the least that it may be, of `FIGURE=SHARE`."""
+    name, equals, share = text.partition("=")
+    known = _figures()
+    if not equals or name.lower() not in known:
+        raise argparse.ArgumentTypeError(f"`{text}` is not FIGURE=SHARE, such as accuracy=0.9, with a figure out of {', '.join(known)}")
+    return known[name.lower()], flags.parse_share(share)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ HOMES = {
     "huggingface_hub": {"bertserve.export"},
     "onnx": {"bertserve.export"},
     "onnx_ir": {"bertserve.export"},
-    "threadpoolctl": {"bertserve.export.product_threads"},
+    "threadpoolctl": {"bertserve.export.int8.quantize"},
     "tqdm": {"bertserve.export.progress", "bertserve.service.scoring.runner"},
     "pyarrow": {"bertserve.service.scoring.json_forms", "bertserve.service.scoring.parquet", "bertserve.service.scoring.parquet_folder"},
     "ray": {"bertserve.service.ray", "bertserve.service.scoring.ray_actor", "bertserve.service.scoring.ray_data"},

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertserve.export import trace
-from bertserve.export.analyze.built_graph import BuiltGraph
+from bertserve.export.analyze.timing import BuiltGraph
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.cpu import build as cpu
 from bertserve.export.graph import onnx_files

@@ -16,9 +16,10 @@ from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedModel, ini
 from bertserve.export.analyze.shapes import NAMED, Shape
 from bertserve.export.checkpoint.card_metadata import CardMetadata
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.signature import INPUTS, LAST_LAYER
+from bertserve.export.checkpoint.signature import INPUTS
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks import feature_extraction
 
 _SPREAD = 0.05  # of the random weights
 _DEFAULT_LENGTH = 512
@@ -87,9 +88,9 @@ def random_checkpoint(config: Any) -> Checkpoint:
         commit=None,
         weights_sha256="",
         model=model,
-        task="feature-extraction",
+        task=feature_extraction.TASK.name,
         inputs=tuple(INPUTS[name] for name in taken if name in INPUTS),
-        outputs=(LAST_LAYER,),
+        outputs=feature_extraction.TASK.outputs,
         labels=(),
         activation="none",
         tokenizer=None,

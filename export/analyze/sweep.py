@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 from bertserve.export.analyze.build import build_fp32, build_int8
-from bertserve.export.analyze.built_graph import BuiltGraph
 from bertserve.export.analyze.random_model import random_checkpoint, read_config, shape_of, with_shape
 from bertserve.export.analyze.shapes import LENGTHS, MIDDLE, NAMED, Axis, Shape, choose_lengths, variants
-from bertserve.export.analyze.timing import Timing, measure_apart
+from bertserve.export.analyze.timing import BuiltGraph, Timing, measure_apart
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.export.progress import Progress, stage
+from bertserve.export.tasks import feature_extraction
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Flops
 
@@ -152,7 +152,7 @@ def _base(source: str) -> tuple[Checkpoint, object]:
     if source in NAMED or path.is_file() or (path.is_dir() and not any(path.rglob("*.safetensors"))):
         config = read_config(source)
         return random_checkpoint(config), config
-    checkpoint = load_checkpoint(source, task="feature-extraction")
+    checkpoint = load_checkpoint(source, task=feature_extraction.TASK.name)
     return checkpoint, checkpoint.model.config
 
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from bertserve.export.analyze.built_graph import BuiltGraph
 from bertserve.export.errors import GraphError
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -28,6 +27,23 @@ from bertserve.service.text.tokenizer import Encoding
 RUNS = (3, 30)  # at least, at most, of each batch
 PATIENCE = 4  # times its seconds, after which a batch that takes long has fewer runs than at least
 _MIB = 2**20
+
+
+@dataclass(frozen=True)
+class BuiltGraph:
+    """A graph that is to be timed, and what it takes to run it.
+
+    Attributes:
+        path: The file.
+        spec: Its entry in a manifest; its evidence is empty.
+        pad_id: Token id of the padding, which the model has.
+        bytes: Size of its files.
+    """
+
+    path: Path
+    spec: GraphSpec
+    pad_id: int
+    bytes: int
 
 
 @dataclass(frozen=True)

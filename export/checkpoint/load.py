@@ -17,7 +17,6 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertserve.export.checkpoint.attention_heads import count_heads
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.head_adapter import adapt_head
 from bertserve.export.checkpoint.hidden_layers import choose_layers, number_layers
 from bertserve.export.checkpoint.modules_json import has_pooling
 from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
@@ -25,7 +24,7 @@ from bertserve.export.checkpoint.self_modifying import refuse_self_modifying
 from bertserve.export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
 from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, MASK_INDEX, graph_outputs, model_inputs
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
-from bertserve.export.checkpoint.task_head import choose_task, fixed_labels, judges_pairs, read_activation, read_labels
+from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.tokenizer import (
     find_cls_index,
     load_tokenizer,
@@ -38,14 +37,13 @@ from bertserve.export.checkpoint.tokenizer import (
 )
 from bertserve.export.checkpoint.weights import load_model
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks import feature_extraction
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec
 from bertserve.service.bundle.manifest import Combine, Layers, Piece, Task, TextPiece
 
 # for a model with relative positions alone whose tokenizer states no limit: nearly all were trained with this
 DEFAULT_LENGTH = 512
-LEAST_LENGTH = 16  # tokens; the tracer and the samples need as many
-# fewer have no room for a mask and its context
-MIN_LENGTHS: dict[Task, int] = {"fill-mask": 32}
 
 
 def load_checkpoint(
@@ -83,13 +81,15 @@ def load_checkpoint(
             "model.safetensors; remove the field and save the right weights as model.safetensors."
         )
     if task == "auto" and has_pooling(files.folder):
-        task = "feature-extraction"  # modules.json decides: all-mpnet-base-v2, for one, names the class that its base was trained in
+        task = (
+            feature_extraction.TASK.name
+        )  # modules.json decides: all-mpnet-base-v2, for one, names the class that its base was trained in
     _reset_call_options(config)
     chosen_task, auto_class = choose_task(config, task, files.adapter)
-    embeds = chosen_task == "feature-extraction"
+    embeds = TASKS[chosen_task].embeds
     if layers != "last" and not embeds:
         named = layers if isinstance(layers, str) else ",".join(map(str, layers))
-        raise CheckpointError(f"--layers {named} is for feature-extraction, and `{source}` is for {chosen_task}; leave it out.")
+        raise CheckpointError(f"--layers {named} is for {feature_extraction.TASK.name}, and `{source}` is for {chosen_task}; leave it out.")
     if combine is not None and layers == "last":
         raise CheckpointError(f"--combine {combine} is for several layers; name them with --layers, or leave it out.")
     tokenizer = load_tokenizer(source, files.tokenizer_folder)
@@ -119,7 +119,7 @@ def _describe(
     combine: Combine | None,
 ) -> Checkpoint:
     """Checks that model and tokenizer fit, and reads from them what the later stages need."""
-    source, fixed = files.source, fixed_labels(model)
+    source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
     single, pair = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
@@ -130,6 +130,7 @@ def _describe(
     _check_length(source, task, max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
     added_tokens = read_added_tokens(tokenizer, (*single, *pair), padding.id)
+    mask = read_mask_token(source, tokenizer) if record.fills_masks else None
     embedding = None
     if sentences is not None:
         given = choose_layers(model, tokenizer, layers)
@@ -142,12 +143,12 @@ def _describe(
         weights_sha256=files.weights_sha256,
         model=model,
         task=task,
-        inputs=(*inputs, MASK_INDEX) if task == "fill-mask" else inputs,
+        inputs=(*inputs, MASK_INDEX) if record.fills_masks else inputs,
         outputs=graph_outputs(task, embedding),
-        labels=fixed or (read_labels(source, config) if task.endswith("-classification") else ()),
-        activation=read_activation(config) if task == "text-classification" and not fixed else "softmax" if sentences is None else "none",
+        labels=fixed or (read_labels(source, config) if record.labeled else ()),
+        activation="softmax" if fixed else record.activation or read_activation(config),
         tokenizer=tokenizer,
-        tokenizer_json=tokenizer_json(tokenizer, task, added_tokens),
+        tokenizer_json=tokenizer_json(tokenizer, mask, added_tokens),
         added_tokens=added_tokens,
         max_length=max_length,
         pad_id=padding.id,
@@ -156,7 +157,7 @@ def _describe(
         pair=pair,
         cls_index=find_cls_index(tokenizer, single, pair),
         subword_prefix=read_subword_prefix(tokenizer),
-        mask=read_mask_token(source, tokenizer) if task == "fill-mask" else None,
+        mask=mask,
         card=files.card,
         card_metadata=files.card_metadata,
         embedding=embedding,
@@ -188,7 +189,7 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
 
 def _check_length(source: str, task: Task, max_length: int) -> None:
     """Refuses a model that is too short for its task."""
-    least = MIN_LENGTHS.get(task, LEAST_LENGTH)
+    least = TASKS[task].min_length
     if max_length < least:
         raise CheckpointError(
             f"`{source}` has a usable length of {max_length} tokens, special tokens counted, and {task} needs {least}; check the position table "

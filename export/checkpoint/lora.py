@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from bertserve.export.errors import CheckpointError, MissingPackageError
+from bertserve.export.tasks.catalog import TASKS
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-TASKS = {"SEQ_CLS": "text-classification", "TOKEN_CLS": "token-classification", "QUESTION_ANS": "question-answering"}
 
 # Settings of peft 0.21 that any value may have: those that are read here, or follow from the tensors' names and shapes, ...
 _READ = {
@@ -216,7 +216,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
         folder=folder,
         base_model=str(config["base_model_name_or_path"]),
         base_revision=config.get("revision"),
-        task=TASKS.get(config.get("task_type") or "", "auto"),
+        task=next((task.name for task in TASKS.values() if task.lora_type and task.lora_type == config.get("task_type")), "auto"),
         alpha=float(config["lora_alpha"]),
         use_rslora=bool(config.get("use_rslora")),
         use_dora=use_dora,

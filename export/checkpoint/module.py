@@ -22,7 +22,7 @@ from bertserve.export.checkpoint.card_metadata import CardMetadata
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.module_spec import ModuleSpec
 from bertserve.export.checkpoint.padding import find_padding
-from bertserve.export.checkpoint.signature import INPUTS, OUTPUTS, graph_outputs
+from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
 from bertserve.export.checkpoint.tokenizer import (
     find_cls_index,
@@ -33,9 +33,8 @@ from bertserve.export.checkpoint.tokenizer import (
     vocabulary_size,
 )
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling
-
-TASKS = ("text-classification", "token-classification", "question-answering", "feature-extraction")
 
 
 class _Config(PreTrainedConfig):  # type: ignore[misc]  # untyped in transformers
@@ -84,19 +83,19 @@ def load_module(reference: str) -> Checkpoint:
     if "input_ids" not in names:
         raise CheckpointError(f"`forward` of the module of `{reference}` has no parameter `input_ids`; known are {', '.join(INPUTS)}.")
     spec_tokenizer.model_input_names = names
-    labels = dict(enumerate(spec.labels)) if spec.task.endswith("-classification") else {0: "", 1: ""}
+    task = TASKS[spec.task]
+    labels = dict(enumerate(spec.labels)) if task.labeled else {0: "", 1: ""}
     config = _Config(
         pad_token_id=spec_tokenizer.pad_token_id, id2label=labels, label2id={}, problem_type=spec.problem_type, architectures=["module"]
     )
-    outputs = OUTPUTS[spec.task]
-    model = _Module(config, spec.module, tuple(output.name for output in outputs), vocabulary_size(spec_tokenizer)).eval().float()
+    model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(spec_tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)
     single, pair = read_template(spec_tokenizer, ("a",)), read_template(spec_tokenizer, ("a", "b"))
     with torch.no_grad():
         width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
         padding = find_padding(model, spec_tokenizer, names, spec.max_length)
     added_tokens = read_added_tokens(spec_tokenizer, (*single, *pair), padding.id)
-    embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if spec.task == "feature-extraction" else None
+    embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
         name=path.stem,
         source=f"{path.name}:{factory}",
@@ -107,14 +106,10 @@ def load_module(reference: str) -> Checkpoint:
         task=spec.task,
         inputs=inputs,
         outputs=graph_outputs(spec.task, embedding),
-        labels=read_labels(reference, config) if spec.task.endswith("-classification") else (),
-        activation=read_activation(config)
-        if spec.task == "text-classification"
-        else "none"
-        if spec.task == "feature-extraction"
-        else "softmax",
+        labels=read_labels(reference, config) if task.labeled else (),
+        activation=task.activation or read_activation(config),
         tokenizer=spec_tokenizer,
-        tokenizer_json=tokenizer_json(spec_tokenizer, spec.task, added_tokens),
+        tokenizer_json=tokenizer_json(spec_tokenizer, None, added_tokens),
         added_tokens=added_tokens,
         max_length=spec.max_length,
         pad_id=padding.id,
@@ -169,7 +164,7 @@ def _call(path: Path, factory: str) -> ModuleSpec:
 def _check_fields(path: Path, spec: ModuleSpec) -> None:
     problems = ("single_label_classification", "multi_label_classification", "regression")
     for name, value, allowed in (
-        ("task", spec.task, TASKS),
+        ("task", spec.task, tuple(task.name for task in TASKS.values() if task.takes_modules)),
         ("problem_type", spec.problem_type, problems),
         ("pooling", spec.pooling, get_args(Pooling)),
     ):
@@ -177,10 +172,11 @@ def _check_fields(path: Path, spec: ModuleSpec) -> None:
             raise CheckpointError(f"`{name}` of the module of `{path}` is {value!r}; allowed are {', '.join(allowed)}.")
     if not isinstance(spec.max_length, int) or spec.max_length < 3:
         raise CheckpointError(f"`max_length` of the module of `{path}` is {spec.max_length!r}; it is a number of tokens, 3 at least.")
-    if spec.task.endswith("-classification") != bool(spec.labels):
+    labeled = TASKS[spec.task].labeled
+    if labeled != bool(spec.labels):
         raise CheckpointError(
             f"`labels` of the module of `{path}` are {list(spec.labels)!r}; a classification has some, and {spec.task} "
-            + ("needs them." if spec.task.endswith("-classification") else "none.")
+            + ("needs them." if labeled else "none.")
         )
 
 
@@ -213,17 +209,17 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
             f"the module of `{reference}` fails on two rows of 5 tokens whose id is {vocabulary - 1}, the tokenizer's last: "
             f"{type(error).__name__}: {error}"
         ) from error
-    width = len(spec.labels)
-    for output in OUTPUTS[spec.task]:
+    task, width = TASKS[spec.task], len(spec.labels)
+    for output in task.outputs:
         tensor = found[output.name]
-        tail = () if spec.task == "question-answering" else (tensor.shape[-1] if spec.task == "feature-extraction" else width,)
+        tail = (width,) if task.labeled else (tensor.shape[-1],) if task.embeds else ()
         expected = (2, *tail) if output.kind == "per_text" else (2, 5, *tail)
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float32 or tuple(tensor.shape) != expected:
             raise CheckpointError(
                 f"the module of `{reference}` gives `{output.name}` of {tensor.dtype} {list(tensor.shape)} for 2 rows of 5 tokens; "
                 f"{spec.task} with {width} labels wants torch.float32 {list(expected)}."
             )
-    return int(found[OUTPUTS[spec.task][0].name].shape[-1])
+    return int(found[task.outputs[0].name].shape[-1])
 
 
 def _digest(module: torch.nn.Module) -> str:

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import LAST_FOUR, Embedding, Task
 
@@ -20,19 +21,10 @@ INPUTS: dict[str, InputSpec] = {
 MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
 ATTENTION_INDEX = InputSpec(name="attention_index", fill="attention_index")
 
-LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
 LAST_FOUR_LAYERS = "last_four_hidden_states"
 LAYERS = "hidden_states_"  # and their numbers
 ATTENTIONS = OutputSpec(name="attentions", kind="per_map")
 LAYER_ATTENTION = "attentions_"  # and the layer's number, from 0
-OUTPUTS: dict[Task, tuple[OutputSpec, ...]] = {
-    "text-classification": (OutputSpec(name="logits", kind="per_text"),),
-    "token-classification": (OutputSpec(name="logits", kind="per_token"),),
-    "question-answering": (OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
-    "fill-mask": (OutputSpec(name="logits", kind="per_mask"),),
-    "multiple-choice": (OutputSpec(name="logits", kind="per_text"),),
-    "feature-extraction": (LAST_LAYER,),
-}
 
 
 def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
@@ -64,9 +56,10 @@ def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...
 
 def graph_outputs(task: Task, embedding: Embedding | None) -> tuple[OutputSpec, ...]:
     """Returns the outputs of a task's graph; an embedding's says which layers."""
+    outputs = TASKS[task].outputs
     if embedding is None or embedding.layers == "last":
-        return OUTPUTS[task]
-    return (LAST_LAYER, OutputSpec(name=embedding.layers_output, kind="per_token"))
+        return outputs
+    return (*outputs, OutputSpec(name=embedding.layers_output, kind="per_token"))
 
 
 def read_output(outputs: Any, name: str) -> torch.Tensor:

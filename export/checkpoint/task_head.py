@@ -1,38 +1,36 @@
-"""Reads what a checkpoint was fine-tuned for: its task, the class that loads it, its labels, and what turns logits into scores."""
+"""Reads what a checkpoint was fine-tuned for: its task, the class that loads it, its labels, and what turns logits into scores.
+
+`adapt_head` gives every head the form that all later stages know: inputs of [rows, length], and outputs by the names of the graph. What a task
+asks of all its models is in `export/tasks`. Two classes of pretraining need more: ALBERT's has two heads, of which the one of sentence order has
+no class of its own. ELECTRA's discriminator has one logit a token, x, which says by its sigmoid that the token was replaced. With a second one
+that is always 0 it is a tagger like any other: the softmax over 0 and x is 1 - sigmoid(x) and sigmoid(x).
+
+Adapters are hooks: the model's own code runs, whatever it is, in PyTorch and in both exporters.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
-    AutoModel,
+    AlbertForPreTraining,
     AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
     AutoModelForNextSentencePrediction,
     AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
-    AutoModelForTokenClassification,
+    ElectraForPreTraining,
     PreTrainedModel,
 )
 
 from bertserve.export.checkpoint.lora import LoraAdapter
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.spec import ExportTask
 from bertserve.service.bundle.manifest import Activation, Task
 
-HEADS: dict[str, tuple[Task, Any]] = {
-    # suffix of the architecture's name -> task, and the class that loads it
-    "ForSequenceClassification": ("text-classification", AutoModelForSequenceClassification),
-    "ForTokenClassification": ("token-classification", AutoModelForTokenClassification),
-    "ForQuestionAnswering": ("question-answering", AutoModelForQuestionAnswering),
-    "ForMaskedLM": ("fill-mask", AutoModelForMaskedLM),
-    "ForMultipleChoice": ("multiple-choice", AutoModelForMultipleChoice),
-    "Model": ("feature-extraction", AutoModel),
-}
-TASKS = tuple(task for task, _ in HEADS.values())
 OTHER_HEADS: dict[str, dict[Task, Any]] = {
     # the architecture's name, or what it has from "For" on -> each task that it has a head for, the one that is meant first, and the class that loads that
     "ForNextSentencePrediction": {"text-classification": AutoModelForNextSentencePrediction},
@@ -51,6 +49,7 @@ FIXED_LABELS = {
     "AlbertForPreTraining": ("in_order", "swapped"),
     "ElectraForPreTraining": ("original", "replaced"),
 }
+SENTENCE_ORDERS = 2  # of ALBERT: in order, and swapped
 
 
 def choose_task(config: Any, task: str, adapter: LoraAdapter | None) -> tuple[Task, Any]:
@@ -100,6 +99,20 @@ def read_activation(config: Any) -> Activation:
     return "softmax"
 
 
+def adapt_head(model: PreTrainedModel, task: Task) -> None:
+    """Makes a loaded model take and give out what graphs of its task do; most do so already.
+
+    Raises:
+        CheckpointError: ALBERT's head of sentence order has not two labels.
+    """
+    if (adapt := TASKS[task].adapt_model) is not None:
+        adapt(model)
+    elif isinstance(model, AlbertForPreTraining):
+        _give_sentence_order(model)
+    elif isinstance(model, ElectraForPreTraining):
+        model.register_forward_hook(_give_both_tags)
+
+
 def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     """Returns the task and the auto class that loads it, from the architecture's name or the user's choice."""
     architectures = config.architectures or []
@@ -107,23 +120,24 @@ def _task_of_model(config: Any, task: str) -> tuple[Task, Any]:
     wanted = next(iter(trained_for), None) if task == "auto" else task
     if wanted is None:
         raise CheckpointError(f"cannot tell the task of architecture {architectures or 'none'}; give --task, one of {', '.join(TASKS)}.")
+    if wanted not in TASKS:
+        raise CheckpointError(f"unknown task `{wanted}`; give --task one of {', '.join(TASKS)}.")
     # every model with a head contains an encoder
-    if trained_for and wanted not in trained_for and wanted != "feature-extraction":
+    if trained_for and wanted not in trained_for and not TASKS[wanted].embeds:
         made_for = " and ".join(trained_for)
         raise CheckpointError(f"the checkpoint is a {architectures[0]}, made for {made_for}; --task {wanted} does not fit it.")
-    chosen, auto_class = next((head_task, auto_class) for head_task, auto_class in HEADS.values() if head_task == wanted)
-    auto_class = trained_for.get(chosen, auto_class)
-    if (
-        wanted == "feature-extraction"
-        and getattr(config, "is_encoder_decoder", False)
-        and type(config) in AutoModelForTextEncoding._model_mapping
-    ):
+    auto_class = trained_for.get(wanted, _auto_class(TASKS[wanted]))
+    if TASKS[wanted].embeds and getattr(config, "is_encoder_decoder", False) and type(config) in AutoModelForTextEncoding._model_mapping:
         auto_class = AutoModelForTextEncoding  # no text fills the inputs of T5's decoder
     if type(config) not in auto_class._model_mapping:
         raise CheckpointError(
             f"transformers has no head for {wanted} on a {type(config).__name__} (architecture {architectures or 'none'})."
         )
-    return chosen, auto_class
+    return wanted, auto_class
+
+
+def _auto_class(task: ExportTask) -> Any:
+    return getattr(transformers, task.auto_class)
 
 
 def _heads(architectures: list[str]) -> dict[Task, Any]:
@@ -132,9 +146,9 @@ def _heads(architectures: list[str]) -> dict[Task, Any]:
         other = OTHER_HEADS.get(name) or OTHER_HEADS.get(name[max(name.find("For"), 0) :])
         if other is not None:
             return other
-        for suffix, (task, auto_class) in HEADS.items():
-            if _has_head(name, suffix, auto_class):
-                return {task: auto_class}
+        for task in TASKS.values():
+            if _has_head(name, task.head, _auto_class(task)):
+                return {task.name: _auto_class(task)}
     return {}
 
 
@@ -166,3 +180,26 @@ def _has_head(architecture: str, suffix: str, auto_class: Any) -> bool:
     named = architecture.endswith(suffix) and "HeadModel" not in architecture
     mapped = architecture in auto_class._model_mapping._model_mapping.values() and "ForConditionalGeneration" not in architecture
     return named or mapped
+
+
+def _give_sentence_order(model: Any) -> None:
+    """Makes ALBERT's class of pretraining give out the `logits` [rows, 2] of sentence order, and compute nothing for the other head."""
+    labels = model.sop_classifier.classifier.out_features
+    if labels != SENTENCE_ORDERS:
+        raise CheckpointError(
+            f"the head of sentence order has {labels} labels, as config.json says, and {SENTENCE_ORDERS} are known: in order, and swapped."
+        )
+    model.predictions = torch.nn.Identity()
+
+    def name(module: Any, args: Any, output: Any) -> Any:
+        output["logits"] = output["sop_logits"]
+        return output
+
+    model.register_forward_hook(name)
+
+
+def _give_both_tags(module: Any, args: Any, output: Any) -> Any:
+    """Makes `logits` [rows, length, 2], of the tags original and replaced, of ELECTRA's [rows, length]."""
+    replaced = output["logits"]
+    output["logits"] = torch.stack([torch.zeros_like(replaced), replaced], dim=-1)
+    return output

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, Task, TextPiece
+from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece
 
 
 def load_tokenizer(source: str, folder: Path) -> Any:
@@ -50,7 +50,7 @@ def read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> t
     )
 
 
-def tokenizer_json(tokenizer: Any, task: Task, added_tokens: Iterable[AddedToken]) -> str:
+def tokenizer_json(tokenizer: Any, mask: MaskToken | None, added_tokens: Iterable[AddedToken]) -> str:
     """Returns `tokenizer.json` without the truncation and padding settings of its training.
 
     The service reads special tokens that are spelled in a text as text. So the tokens that a text may spell are marked as not special:
@@ -68,7 +68,7 @@ def tokenizer_json(tokenizer: Any, task: Task, added_tokens: Iterable[AddedToken
     for token in document["added_tokens"]:
         if token["id"] in spelled:
             token["special"] = False
-        if task == "fill-mask" and token["id"] == tokenizer.mask_token_id:
+        if mask is not None and token["id"] == mask.id:
             token["special"] = token["normalized"] = False
     return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
 

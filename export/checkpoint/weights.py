@@ -12,6 +12,7 @@ from bertserve.export.checkpoint.pruned_heads import prune_while_loading
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
 from bertserve.export.checkpoint.unexpected_weights import refuse_unexpected_weights
 from bertserve.export.errors import CheckpointError
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Task
 
 
@@ -44,7 +45,7 @@ def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ign
     replaced = set() if adapter is None else adapter.merge(model)
     _refuse_other_shapes(source, [entry for entry in report["mismatched_keys"] if entry[0] not in replaced])
     missing = set(report["missing_keys"]) - replaced
-    if task == "feature-extraction":
+    if TASKS[task].embeds:
         missing = _drop_pooler(model, missing)
     _refuse_missing(source, missing, f"{task} model", config.architectures or "", type(model).__name__)
     refuse_unexpected_weights(source, report["unexpected_keys"], model, ignored_weights)

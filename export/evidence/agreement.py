@@ -1,23 +1,19 @@
-"""Measures how closely results agree with a reference's, by the measure of the model's head. Pure.
+"""Measures how closely results agree with a reference's, by the measure of the task. Pure.
 
-`bertserve.service.bundle.agreement` says which head has which measure. A measure without anything to decide has no value, rather than full agreement.
+Results are what the service's tasks return. A measure without anything to decide has no value, rather than full agreement.
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bertserve.export.evidence.decisions import (
-    chosen_labels,
-    cosine_distance,
-    decision,
-    equal_but_for_scores,
-    regression_value,
-    result_spans,
-)
-from bertserve.export.evidence.metrics import f1, spearman
-from bertserve.service.bundle.agreement import measure_of
+import numpy as np
+
+from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.metrics import f1, spearman
 from bertserve.service.bundle.graph_spec import Agreement, Measure
 from bertserve.service.tasks.batch import ModelConfig
 
@@ -34,9 +30,9 @@ class AgreementMeter:
             task: Hugging Face name of the task.
             config: The model's labels and activation.
         """
-        self._task = task
+        self._task = TASKS[task]
         self._config = config
-        self._measure: Measure = measure_of(task, config.labels, config.activation)
+        self._measure = self._task.measure(config)
         self._pairs: list[tuple[Any, Any]] = []
 
     def add(self, expected: Any, actual: Any) -> None:
@@ -57,14 +53,9 @@ class AgreementMeter:
         return _VALUES[self._measure](self._measure, self._pairs)
 
     def _reduced(self, result: Any) -> Any:
-        if self._measure == "spearman":
-            # float32 agrees with PyTorch in about five digits; the ranks of scores that differ by less, as near 1, are rounding
-            return float(f"{regression_value(result):.5g}")
-        if self._measure == "span_f1":
-            return result_spans(result)
-        if self._measure == "set_f1":
-            return chosen_labels(result, self._config)
-        return decision(self._task, result, self._config)
+        decision = self._task.decision(result, self._config)
+        # float32 agrees with PyTorch in about five digits; the ranks of scores that differ by less, as near 1, are rounding
+        return float(f"{decision:.5g}") if self._measure == "spearman" else decision
 
 
 def _equal_share(measure: Measure, pairs: _Pairs) -> Agreement:
@@ -99,3 +90,60 @@ _VALUES: dict[Measure, Callable[[Measure, _Pairs], Agreement]] = {
     "cosine": _mean_cosine,
     "spearman": _rank_correlation,
 }
+
+
+def equal_but_for_scores(expected: Any, actual: Any) -> bool:
+    """Returns whether two results or decisions are equal if the values of their floats are left out."""
+    if isinstance(expected, list):
+        return isinstance(actual, list) and len(expected) == len(actual) and all(map(equal_but_for_scores, expected, actual))
+    if isinstance(expected, dict):
+        return (
+            isinstance(actual, dict)
+            and expected.keys() == actual.keys()
+            and all(equal_but_for_scores(expected[key], actual[key]) for key in expected)
+        )
+    if isinstance(expected, float):
+        return isinstance(actual, float)
+    return type(expected) is type(actual) and bool(expected == actual)
+
+
+def equal_but_for_ties(task: str, expected: Any, actual: Any, tolerance: float) -> bool:
+    """Returns whether two results are equal, if items whose scores are nearly equal may be in either order.
+
+    Args:
+        task: Hugging Face name of the task, which says whether its lists are ordered by score.
+        expected: The reference's result.
+        actual: The graph's result.
+        tolerance: How far two scores may differ that rounding can order either way.
+    """
+    scored = TASKS[task].best_first and _is_scored(expected) and _is_scored(actual) and len(expected) == len(actual)
+    if not scored:
+        nested = isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual)
+        if nested and all(isinstance(item, list) for item in expected):
+            return all(equal_but_for_ties(task, one, other, tolerance) for one, other in zip(expected, actual, strict=True))
+        return equal_but_for_scores(expected, actual)
+    scores = {_identity(item): item["score"] for item in expected}
+    # an item that the reference has not is one behind its last, and may be there if it is nearly as good
+    last = expected[-1]["score"] if expected else 0.0
+    return all(
+        _identity(one) == _identity(other)
+        or abs(one["score"] - scores.get(_identity(other), last if abs(other["score"] - last) <= tolerance else math.inf)) <= tolerance
+        for one, other in zip(expected, actual, strict=True)
+    )
+
+
+def _is_scored(result: Any) -> bool:
+    """Returns whether a result is a list of items with scores."""
+    return isinstance(result, list) and all(isinstance(item, dict) and isinstance(item.get("score"), float) for item in result)
+
+
+def _identity(item: dict[str, Any]) -> str:
+    """Returns what an item is, its floats left out."""
+    return json.dumps({name: value for name, value in item.items() if not isinstance(value, float)}, sort_keys=True)
+
+
+def cosine_distance(a: Any, b: Any) -> float:
+    """Returns 1 - cosine of two vectors; of a text's token vectors the largest, each with its counterpart."""
+    x, y = (np.atleast_2d(np.asarray(value, dtype=np.float64)) for value in (a, b))
+    norms = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
+    return float(np.max(1 - (x * y).sum(axis=1) / np.maximum(norms, np.finfo(np.float64).tiny)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,16 @@ import numpy as np
 from bertserve.export import parallel
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.agreement import AgreementMeter
+from bertserve.export.evidence.agreement import AgreementMeter, equal_but_for_ties
 from bertserve.export.evidence.batch_invariance import RowErrors, measure_row_errors
-from bertserve.export.evidence.decisions import equal_but_for_ties, result_spans
-from bertserve.export.evidence.metrics import Span, span_f1
 from bertserve.export.evidence.reference import Reference
 from bertserve.export.evidence.spread_error import SpreadError
 from bertserve.export.progress import track
+from bertserve.export.tasks import catalog
+from bertserve.export.tasks.metrics import Span, result_spans, span_f1
 from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
 from bertserve.service.errors import EngineError
-from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import TaskModel, first_batch, result_of
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
@@ -129,15 +128,7 @@ def measure_parity(
 def _decoded(request: Any, rows: Sequence[Row], tokenizer: Tokenizer, checkpoint: Checkpoint) -> Any:
     """Returns a request's result for outputs, a checkpoint's or a graph's, as JSON has it."""
     model = TaskModel(tokenizer, checkpoint, Budget())
-    return to_plain(result_of(TASKS[checkpoint.task].run, _as_served(request, checkpoint), model, rows))
-
-
-def _as_served(request: Any, checkpoint: Checkpoint) -> Any:
-    """Returns a request with what it leaves open as the bundle says: the pooling and the layers of a vector."""
-    if not isinstance(request, embed.Request) or checkpoint.embedding is None:
-        return request
-    chosen = embed.resolve(embed.EmbedParameters(), checkpoint.embedding)
-    return replace(request, parameters=chosen.parameters, width=chosen.width, layers=chosen.layers)
+    return to_plain(result_of(TASKS[checkpoint.task].run, catalog.TASKS[checkpoint.task].resolve(request, checkpoint), model, rows))
 
 
 @dataclass(frozen=True)

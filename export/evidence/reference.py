@@ -19,10 +19,9 @@ from bertserve.export.checkpoint.signature import read_output
 from bertserve.export.evidence.attention_parity import AttentionSample, sample_attention
 from bertserve.export.evidence.samples import full_length_request, sample_requests, text_requests
 from bertserve.export.progress import track
+from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.spec import TokenizerCall
 from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.bundle.manifest import SpecialPiece
-from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner
-from bertserve.service.text.windows import default_stride
 
 NO_TEXTS = Texts()
 
@@ -46,8 +45,9 @@ class Reference:
             texts: More of them, for int8.
         """
         self.requests = [*requests, *texts]
+        call, spec = TASKS[checkpoint.task].tokenizer_call, checkpoint.tokenizer_spec("")
         self.rows = [
-            [_run_window(checkpoint, window) for window in _windows(checkpoint, request)]
+            [_run_window(checkpoint, window) for window in _windows(checkpoint, call(request, spec))]
             # a bar for a single request would be one for each line of a user's data
             for request in (track(self.requests, "run PyTorch", unit="samples") if len(self.requests) > 1 else self.requests)
         ]
@@ -70,31 +70,29 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
         checkpoint: The checkpoint.
         texts: Ordinary texts on which int8 is measured, none of those that it was made with; none where there is no such graph.
     """
-    mask = checkpoint.mask.token if checkpoint.mask else None
-    task, length, pairs_only = checkpoint.task, checkpoint.max_length, checkpoint.pairs_only
+    task, spec = checkpoint.task, checkpoint.tokenizer_spec("")
     prompts = checkpoint.embedding.prompts.values() if checkpoint.embedding else ()
-    spec = checkpoint.tokenizer_spec("")
     full = full_length_request(task, spec, lambda text: len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]))
     fixed = [*sample_requests(task, spec, prompts), full]
-    reference = Reference(checkpoint, fixed, text_requests(task, texts, length, mask, pairs_only=pairs_only))
+    reference = Reference(checkpoint, fixed, text_requests(task, texts, spec))
     reference.attention = sample_attention(checkpoint)
     return reference
 
 
-def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]:
+def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list[int]]]:
     """Returns the inputs of each window, or of each choice, by the Hugging Face tokenizer's own truncation.
 
     Raises:
         ValueError: The model is too short for windows of the request.
     """
-    texts, truncation, stride, length = _tokenizer_arguments(checkpoint, request)
+    length = call.length or checkpoint.max_length
     try:
         batch = checkpoint.tokenizer(
-            *texts,
-            truncation=truncation,
+            *call.texts,
+            truncation=call.truncation,
             max_length=length,
-            stride=stride or 0,
-            return_overflowing_tokens=stride is not None,
+            stride=call.stride or 0,
+            return_overflowing_tokens=call.stride is not None,
             return_token_type_ids=True,
             return_attention_mask=True,
         )
@@ -102,37 +100,12 @@ def _windows(checkpoint: Checkpoint, request: Any) -> list[dict[str, list[int]]]
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise ValueError(f"a window of {length} tokens has no room for the text and its overlap: {error}") from error
-    is_nested = stride is not None or isinstance(request, choose.Request)
+    is_nested = call.stride is not None or isinstance(call.texts[0], list)
     nested = batch if is_nested else {name: [values] for name, values in batch.items()}
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
     found = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
     # where the beginning of a text is cut, transformers gives its last window first
-    return found[::-1] if stride is not None and checkpoint.truncation_side == "left" else found
-
-
-def _tokenizer_arguments(checkpoint: Checkpoint, request: Any) -> tuple[tuple[Any, ...], str, int | None, int]:
-    """Returns a request's texts, or lists of them, the truncation strategy, the stride of its windows if it has any, and the length of one, in tokens."""
-    length = checkpoint.max_length
-    if isinstance(request, classify.Request):
-        texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
-        return texts, "longest_first", _stride(request.parameters.stride, checkpoint) if request.parameters.window else None, length
-    if isinstance(request, choose.Request):
-        # lists, as in `run_swag`: of one pair transformers would leave out an empty second text
-        return ([request.first] * len(request.choices), request.seconds), "longest_first", None, length
-    if isinstance(request, ner.Request):
-        return (request.text,), "longest_first", _stride(request.parameters.stride, checkpoint), length
-    if isinstance(request, answer.Request):
-        length = min(request.parameters.max_seq_len or answer.DEFAULT_SEQ_LEN, length)
-        return (request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length
-    if isinstance(request, embed.Request):
-        return (request.prompt + request.text,), "longest_first", None, length
-    assert isinstance(request, fill_mask.Request)
-    return (request.text,), "longest_first", None, length
-
-
-def _stride(requested: int | None, checkpoint: Checkpoint) -> int:
-    specials = sum(isinstance(piece, SpecialPiece) for piece in checkpoint.single)
-    return default_stride(checkpoint.max_length - specials) if requested is None else requested
+    return found[::-1] if call.stride is not None and checkpoint.truncation_side == "left" else found
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:

@@ -18,15 +18,18 @@ matrices that matter most go back to float.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 from onnx_ir.passes import common
+from threadpoolctl import threadpool_limits
 
 from bertserve.export import inference, parallel
 from bertserve.export.errors import GraphError
@@ -36,7 +39,6 @@ from bertserve.export.inference import Feed
 from bertserve.export.int8 import emit_int8, fold_smoothing, outlier_split, sensitivity, smoothquant
 from bertserve.export.int8.activations import Activations, observe
 from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
-from bertserve.export.product_threads import one_thread_a_product
 from bertserve.export.progress import track
 
 PROBE_TEXTS = 48  # for the gate
@@ -61,7 +63,19 @@ class Int8Graph:
     error: float
 
 
-@one_thread_a_product()
+@contextmanager
+def _one_thread_a_product() -> Iterator[None]:
+    """Lets torch and numpy take one thread: each core works on something of its own, and two that share their threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, "blas"):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@_one_thread_a_product()
 def quantize(
     source: Path,
     target: Path,

@@ -15,9 +15,8 @@ from bertserve.export.errors import CheckpointError, ParityError
 from bertserve.export.evidence.attention_parity import measure_attention
 from bertserve.export.evidence.parity import INT8_SLACK, measure_parity
 from bertserve.export.evidence.reference import Reference, sample_reference
-from bertserve.export.verify.check import Check
 from bertserve.export.verify.data_checks import Baseline
-from bertserve.export.verify.loaded_graph import LoadedGraph
+from bertserve.export.verify.loaded_graph import Check, LoadedGraph
 from bertserve.service.bundle.evidence_policy import summarize_agreement
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import BertServeError, EngineError

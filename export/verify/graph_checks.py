@@ -6,8 +6,7 @@ import json
 
 from bertserve.export.evidence.batch_invariance import measure_row_errors
 from bertserve.export.evidence.samples import sample_requests
-from bertserve.export.verify.check import Check
-from bertserve.export.verify.loaded_graph import LoadedGraph
+from bertserve.export.verify.loaded_graph import Check, LoadedGraph
 from bertserve.service.bundle.evidence_policy import describe_agreement
 from bertserve.service.check import CHECK_TOLERANCE, difference
 from bertserve.service.errors import BertServeError

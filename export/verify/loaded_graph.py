@@ -1,8 +1,9 @@
-"""A graph of a finished bundle, loaded on a provider that this machine has, and the choice of both."""
+"""A graph of a finished bundle, loaded on a provider that this machine has, the choice of both, and a check of it: a line of the report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +15,23 @@ from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.errors import BertServeError, BundleError
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: What was checked.
+        passed: Whether it is as it should be; None for what was measured and has no bound.
+        detail: What was found.
+        figures: The same for machines.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 class LoadedGraph:

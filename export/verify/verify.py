@@ -6,11 +6,10 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bertserve.export.verify.check import Check
 from bertserve.export.verify.data_checks import Baseline, check_data, fp32_baseline
 from bertserve.export.verify.dataset import read_dataset
 from bertserve.export.verify.graph_checks import check_batches, check_engine, check_evidence, check_example
-from bertserve.export.verify.loaded_graph import LoadedGraph, choose_graphs, choose_provider
+from bertserve.export.verify.loaded_graph import Check, LoadedGraph, choose_graphs, choose_provider
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.errors import BertServeError

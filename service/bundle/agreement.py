@@ -1,4 +1,4 @@
-"""How the agreement of a graph with its checkpoint is measured: one measure per kind of head. Pure.
+"""How the agreement of a graph with its checkpoint is measured. `export/tasks` says which task has which measure. Pure.
 
 A measure must be able to fail: the share of equal labels is 1 by construction where there is no label to choose, and an empty list of
 entities always equals an empty list.
@@ -29,8 +29,8 @@ NOT_MEASURED: dict[Measure, str] = {
 }
 
 
-def measure_of(task: Task | str, labels: Sequence[str], activation: Activation) -> Measure:
-    """Returns the measure for a model.
+def _older_measure(task: Task, labels: Sequence[str], activation: Activation) -> Measure:
+    """Returns the measure of a bundle that was exported before the field `agreement` existed.
 
     Args:
         task: Hugging Face name of the task.
@@ -56,7 +56,7 @@ def upgrade_evidence(manifest: Manifest) -> Manifest:
     Args:
         manifest: A manifest as it was read.
     """
-    measure = measure_of(manifest.task, manifest.labels, manifest.activation)
+    measure = _older_measure(manifest.task, manifest.labels, manifest.activation)
     graphs = tuple(
         graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": _recorded(measure, graph.evidence)})})
         for graph in manifest.graphs

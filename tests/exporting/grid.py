@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from bertserve.export import inference
+from bertserve.export.artifact import Tracer
 from bertserve.export.calibration import BUILT_IN
 from bertserve.export.pipeline import ExportSpec, export
-from bertserve.export.tracers import Tracer
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import Precision

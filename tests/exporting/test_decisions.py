@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.evidence.decisions import decision, equal_but_for_scores, equal_but_for_ties, result_spans
-from bertserve.export.evidence.metrics import Span
+from bertserve.export.evidence.agreement import equal_but_for_scores, equal_but_for_ties
+from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.tasks.metrics import Span, result_spans
 from bertserve.service.bundle.manifest import Activation
 
 ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}
@@ -52,20 +53,20 @@ def span(start: int, end: int, **fields: Any) -> dict[str, Any]:
         ("token-classification", [span(1, 3, entity_group="PER")], [span(1, 3, entity_group="LOC")], False),
         ("token-classification", [span(1, 3, entity_group="PER")], [], False),
         ("token-classification", [], [], True),
-        ("another", {"what": 1}, {"what": 2}, False),
+        ("feature-extraction", {"what": 1}, {"what": 2}, False),
     ],
 )
 def test_two_results_agree_where_their_choices_do(task: str, one: Any, other: Any, expected: bool) -> None:
-    """The best label, answer or token counts, of entities all; of a task that is not known the whole result."""
-    assert expected is equal_but_for_scores(decision(task, one, Config()), decision(task, other, Config()))
+    """The best label, answer or token counts, of entities all; of a task without choices the whole result."""
+    assert expected is equal_but_for_scores(*(TASKS[task].decision(result, Config()) for result in (one, other)))
 
 
 def test_of_independent_labels_those_that_are_sure_count() -> None:
     """From one half on, in any order; the best alone is not enough, and none may be sure."""
     config = Config(activation="sigmoid")
 
-    assert frozenset({"a", "b"}) == decision("text-classification", scored(b=0.9, a=0.5, c=0.49), config)
-    assert frozenset() == decision("text-classification", scored(b=0.4, a=0.3, c=0.2), config)
+    assert frozenset({"a", "b"}) == TASKS["text-classification"].decision(scored(b=0.9, a=0.5, c=0.49), config)
+    assert frozenset() == TASKS["text-classification"].decision(scored(b=0.4, a=0.3, c=0.2), config)
 
 
 @pytest.mark.parametrize(

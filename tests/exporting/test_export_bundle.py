@@ -218,7 +218,7 @@ def test_int8_is_compared_on_ordinary_texts_too(exported: Exported, tmp_path: Pa
     split = calibration.read_split(few_texts(tmp_path)).with_passages(
         Tokenizer(exported.target / TOKENIZER_FILE, exported.manifest.tokenizer)
     )
-    requests = text_requests("text-classification", split.report, exported.manifest.tokenizer.max_length, None)
+    requests = text_requests("text-classification", split.report, exported.manifest.tokenizer)
 
     assert 3 == len(split.report.lines)
     assert 3 + 1 <= len(requests)  # every second text as a pair too

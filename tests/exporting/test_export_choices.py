@@ -11,9 +11,9 @@ import torch
 import transformers
 
 import bertserve.service.cli
+from bertserve.export.artifact import Tracer
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.pipeline import ExportSpec, export
-from bertserve.export.tracers import Tracer
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest

@@ -21,6 +21,7 @@ from bertserve.export.evidence.spread_error import SpreadError
 from bertserve.export.int8 import quantize
 from bertserve.export.text_files import hashes_of, split_digest
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
+from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import answer, classify
@@ -72,11 +73,30 @@ def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Pat
     assert 36 == len(set.union(*hashes))
 
 
+def spec(max_length: int = 512) -> TokenizerSpec:
+    """Returns what a manifest says of BERT's tokenizer."""
+    (cls, sep), text = (
+        (SpecialPiece(special=token, id=id_, type_id=0) for token, id_ in (("[CLS]", 2), ("[SEP]", 3))),
+        TextPiece(text="a", type_id=0),
+    )
+    return TokenizerSpec(
+        sha256="",
+        max_length=max_length,
+        pad_id=0,
+        padding_side="right",
+        single=(cls, text, sep),
+        pair=(cls, text, sep, TextPiece(text="b", type_id=1), sep),
+        cls_index=0,
+        subword_prefix="##",
+        mask=MaskToken(token="[MASK]", id=4),
+    )
+
+
 def test_a_classifier_is_judged_on_pairs_too() -> None:
     """Half of the texts with the next one too; pairs of the file as they are, and then no others."""
-    mixed = text_requests("text-classification", Texts(LINES[:2]), 512, None)
-    own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), 512, None)
-    questions = text_requests("question-answering", Texts(pairs=(("Who?", "He."),)), 512, None)
+    mixed = text_requests("text-classification", Texts(LINES[:2]), spec())
+    own = text_requests("text-classification", Texts(("alone",), pairs=(("a", "b"),)), spec())
+    questions = text_requests("question-answering", Texts(pairs=(("Who?", "He."),)), spec())
 
     assert [classify.Request(LINES[0]), classify.Request(LINES[1]), classify.Request(LINES[1], LINES[0])] == mixed
     assert [classify.Request("alone"), classify.Request("a", "b")] == own
@@ -90,21 +110,21 @@ PASSAGE = " ".join(LINES[2:] * 12)
 @pytest.mark.parametrize("task", ["token-classification", "question-answering", "fill-mask"])
 def test_each_text_and_each_passage_is_asked_once(task: str) -> None:
     """A passage whole; one that is a text too, not again; of embeddings, which decide nothing, none is."""
-    requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), 512, "[MASK]")
+    requests = text_requests(task, Texts(LINES, (PASSAGE, LINES[2])), spec())
     texts = [getattr(request, "context", None) or request.text for request in requests]
 
     assert 4 == len(requests)
     assert PASSAGE[:60] == texts[3][:60]
     assert abs(len(texts[3]) - len(PASSAGE)) < 20
     assert [task == "fill-mask"] * 4 == ["[MASK]" in text for text in texts]
-    assert [] == text_requests("feature-extraction", Texts(LINES), 512, None)
+    assert [] == text_requests("feature-extraction", Texts(LINES), spec())
 
 
 @pytest.mark.parametrize("max_length", [16, 160, 512])
 def test_questions_leave_room_for_a_window(max_length: int) -> None:
     """However many tokens a character is, half of the model's length is for the context."""
     questions = [
-        request.question for request in text_requests("question-answering", Texts((PASSAGE,) * 2, (PASSAGE * 3,)), max_length, None)
+        request.question for request in text_requests("question-answering", Texts((PASSAGE,) * 2, (PASSAGE * 3,)), spec(max_length))
     ]
 
     assert 3 == len(questions)

@@ -10,7 +10,7 @@ import seqeval.metrics
 import sklearn.metrics
 from seqeval.scheme import BILOU, IOB2, IOBES
 
-from bertserve.export.evidence import metrics
+from bertserve.export.tasks import metrics
 
 WORDS = [(0, 2), (3, 5), (6, 8), (9, 11)]
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from bertserve.export import cli, trace
+from bertserve.export.artifact import Tracer
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.cpu import build
@@ -27,7 +28,6 @@ from bertserve.export.graph import rewrite
 from bertserve.export.graph.linear import find_linears
 from bertserve.export.inference import open_session
 from bertserve.export.trace import Traced
-from bertserve.export.tracers import Tracer
 from checkpoints import bert
 from families import CASES, FAMILIES, PRETRAINING, SAMPLE, SAMPLED
 from grid import measure, most_of_int8, task_flag

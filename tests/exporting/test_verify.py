@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,8 @@ import tiny
 from bertserve.export import cli, verify_cli
 from bertserve.export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors
 from bertserve.export.evidence.predict import predict
-from bertserve.export.verify.check import Check
-from bertserve.export.verify.dataset import READERS
+from bertserve.export.tasks import text_classification
+from bertserve.export.verify.loaded_graph import Check
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
@@ -680,8 +681,10 @@ def test_data_that_is_not_understood_is_a_usage_error(
 @pytest.mark.parametrize("label", ["NaN", "Infinity", "true", "1" + 400 * "0"])
 def test_a_value_that_is_no_number_is_a_usage_error(label: str) -> None:
     """Scores of a regression would be none either."""
+    read_gold, config = text_classification.TASK.read_gold, SimpleNamespace(labels=("LABEL_0",), activation="none")
+    assert read_gold is not None
     with pytest.raises(ValueError, match=f"`label` must be a number, for the model has one label; it is {label}"):
-        READERS["text-classification"]({"label": json.loads(label)}, ["LABEL_0"])
+        read_gold({"label": json.loads(label)}, config)  # type: ignore[arg-type]
 
 
 def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,13 +205,15 @@ def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, m
 
     asked: list[Any] = []
 
+    original = transformers.AutoModelForSequenceClassification
+
     class Auto:
-        _model_mapping = transformers.AutoModelForSequenceClassification._model_mapping
+        _model_mapping = original._model_mapping
 
         @staticmethod
         def from_config(config: Any, **options: Any) -> Any:
             asked.append(options.get("attn_implementation"))
-            return transformers.AutoModelForSequenceClassification.from_config(config, **options)
+            return original.from_config(config, **options)
 
     class Adapter:
         task = "text-classification"
@@ -221,7 +223,7 @@ def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, m
         def label_count(model: Any) -> None:
             return None
 
-    monkeypatch.setitem(task_head.HEADS, "ForSequenceClassification", ("text-classification", Auto))
+    monkeypatch.setattr(transformers, "AutoModelForSequenceClassification", Auto)
     config = transformers.AutoConfig.from_pretrained(bert(tmp_path))
     config._attn_implementation_internal = None
     task_head.choose_task(config, "auto", Adapter())  # type: ignore[arg-type]

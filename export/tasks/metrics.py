@@ -7,8 +7,20 @@ import re
 import string
 from collections import Counter
 from collections.abc import Collection, Sequence
+from typing import Any
+
+# the names of figures, as `--min-figure` takes them
+ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
+MATTHEWS, PEARSON, SPEARMAN = "Matthews correlation", "Pearson correlation", "Spearman correlation"
+ERROR = "mean absolute error"  # the one figure of which less is better; it has no floor
+ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
+
+
+def mean(values: Sequence[float]) -> float:
+    """Returns the mean of at least one number."""
+    return sum(values) / len(values)
 
 
 def f1(right: int, found: int, expected: int) -> float:
@@ -31,6 +43,15 @@ def span_f1(expected: Sequence[Collection[Span]], found: Sequence[Collection[Spa
     """
     pairs = [(set(a), set(b)) for a, b in zip(expected, found, strict=True)]
     return f1(sum(len(a & b) for a, b in pairs), sum(len(b) for _, b in pairs), sum(len(a) for a, _ in pairs))
+
+
+def result_spans(result: Any) -> set[Span]:
+    """Returns the entities or answers of a task's result: all of its items that have a start and an end."""
+    if isinstance(result, list):
+        return {span for item in result for span in result_spans(item)}
+    if isinstance(result, dict) and {"start", "end"} <= result.keys():
+        return {(result["start"], result["end"], str(result.get("entity_group", result.get("entity", ""))))}
+    return set()
 
 
 def normalize_answer(text: str) -> str:

@@ -1,0 +1,26 @@
+"""The list of all tasks that a bundle can have. A new one is a line here."""
+
+from __future__ import annotations
+
+from bertserve.export.tasks import (
+    feature_extraction,
+    fill_mask,
+    multiple_choice,
+    question_answering,
+    text_classification,
+    token_classification,
+)
+from bertserve.export.tasks.spec import ExportTask
+
+# the first whose head an architecture's name ends with is meant; "Model" is last
+TASKS: dict[str, ExportTask] = {
+    task.name: task
+    for task in (
+        text_classification.TASK,
+        token_classification.TASK,
+        question_answering.TASK,
+        fill_mask.TASK,
+        multiple_choice.TASK,
+        feature_extraction.TASK,
+    )
+}

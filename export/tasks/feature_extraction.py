@@ -1,0 +1,54 @@
+"""Feature extraction: the vectors of a text. They are compared by their cosine; there is nothing to decide, and there are no right answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bertserve.export.input_fields import Document
+from bertserve.export.tasks.spec import ExportTask, TokenizerCall
+from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.tasks import embed
+from bertserve.service.tasks.batch import ModelConfig
+
+if TYPE_CHECKING:
+    from bertserve.export.calibration import Texts
+
+LAST_LAYER = OutputSpec(name="last_hidden_state", kind="per_token")
+
+
+def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    return []
+
+
+def _resolve(request: embed.Request, config: ModelConfig) -> embed.Request:
+    """Returns a request with the pooling and the layers of the bundle."""
+    if config.embedding is None:
+        return request
+    chosen = embed.resolve(embed.EmbedParameters(), config.embedding)
+    return replace(request, parameters=chosen.parameters, width=chosen.width, layers=chosen.layers)
+
+
+def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+    # vectors are compared as numbers, whatever encoding a line asks for
+    return [parameters | {"encoding_format": "float"} for parameters in own]
+
+
+TASK = ExportTask(
+    name=embed.TASK,
+    head="Model",
+    auto_class="AutoModel",
+    outputs=(LAST_LAYER,),
+    activation="none",
+    embeds=True,
+    takes_modules=True,
+    text_request=lambda text, spec: embed.Request(text),
+    ordinary_requests=_ordinary_requests,
+    resolve=_resolve,
+    tokenizer_call=lambda request, spec: TokenizerCall((request.prompt + request.text,)),
+    example=lambda spec: {"inputs": "The bridge was built in Porto in 1886.", "parameters": {"dimensions": 8, "normalize": True}},
+    measure=lambda config: "cosine",
+    data_parameters=_data_parameters,
+)

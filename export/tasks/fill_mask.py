@@ -1,0 +1,90 @@
+"""Fill-mask: the tokens that a model puts in the place of a mask."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bertserve.export.errors import DataError
+from bertserve.export.input_fields import Document
+from bertserve.export.tasks.metrics import TOP_1, mean
+from bertserve.export.tasks.spec import ExportTask
+from bertserve.export.tasks.texts import TEXTS, halves
+from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.tasks import fill_mask
+from bertserve.service.tasks.batch import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bertserve.export.calibration import Texts
+
+_MIN_LENGTH = 32  # fewer tokens have no room for a mask and its context
+
+
+def _mask(spec: TokenizerSpec) -> str:
+    assert spec.mask is not None, "a model that fills masks has one"
+    return spec.mask.token
+
+
+def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
+    mask = _mask(spec)
+    # a token has at least one character, so these fit; of a text whose mask is cut off there would be nothing to compare
+    short = [text[: spec.max_length - 16] for text in TEXTS]
+    sides = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in short]
+    return [*(fill_mask.Request(f"{a} {mask} {b}") for a, b in sides), fill_mask.Request(f"A {mask} film with a {mask} cast.")]
+
+
+def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    """Returns a request for each text, with a mask in the place of the word in its middle."""
+    mask = _mask(spec)
+    sides = [halves(text) for text in (*(line[: spec.max_length - 16] for line in texts.lines), *texts.passages)]
+    return [fill_mask.Request(f"{start} {mask} {end.partition(' ')[2]}") for start, end in sides]
+
+
+def _candidates(result: Any) -> list[list[dict[str, Any]]]:
+    """Returns the candidates of each mask; the result of a text with one mask is that mask's candidates."""
+    return result if isinstance(result[0], list) else [result]
+
+
+def _decision(result: Any, config: ModelConfig) -> Any:
+    return [candidates[0]["token"] for candidates in _candidates(result)]
+
+
+def _read_target(document: Document, config: ModelConfig) -> list[str] | None:
+    """Reads `target`: the word of the mask, or a list with that of each."""
+    target = document.get("target")
+    if target is None:
+        return None
+    words = [target] if isinstance(target, str) else target
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError("`target` must be a word, or a list with one for each mask.")
+    return words
+
+
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+    right = []
+    for gold, result in zip(golds, results, strict=True):
+        best = [candidates[0]["token_str"] for candidates in _candidates(result)]
+        if len(best) != len(gold):
+            raise DataError(f"a text has {len(best)} masks and {len(gold)} words as its `target`; give one for each mask.")
+        right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
+    return {TOP_1: mean(right)}
+
+
+TASK = ExportTask(
+    name=fill_mask.TASK,
+    head="ForMaskedLM",
+    auto_class="AutoModelForMaskedLM",
+    outputs=(OutputSpec(name="logits", kind="per_mask"),),
+    min_length=_MIN_LENGTH,
+    text_request=lambda text, spec: fill_mask.Request(f"{_mask(spec)} {text}"),
+    fixed_requests=_fixed_requests,
+    ordinary_requests=_ordinary_requests,
+    example=lambda spec: {"inputs": f"The king of {_mask(spec)} died in 1066.", "parameters": {"top_k": 1}},
+    decision=_decision,
+    best_first=True,
+    read_gold=_read_target,
+    figures=(TOP_1,),
+    score=_score,
+)

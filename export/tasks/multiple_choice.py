@@ -1,0 +1,121 @@
+"""Multiple choice: which of some texts follows another one best. Each choice is a row of its own."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from bertserve.export.input_fields import Document, read_input
+from bertserve.export.tasks.metrics import ACCURACY, mean
+from bertserve.export.tasks.spec import ExportTask, TokenizerCall
+from bertserve.export.tasks.texts import LONG, NAMES, SENTENCE, TEXTS, Arranged, Pairs, Text
+from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.tasks import choose
+from bertserve.service.tasks.batch import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from bertserve.export.calibration import Texts
+
+_CHOICES = 4  # of a question that is made of ordinary texts
+
+
+def _read_one_choice(model: PreTrainedModel) -> None:
+    """Makes a model take [rows, length], each row a choice of its own, and give out `logits` [rows, 1].
+
+    Its own code reads [rows, choices, length] and makes rows of the choices by reshaping, of which nothing should be left in a graph. So the
+    encoder gets the inputs as they came, and what was reshaped for it is read by nobody.
+    """
+    encoder = model.base_model
+    names = list(inspect.signature(encoder.forward).parameters)
+    given: dict[str, torch.Tensor] = {}
+
+    def add_axis(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given.update(inputs)
+        return args, {name: value[:, None] for name, value in inputs.items()}
+
+    def as_given(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        named = {**dict(zip(names, args, strict=False)), **inputs, **given}
+        given.clear()
+        return (), named
+
+    model.register_forward_pre_hook(add_axis, with_kwargs=True)
+    encoder.register_forward_pre_hook(as_given, with_kwargs=True)
+
+
+def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
+    few = tuple(TEXTS[:4])
+    return [
+        *(choose.Request(text, few) for text in ["", *TEXTS, LONG * 30]),
+        choose.Request("A man is eating food.", ("Someone eats.", "")),
+        choose.Request("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
+        choose.Request("What was said?", (LONG * 20, "nothing"), LONG * 8),
+    ]
+
+
+def _asked(choice: int, count: int) -> int:
+    """Returns which of `count` texts is the question of a choice, by the choice's index: the text before its group, or the last of all."""
+    return (choice - choice % _CHOICES - 1) % count
+
+
+def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    """Returns requests in which each text is a choice once, in pairs such as those that int8 was calibrated on; one alone would be no choice."""
+    lines = texts.lines
+    groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
+    return [choose.Request(lines[_asked(i, len(lines))], group) for i, group in groups]
+
+
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+    return [], [(lines[_asked(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
+
+
+def _tokenizer_call(request: choose.Request, spec: TokenizerSpec) -> TokenizerCall:
+    # lists, as in `run_swag`: of one pair transformers would leave out an empty second text
+    return TokenizerCall(([request.first] * len(request.choices), request.seconds))
+
+
+def _read_choice(document: Document, config: ModelConfig) -> int | None:
+    """Reads `label`: the index of the right choice, or the choice itself."""
+    label, inputs = document.get("label"), read_input(document)
+    if label is None:
+        return None
+    choices = inputs.get("choices") if isinstance(inputs, dict) else None
+    if not isinstance(choices, list):
+        raise ValueError("it has a `label` and no `choices`, of which it would be one.")
+    if isinstance(label, str) and choices.count(label) == 1:
+        return choices.index(label)
+    if isinstance(label, bool) or not isinstance(label, int) or not 0 <= label < len(choices):
+        raise ValueError(f"`label` is {json.dumps(label)}; it must be one of the {len(choices)} choices, or its index from 0.")
+    return label
+
+
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+    return {ACCURACY: mean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)])}
+
+
+TASK = ExportTask(
+    name=choose.TASK,
+    head="ForMultipleChoice",
+    auto_class="AutoModelForMultipleChoice",
+    outputs=(OutputSpec(name="logits", kind="per_text"),),
+    adapt_model=_read_one_choice,
+    text_request=lambda text, spec: choose.Request(text, (SENTENCE, text)),
+    fixed_requests=_fixed_requests,
+    ordinary_requests=_ordinary_requests,
+    tokenizer_call=_tokenizer_call,
+    example=lambda spec: {
+        "inputs": {"prompt": "She put the kettle on and", "choices": ["waited for the water to boil.", "rode it to the railway station."]}
+    },
+    arrange=_arrange,
+    first_is_question=True,
+    decision=lambda result, config: result[0]["index"],
+    best_first=True,
+    read_gold=_read_choice,
+    figures=(ACCURACY,),
+    score=_score,
+)

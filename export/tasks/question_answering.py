@@ -1,0 +1,115 @@
+"""Question answering: the span of a passage that answers a question."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bertserve.export.input_fields import Document
+from bertserve.export.tasks.metrics import EXACT_MATCH, F1, answer_f1, exact_match, mean
+from bertserve.export.tasks.spec import ExportTask, TokenizerCall
+from bertserve.export.tasks.texts import LONG, NAMES, TEXTS, Arranged, Pairs, Text, halves, neighbors
+from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.tasks import answer
+from bertserve.service.tasks.batch import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bertserve.export.calibration import Texts
+
+_QUESTION = "Who met whom?"
+_QUESTION_CHARS = 200  # of a passage, whose beginning is asked for
+
+
+def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
+    names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
+    return [
+        *(answer.Request("What was said?", text) for text in [*TEXTS, LONG * 30]),
+        *(answer.Request(question, NAMES) for question in names),
+        answer.Request(names[0], NAMES * 20, answer.AnswerParameters(top_k=3)),
+    ]
+
+
+def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    """Returns a request for each text and each passage, which is asked for what it ends with, and for each pair."""
+    lines, passages, most = texts.lines, texts.passages, spec.max_length
+    sides = [halves(line[: most - 16]) for line in lines]
+    # what a text ends with is asked for, and it begins with the answer; another text behind it makes that less easy
+    contexts = [f"{start} {end} {lines[(i + 1) % len(lines)]}" for i, (start, end) in enumerate(sides)]
+    sides += [halves(passage[: min(_QUESTION_CHARS, most - 16)]) for passage in passages]
+    # a window must have room for its stride beside the question, of which each character may be a token
+    questions = [f"Who or what {(end or start)[: max(1, most // 2 - 16)]}?" for start, end in sides]
+    return [answer.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+
+
+def _tokenizer_call(request: answer.Request, spec: TokenizerSpec) -> TokenizerCall:
+    length = min(request.parameters.max_seq_len or answer.DEFAULT_SEQ_LEN, spec.max_length)
+    return TokenizerCall((request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length)
+
+
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+    return [], [*neighbors(lines, passages), *own]
+
+
+def _best(result: Any) -> dict[str, Any]:
+    best: dict[str, Any] = result[0] if isinstance(result, list) else result
+    return best
+
+
+def _decision(result: Any, config: ModelConfig) -> Any:
+    return {name: _best(result)[name] for name in ("answer", "start", "end")}
+
+
+def _read_answers(document: Document, config: ModelConfig) -> list[str] | None:
+    """Reads `answers`: texts, or as in SQuAD's files `{text: [...], answer_start: [...]}` or a list of `{text}`; none where there is no answer."""
+    answers = document.get("answers")
+    if answers is None:
+        return None
+    if isinstance(answers, dict):
+        answers = answers.get("text")
+    texts = [item.get("text") if isinstance(item, dict) else item for item in answers] if isinstance(answers, list) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("`answers` must be a list of texts, or SQuAD's {text: [...]}; an empty one means that there is no answer.")
+    return [str(text) for text in texts]
+
+
+def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+    """Lets all questions have no answer if some have none, unless a line says otherwise."""
+    defaults = {"handle_impossible_answer": True} if [] in golds else {}
+    return [defaults | parameters for parameters in own]
+
+
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+    pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
+    return {
+        EXACT_MATCH: mean([exact_match(found, gold) for found, gold in pairs]),
+        F1: mean([answer_f1(found, gold) for found, gold in pairs]),
+    }
+
+
+TASK = ExportTask(
+    name=answer.TASK,
+    head="ForQuestionAnswering",
+    auto_class="AutoModelForQuestionAnswering",
+    outputs=(OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
+    lora_type="QUESTION_ANS",
+    takes_modules=True,
+    text_request=lambda text, spec: answer.Request(_QUESTION, text),
+    fixed_requests=_fixed_requests,
+    ordinary_requests=_ordinary_requests,
+    full_length_request=lambda text, length: answer.Request(_QUESTION, text, answer.AnswerParameters(max_seq_len=length)),
+    tokenizer_call=_tokenizer_call,
+    example=lambda spec: {
+        "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}
+    },
+    takes_pairs=True,
+    arrange=_arrange,
+    first_is_question=True,
+    decision=_decision,
+    best_first=True,
+    read_gold=_read_answers,
+    data_parameters=_data_parameters,
+    figures=(EXACT_MATCH, F1),
+    score=_score,
+)

@@ -1,0 +1,215 @@
+"""Text classification: the labels, or the value, of a text or a pair.
+
+Which figures there are follows from the head alone, so that a script finds the same ones for any data:
+
+- one label, a regression: Pearson and Spearman correlation, mean absolute error
+- two labels, of which one is right: accuracy, F1 of the second label, Matthews correlation
+- more labels, of which one is right: accuracy, macro F1, Matthews correlation
+- independent labels: accuracy of the whole set, micro F1
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from bertserve.export.input_fields import Document
+from bertserve.export.tasks.metrics import (
+    ACCURACY,
+    ERROR,
+    F1,
+    MACRO_F1,
+    MATTHEWS,
+    MICRO_F1,
+    PEARSON,
+    SPEARMAN,
+    f1,
+    macro_f1,
+    matthews,
+    pearson,
+    spearman,
+)
+from bertserve.export.tasks.spec import ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.texts import LONG, SENTENCE, TEXTS, Arranged, Pairs, Text, neighbors, read_alone
+from bertserve.service.bundle.graph_spec import Measure, OutputSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.tasks import classify
+from bertserve.service.tasks.batch import ModelConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bertserve.export.calibration import Texts
+
+SIGMOID_THRESHOLD = 0.5  # a label of a sigmoid head is chosen from this score on
+_TWO = 2
+_SQUASHED = (
+    "the model's values go through a sigmoid and lie between 0 and 1, and right answers do not; if it was trained on values as they are, set "
+    '"problem_type": "regression" in its config.json and export it again'
+)
+
+
+def _text_request(text: str, spec: TokenizerSpec) -> classify.Request:
+    return classify.Request(text, SENTENCE) if spec.pairs_only else classify.Request(text)
+
+
+def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
+    pairs = [
+        classify.Request("A man is eating food.", "Someone eats."),
+        classify.Request("", "only the second text"),
+        classify.Request(LONG * 8, LONG * 20),
+        classify.Request("short question?", LONG * 30),
+    ]
+    if spec.pairs_only:
+        return [*(classify.Request(a, b) for a, b in itertools.pairwise(TEXTS)), *pairs]
+    stride = min(64, spec.max_length // 8)
+    return [
+        *(classify.Request(text) for text in ["", *TEXTS, LONG * 30]),
+        classify.Request(LONG * 30, parameters=classify.ClassifyParameters(window="mean")),
+        classify.Request(LONG * 40, parameters=classify.ClassifyParameters(window="max", stride=stride)),
+        *pairs,
+    ]
+
+
+def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
+    singles, pairs = _arrange(texts.lines, texts.passages, texts.pairs, spec.pairs_only)
+    return [*map(classify.Request, singles), *(classify.Request(*pair) for pair in pairs)]
+
+
+def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+    if pairs_only:
+        return [], [*neighbors(lines, passages), *own]
+    if own:
+        return read_alone(lines, passages, own, pairs_only)
+    # nothing says whether the model is used with pairs, so every second text is one too
+    pairs = neighbors(lines, passages)
+    return [*lines, *passages], [*pairs[1 : len(lines) : 2], *pairs[len(lines) + 1 :: 2]]
+
+
+def _tokenizer_call(request: classify.Request, spec: TokenizerSpec) -> TokenizerCall:
+    texts = (request.text, request.text_pair) if request.text_pair else (request.text,)
+    return TokenizerCall(texts, stride=window_stride(request.parameters.stride, spec) if request.parameters.window else None)
+
+
+def _example(spec: TokenizerSpec) -> dict[str, Any]:
+    if spec.pairs_only:
+        return {"inputs": {"text": "She opened the door of the old house.", "text_pair": "Nobody had been inside for years."}}
+    return {"inputs": "This is a surprisingly touching film, and beautifully acted."}
+
+
+def _measure(config: ModelConfig) -> Measure:
+    if len(config.labels) == 1:
+        return "spearman"
+    return "set_f1" if config.activation == "sigmoid" else "label"
+
+
+def _decision(result: Any, config: ModelConfig) -> Any:
+    return _value(result) if len(config.labels) == 1 else _chosen_labels(result, config)
+
+
+def _value(result: Any) -> float:
+    """Returns the value of a regression."""
+    return float(result[0]["score"])
+
+
+def _chosen_labels(result: Any, config: ModelConfig) -> frozenset[str]:
+    """Returns the best label, or of a head with independent labels all from `SIGMOID_THRESHOLD` on."""
+    if config.activation == "sigmoid":
+        return frozenset(item["label"] for item in result if item["score"] >= SIGMOID_THRESHOLD)
+    return frozenset({result[0]["label"]})
+
+
+def _read_label(document: Document, config: ModelConfig) -> Any:
+    """Reads `label`: a name, an id, a list of these for several labels, or the number of a regression."""
+    value = document.get("label")
+    if value is None:
+        return None
+    if len(config.labels) == 1:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise ValueError(f"`label` must be a number, for the model has one label; it is {json.dumps(value)}.")
+        return float(value)
+    labels = frozenset(_label_name(item, config.labels) for item in (value if isinstance(value, list) else [value]))
+    if len(labels) != 1 and config.activation != "sigmoid":
+        raise ValueError(f"`label` has {len(labels)} labels, and those of the model exclude each other; give one.")
+    return labels
+
+
+def _label_name(value: Any, labels: Sequence[str]) -> str:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(labels):
+        return labels[value]
+    if value not in labels:
+        raise ValueError(f"`label` is {json.dumps(value)}; the model has {', '.join(labels)}, or their ids from 0.")
+    return str(value)
+
+
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+    """Returns the figures; 0 stands for one that has no value, of which `_notes` says why."""
+    if len(config.labels) == 1:
+        values = [_value(result) for result in results]
+        errors = [abs(value - gold) for value, gold in zip(values, golds, strict=True)]
+        return {PEARSON: pearson(golds, values), SPEARMAN: spearman(golds, values), ERROR: sum(errors) / len(errors)}
+    chosen = [_chosen_labels(result, config) for result in results]
+    accuracy = {ACCURACY: sum(a == b for a, b in zip(golds, chosen, strict=True)) / len(golds)}
+    if config.activation == "sigmoid":
+        right = sum(len(a & b) for a, b in zip(golds, chosen, strict=True))
+        return accuracy | {MICRO_F1: f1(right, sum(map(len, chosen)), sum(map(len, golds)))}
+    expected, found = ([label for (label,) in labels] for labels in (golds, chosen))
+    correlation = {MATTHEWS: matthews(expected, found)}
+    if len(config.labels) > _TWO:
+        return accuracy | {MACRO_F1: macro_f1(expected, found)} | correlation
+    second = config.labels[1]
+    right = sum(a == b == second for a, b in zip(expected, found, strict=True))
+    counts = found.count(second), expected.count(second)
+    return accuracy | {F1: f1(right, *counts) if any(counts) else 0.0} | correlation
+
+
+def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
+    """Returns why figures have no value, and which are of another scale."""
+    if len(config.labels) == 1:
+        constant = _constant(golds, [_value(result) for result in results], "value")
+        notes = {} if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else dict.fromkeys((PEARSON, ERROR), _SQUASHED)
+        return notes | (dict.fromkeys((PEARSON, SPEARMAN), constant) if constant else {})
+    chosen = [_chosen_labels(result, config) for result in results]
+    if config.activation == "sigmoid":
+        return {} if any(golds) or any(chosen) else {MICRO_F1: "no input has a label, and none was found; 0 stands for it"}
+    constant = _constant(golds, chosen, "label")
+    notes = {MATTHEWS: constant} if constant else {}
+    if len(config.labels) == _TWO and not any(config.labels[1] in labels for labels in (*golds, *chosen)):
+        notes[F1] = f"no input has the label {config.labels[1]}, and it was never found; 0 stands for it"
+    return notes
+
+
+def _constant(golds: Sequence[Any], found: Sequence[Any], kind: str) -> str | None:
+    """Returns why two series have no correlation, or None where they do."""
+    for series, name in ((golds, "right answers are"), (found, "answers are")):
+        if len(set(series)) == 1:
+            return f"all {name} the same {kind}, which correlates with nothing; 0 stands for it"
+    return None
+
+
+TASK = ExportTask(
+    name=classify.TASK,
+    head="ForSequenceClassification",
+    auto_class="AutoModelForSequenceClassification",
+    outputs=(OutputSpec(name="logits", kind="per_text"),),
+    labeled=True,
+    activation=None,
+    lora_type="SEQ_CLS",
+    takes_modules=True,
+    text_request=_text_request,
+    fixed_requests=_fixed_requests,
+    ordinary_requests=_ordinary_requests,
+    tokenizer_call=_tokenizer_call,
+    example=_example,
+    takes_pairs=True,
+    arrange=_arrange,
+    measure=_measure,
+    decision=_decision,
+    best_first=True,
+    read_gold=_read_label,
+    figures=(ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN),
+    score=_score,
+    notes=_notes,
+)

@@ -1,0 +1,112 @@
+"""Token classification: the entities of a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bertserve.export.input_fields import Document, read_input, read_text_list
+from bertserve.export.tasks.metrics import ENTITY_F1, Span, result_spans, span_f1, spans_of_tags, widen_to_words
+from bertserve.export.tasks.spec import ExportTask, TokenizerCall, window_stride
+from bertserve.export.tasks.texts import NAMES, TEXTS
+from bertserve.service.bundle.graph_spec import OutputSpec
+from bertserve.service.bundle.manifest import TokenizerSpec
+from bertserve.service.tasks import ner
+from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.tasks.decoding.tag_schemes import scheme_of
+
+
+@dataclass(frozen=True)
+class Entities:
+    """The right entities of a text.
+
+    Attributes:
+        spans: The entities.
+        words: Start and end of the words that were tagged, or none if the spans are exact to the character.
+    """
+
+    spans: set[Span]
+    words: Sequence[tuple[int, int]] = ()
+
+
+def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
+    stride = min(64, spec.max_length // 8)
+    return [
+        *(ner.Request(text) for text in [*TEXTS, NAMES * 5]),
+        *(ner.Request(NAMES, ner.NerParameters(aggregation_strategy=s)) for s in ("none", "first", "max", "average")),
+        ner.Request(NAMES * 40),
+        ner.Request(NAMES * 40, ner.NerParameters(aggregation_strategy="first", stride=stride)),
+    ]
+
+
+def _read_entities(document: Document, config: ModelConfig) -> Entities | None:
+    """Reads `entities`, a list of `{start, end, label}`, or `tags`, one for each of the `tokens`."""
+    if document.get("entities") is not None:
+        try:
+            return Entities({(int(e["start"]), int(e["end"]), str(e.get("label", e.get("entity_group")))) for e in document["entities"]})
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError("`entities` must be a list of {start, end, label}, offsets in code points, end exclusive.") from error
+    if document.get("tags") is None:
+        return None
+    if "tokens" not in document:
+        raise ValueError("`tags` need `tokens`, the words that they are for.")
+    tags, words = read_text_list(document, "tags"), read_text_list(document, "tokens")
+    if len(tags) != len(words):
+        raise ValueError(f"there are {len(tags)} `tags` for {len(words)} `tokens`.")
+    offsets = _find_words(words, read_input(document))
+    plain = config.labels if scheme_of(config.labels) == "plain" else ()
+    return Entities(spans_of_tags(tags, offsets, plain=plain), offsets)
+
+
+def _find_words(words: Sequence[str], text: Any) -> list[tuple[int, int]]:
+    """Returns where each word begins and ends in a text that has them in this order."""
+    offsets, end = [], 0
+    for word in words:
+        start = text.find(word, end) if isinstance(text, str) else -1
+        if start < 0:
+            raise ValueError(f"the token {json.dumps(word)} is not in the text where it belongs.")
+        end = start + len(word)
+        offsets.append((start, end))
+    return offsets
+
+
+def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Document]:
+    """Makes entities of whole words where there are right ones, unless a line says otherwise."""
+    return [
+        parameters if gold is None else {"aggregation_strategy": "first"} | parameters for parameters, gold in zip(own, golds, strict=True)
+    ]
+
+
+def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
+    found = [widen_to_words(result_spans(result), gold.words) for gold, result in zip(golds, results, strict=True)]
+    return {ENTITY_F1: span_f1([gold.spans for gold in golds], found)}
+
+
+def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
+    if any(gold.spans for gold in golds) or any(map(result_spans, results)):
+        return {}
+    return {ENTITY_F1: "no input has an entity, and none was found; 0 stands for it"}
+
+
+TASK = ExportTask(
+    name=ner.TASK,
+    head="ForTokenClassification",
+    auto_class="AutoModelForTokenClassification",
+    outputs=(OutputSpec(name="logits", kind="per_token"),),
+    labeled=True,
+    lora_type="TOKEN_CLS",
+    takes_modules=True,
+    text_request=lambda text, spec: ner.Request(text),
+    fixed_requests=_fixed_requests,
+    tokenizer_call=lambda request, spec: TokenizerCall((request.text,), stride=window_stride(request.parameters.stride, spec)),
+    example=lambda spec: {"inputs": "Ada Lovelace wrote to Charles Babbage from London."},
+    measure=lambda config: "span_f1",
+    decision=lambda result, config: result_spans(result),
+    read_gold=_read_entities,
+    data_parameters=_data_parameters,
+    figures=(ENTITY_F1,),
+    score=_score,
+    notes=_notes,
+)

@@ -1,0 +1,68 @@
+"""A new task is one record for the exporter: a checkpoint of it becomes a bundle with evidence, and `verify` checks that on data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import bertserve.export.tasks.catalog
+import bertserve.service.tasks.catalog
+import toy_task
+from bertserve.export import cli
+from bertserve.service.bundle.files import load_bundle
+from checkpoints import bert, edit_json, few_texts
+
+pytestmark = pytest.mark.torch
+
+TEXTS = ("a good film", "a bad book", "very dull !", "the film was not great")
+LABELS = ("low", "middle", "high")
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy task is in both lists."""
+    monkeypatch.setitem(bertserve.export.tasks.catalog.TASKS, toy_task.NAME, toy_task.TASK)
+    monkeypatch.setitem(bertserve.service.tasks.catalog.TASKS, toy_task.NAME, toy_task.SPEC)  # type: ignore[arg-type]
+
+
+def grades(checkpoint: Path) -> list[int]:
+    """Returns the grades that PyTorch gives the texts."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        return [int(np.argmax(model(**tokenizer(text, return_tensors="pt")).logits[0].numpy())) for text in TEXTS]
+
+
+def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its task is read from the architecture; fp32 and int8 are measured by its decision, and its data by its own figure."""
+    checkpoint = bert(tmp_path, labels=LABELS)
+    edit_json(checkpoint / "config.json", architectures=["BertForTextGrading"])
+    bundle = tmp_path / "models" / "tiny-bert"
+    assert 0 == cli.main(
+        [str(checkpoint), "--output", str(bundle.parent), "--precision", "fp32,int8", "--calibration", str(few_texts(tmp_path, 120))]
+    )
+    manifest = load_bundle(bundle).manifest
+    assert toy_task.NAME == manifest.task
+    assert {"grade", "score"} == manifest.example.result.keys()
+    agreements = [graph.evidence.agreement for graph in manifest.graphs]
+    assert ["label"] * 2 == [agreement.measure for agreement in agreements if agreement is not None]
+    assert agreements[0] is not None
+    assert 1 == agreements[0].value
+
+    expected = grades(checkpoint)
+    data = tmp_path / "data.jsonl"
+    lines = [{"text": text, "grade": grade} for text, grade in zip(TEXTS, expected, strict=True)]
+    lines[0]["grade"] = -1
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    command = ["verify", str(bundle), "--checkpoint", str(checkpoint), "--data", str(data), "--json"]
+    capsys.readouterr()
+    assert 0 == cli.main([*command, "--min-figure", "same-grade=0.5"])
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert {"graph": 0.75, "reference": 0.75} == checks["same grade cpu/fp32"]["figures"]
+    assert 1 == checks["agreement cpu/fp32"]["figures"]["agreement"]
+    assert 1 == cli.main([*command, "--min-figure", "same-grade=0.9"])
