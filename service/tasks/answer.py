@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
+from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
@@ -24,6 +25,7 @@ from bertserve.service.tasks.decoding.scores import Floats, Row, activate
 from bertserve.service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
 from bertserve.service.tasks.occlusion import Part, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, Values, floats, objects
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import windows
 from bertserve.service.text.words import Word, most_within, words_of
@@ -335,6 +337,18 @@ class Answer(BaseModel):
     ] = []
 
 
+def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
+    best = [result[0] if isinstance(result, list) else result for result in results]
+    return {
+        "answer": objects([item["answer"] for item in best]),
+        "score": floats([item["score"] for item in best]),
+        "start": np.array([item["start"] for item in best], np.int64),
+        "end": np.array([item["end"] for item in best], np.int64),
+    }
+
+
+_OUTPUTS = (TensorField("answer", "BYTES", (-1,)), SCORE, TensorField("start", "INT64", (-1,)), TensorField("end", "INT64", (-1,)))
+
 SPEC = TaskSpec(
     name=TASK,
     path="answer",
@@ -343,5 +357,6 @@ SPEC = TaskSpec(
     answer=Answer | list[Answer] | list[list[Answer]],
     estimate=estimate,
     run=answer_question,
+    tensors=TensorForm((TensorField("question"), TensorField("context")), lambda manifest, body: _OUTPUTS, _tensors, token_axes=2),
     load_mix="qa",
 )

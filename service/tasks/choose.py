@@ -21,6 +21,7 @@ from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, Tas
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate, best_first
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
 from bertserve.service.text.tokenizer import estimate_tokens
 from bertserve.service.text.windows import kept_tokens, truncate_longest_first
 
@@ -196,5 +197,9 @@ SPEC = TaskSpec(
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,
     run=choose,
+    widths=lambda manifest: {"logits": 1},
+    tensors=scored_by_index(
+        TensorField("question", single=True, alias="prompt"), TensorField("choices"), TensorField("context", optional=True, single=True)
+    ),
     load_body=_load_body,
 )

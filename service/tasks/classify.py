@@ -23,6 +23,7 @@ from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_lab
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate, best_first
 from bertserve.service.tasks.occlusion import Part, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import INPUTS, TensorField, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, kept_tokens, truncate_longest_first, windows
 from bertserve.service.text.words import words_of
@@ -300,6 +301,11 @@ def require_labels(manifest: Manifest) -> str | None:
     return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
 
 
+def logit_widths(manifest: Manifest) -> dict[str, int]:
+    """Returns how many values `logits` have: one for each label."""
+    return {"logits": len(manifest.labels)}
+
+
 SPEC = TaskSpec(
     name=TASK,
     path="classify",
@@ -309,4 +315,6 @@ SPEC = TaskSpec(
     estimate=estimate,
     run=classify,
     missing=require_labels,
+    widths=logit_widths,
+    tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),
 )

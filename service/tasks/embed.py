@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -34,6 +35,7 @@ from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding.scores import Floats, Row
 from bertserve.service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorField, TensorForm, Values
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 
@@ -273,6 +275,29 @@ def _missing(manifest: Manifest) -> str | None:
     return None if without is None else f"`embedding.layers` needs the output `{output}`, which `{without}` does not have"
 
 
+def _widths(manifest: Manifest) -> dict[str, int]:
+    embedding = manifest.embedding
+    assert embedding is not None, "a manifest for embeddings has it"
+    return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions}
+
+
+def _tensor_outputs(manifest: Manifest, body: TaskBody | None) -> tuple[TensorField, ...]:
+    """Returns the vectors, unless a text has one for each token, or they are texts of base64."""
+    assert manifest.embedding is not None, "a manifest for embeddings has it"
+    parameters = None if body is None else body.parameters
+    pooling = (parameters and parameters.pooling) or manifest.embedding.pooling
+    if pooling == "none" or (parameters is not None and parameters.encoding_format == "base64"):
+        return ()
+    return (TensorField("embedding", "FP32", (-1, -1)),)
+
+
+def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
+    if not _tensor_outputs(manifest, body):
+        return {}
+    assert manifest.embedding is not None, "a manifest for embeddings has it"
+    return {"embedding": np.stack(results) if results else np.zeros((0, manifest.embedding.dimensions), np.float32)}
+
+
 SPEC = TaskSpec(
     name=TASK,
     path="embed",
@@ -282,4 +307,6 @@ SPEC = TaskSpec(
     estimate=estimate,
     run=embed,
     missing=_missing,
+    widths=_widths,
+    tensors=TensorForm(outputs=_tensor_outputs, tensors=_tensors),
 )

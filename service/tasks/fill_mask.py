@@ -24,6 +24,7 @@ from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_o
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorForm
 from bertserve.service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
@@ -378,5 +379,6 @@ SPEC = TaskSpec(
     estimate=estimate,
     run=fill_masks,
     missing=_missing,
+    tensors=TensorForm(),
     load_mix="mask",
 )

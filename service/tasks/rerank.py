@@ -22,6 +22,7 @@ from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncat
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate, best_first
 from bertserve.service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens, truncate_longest_first
 
@@ -209,6 +210,7 @@ SPEC = TaskSpec(
     answer=list[Ranked],
     estimate=estimate,
     run=rerank,
+    tensors=scored_by_index(TensorField("query", single=True), TensorField("texts")),
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
     load_body=_load_body,
 )

@@ -14,6 +14,7 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost
 from bertserve.service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, floats
 
 TASK = "sentence-similarity"
 
@@ -138,6 +139,11 @@ SPEC = TaskSpec(
     answer=list[Annotated[float, Field(examples=[0.83])]],
     estimate=estimate,
     run=compare,
+    tensors=TensorForm(
+        (TensorField("source_sentence", single=True), TensorField("sentences")),
+        lambda manifest, body: (SCORE,),
+        lambda results, body, manifest: {"score": floats(results[0])},
+    ),
     derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
     load_body=_load_body,
 )

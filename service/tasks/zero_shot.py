@@ -24,6 +24,7 @@ from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.tasks.tensor_form import INPUTS, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 
@@ -223,6 +224,7 @@ SPEC = TaskSpec(
     answer=list[LabelScore] | list[list[LabelScore]] | ZeroShotLists | list[ZeroShotLists],
     estimate=estimate,
     run=classify_zero_shot,
+    tensors=labeled_form(lambda body, manifest: body.parameters.candidate_labels, INPUTS),
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
     load_body=_load_body,
 )
