@@ -299,14 +299,6 @@ class AnswerBody(TaskBody):
     ]
     parameters: AnswerParameters | None = None
 
-    @classmethod
-    def modern(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Puts a question and its context into `inputs`: huggingface_hub 0.25 sends them at the top."""
-        if "inputs" in value or not {"question", "context"} <= value.keys():
-            return value
-        question = {name: value[name] for name in ("question", "context")}
-        return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
-
     def request(self, item: Any, parameters: AnswerParameters) -> Request:
         """Returns the request of a question.
 

@@ -191,8 +191,6 @@ class AttentionBody(TaskBody):
 
     model_config = body_config(inputs="The cat sat down.", parameters={"output_attentions": True, "layers": [-1], "heads": [0, 1]})
     parameters_type: ClassVar[type[TaskParameters]] = AttentionParameters
-    # the client has no function for the task, so that none misreads a list
-    several_in_javascript: ClassVar[bool] = True
 
     inputs: Annotated[
         _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],

@@ -151,8 +151,6 @@ class ChooseBody(TaskBody):
     )
     parameters_type: ClassVar[type[TaskParameters]] = ChooseParameters
     counted: ClassVar[str] = "`inputs` has {} choices"
-    # the client has no function for the task, so that none misreads a list
-    several_in_javascript: ClassVar[bool] = True
 
     inputs: Annotated[
         Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],

@@ -7,7 +7,6 @@ pipeline, which returns them; padding never does.
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,7 +18,6 @@ from bertserve.service.bundle.manifest import Combine, Embedding, Manifest, Pool
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import (
-    JAVASCRIPT,
     LIST,
     TEXT,
     TaskBody,
@@ -43,9 +41,6 @@ TASK = "feature-extraction"
 MAX_LAYERS = 256  # of one request
 VECTOR_BYTES = 64  # of a vector in an answer, beside its numbers
 _LEAST_NORM = np.float32(1e-12)
-# They send `encoding_format` as they are told, and read numbers alone: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
-_NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(JAVASCRIPT)}")
-
 
 Pool = Annotated[
     Literal["none", "cls", "mean", "max"] | None,
@@ -233,7 +228,6 @@ class EmbedBody(EmbedOptions, TaskBody):
 
     model_config = body_config(inputs=["A warm, funny film.", "The bridge was built in 1886."], normalize=True)
     always_list: ClassVar[bool] = True
-    several_in_javascript: ClassVar[bool] = True
     parameters_type: ClassVar[type[TaskParameters]] = EmbedParameters
 
     inputs: TextOrTexts
@@ -251,20 +245,6 @@ class EmbedBody(EmbedOptions, TaskBody):
                 )
         like = resolve(EmbedParameters(**beside | within), config.embedding)
         return [replace(like, text=text) for text in self.items]
-
-    def check_client(self, user_agent: str) -> None:
-        """Stops a request for base64 of a client that cannot read it.
-
-        Raises:
-            InvalidValueError: It does.
-        """
-        wanted = self.encoding_format or (self.parameters and self.parameters.encoding_format)
-        client = _NO_BASE64.search(user_agent) if wanted == "base64" else None
-        if client is not None:
-            name = "huggingface_hub" if client[0].startswith("hf_hub") else JAVASCRIPT.removesuffix("/")
-            raise InvalidValueError(
-                "`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.", name=name
-            )
 
 
 def _missing(manifest: Manifest) -> str | None:

@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
-from bertserve.service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
+from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
@@ -326,25 +326,6 @@ class FillMaskBody(TaskBody):
         mask = None if config is None or config.mask is None else config.mask.token
         shared = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
         return [Request(text, parameters, shared, mask) for text in self.items]
-
-    def check_client(self, user_agent: str) -> None:
-        """Stops a request of a client that would not read the answer.
-
-        Raises:
-            InvalidValueError: It has several inputs, or masks that are filled together, and its client reads neither.
-        """
-        super().check_client(user_agent)
-        if user_agent.startswith(JAVASCRIPT) and self.parameters is not None and self.parameters.joint:
-            raise InvalidValueError(
-                "`joint` gives several tokens at once, which @huggingface/inference cannot read; ask with another client, such as fetch."
-            )
-
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns the tokens; of several masks to @huggingface/inference, which reads no more, one list: the first mask's, then the next one's."""
-        found = super().answer(results, user_agent)
-        if user_agent.startswith(JAVASCRIPT) and isinstance(found[0], list):
-            return [filled for each in found for filled in each]
-        return found
 
 
 class Filled(BaseModel):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
-from bertserve.service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
+from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding.offsets import rebase
@@ -280,13 +280,6 @@ class NerBody(TaskBody):
     def request(self, item: Any, parameters: NerParameters) -> Request:
         """Returns the request of a text."""
         return Request(item, parameters)
-
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns the entities; tokens to @huggingface/inference, which takes each for an entity, with their tag as its group too."""
-        found = super().answer(results, user_agent)
-        if user_agent.startswith(JAVASCRIPT):
-            return [{"entity_group": each["entity"]} | each if "entity" in each else each for each in found]
-        return found
 
 
 class Entity(BaseModel):

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.tasks.body import TAGS, TaskBody
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.clients import upgrade_legacy_body
 from bertserve.service.wire.keys import check_keys, unknown_within
 from bertserve.service.wire.malformed import no_json, no_object
 from bertserve.service.wire.parsing import parse
@@ -82,7 +83,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     """
     if not isinstance(value, dict):
         raise no_object(value, kind)
-    value = kind.modern(value)
+    value = upgrade_legacy_body(kind, value)
     check_keys(value, kind)
     try:
         body = kind.model_validate(value)

@@ -13,8 +13,10 @@ from bertserve.service.api_keys import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tokens import TOOLS
 from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.clients import LEGACY_ANSWERS
 from bertserve.service.wire.cohere import DocumentsBody, RankedList, read_rerank
 from bertserve.service.wire.hugging_face import read_at_base, read_for_model, read_for_task
 from bertserve.service.wire.infer_body import InferAnswer, InferBody
@@ -51,6 +53,11 @@ class Route:
     streams: bool = False
 
 
+def _answers(spec: TaskSpec) -> tuple[Any, ...]:
+    """Returns the types of a task's answer, those for older clients included."""
+    return (spec.answer, LEGACY_ANSWERS[spec.name]) if spec.name in LEGACY_ANSWERS else (spec.answer,)
+
+
 def all_routes() -> list[Route]:
     """Returns all routes, those of the listed tasks first."""
     return [
@@ -61,7 +68,7 @@ def all_routes() -> list[Route]:
                 functools.partial(read_for_task, spec.name),
                 spec.title,
                 (spec.body,),
-                (spec.answer,),
+                _answers(spec),
                 task=spec.name,
                 streams=True,
             )
@@ -73,7 +80,7 @@ def all_routes() -> list[Route]:
             read_for_model,
             "Ask a model by its name, in the form of its task or of another that the body shows",
             tuple(spec.body for spec in TASKS.values()),
-            tuple(spec.answer for spec in TASKS.values()),
+            tuple(answer for spec in TASKS.values() for answer in _answers(spec)),
             streams=True,
         ),
         Route(
@@ -82,7 +89,7 @@ def all_routes() -> list[Route]:
             read_at_base,
             "Ask the one model that is loaded, or the default model of the one task that the body can be for",
             tuple(spec.body for spec in TASKS.values()),
-            tuple(spec.answer for spec in TASKS.values()),
+            tuple(answer for spec in TASKS.values() for answer in _answers(spec)),
             streams=True,
         ),
         Route(
@@ -131,7 +138,7 @@ def all_routes() -> list[Route]:
             read_at_base,
             "Answer as at the base URL, as SageMaker asks",
             tuple(spec.body for spec in TASKS.values()),
-            tuple(spec.answer for spec in TASKS.values()),
+            tuple(answer for spec in TASKS.values() for answer in _answers(spec)),
             streams=True,
         ),
         Route(
