@@ -23,6 +23,7 @@ from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost,
 from bertserve.service.tasks.decoding.offsets import rebase
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
 from bertserve.service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
+from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
 from bertserve.service.tasks.occlusion import Part, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, Values, floats, objects
@@ -341,6 +342,23 @@ def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict
 
 _OUTPUTS = (TensorField("answer", "BYTES", (-1,)), SCORE, TensorField("start", "INT64", (-1,)), TensorField("end", "INT64", (-1,)))
 
+_PASSAGE = "The bridge was built in Porto in 1886 by a student of Eiffel. It was closed to trains in 1991, and repaired in 2010."
+_FORM = Form(
+    "Answer",
+    "Finds the place in a passage that answers a question.",
+    (
+        FormField("context", "Passage", "inputs.context", value=_PASSAGE, rows=4),
+        FormField("question", "Question", "inputs.question", value="When was the bridge built?", rows=1),
+        FormField("explain", "Show why, by leaving out each word", "parameters.explain", "tick", value=True),
+    ),
+    "answers",
+    parameters={"top_k": 4},
+    examples=(
+        FormExample("A short passage", {"context": _PASSAGE, "question": "When was the bridge built?"}),
+        FormExample("A long one, in windows", {"context": CHRONICLE, "question": "When did Bologna open its station?", "explain": False}),
+    ),
+)
+
 SPEC = TaskSpec(
     name=TASK,
     path="answer",
@@ -349,6 +367,7 @@ SPEC = TaskSpec(
     answer=Answer | list[Answer] | list[list[Answer]],
     estimate=estimate,
     run=answer_question,
+    form=_FORM,
     tensors=TensorForm((TensorField("question"), TensorField("context")), lambda manifest, body: _OUTPUTS, _tensors, token_axes=2),
     load_mix="qa",
 )

@@ -19,6 +19,7 @@ from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskP
 from bertserve.service.tasks.classify import TextPair
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import Floats
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 
@@ -228,6 +229,17 @@ SPEC = TaskSpec(
     answer=Attention | list[Attention],
     estimate=estimate,
     run=show_attention,
+    form=Form(
+        "Attention",
+        "Shows which tokens look at which, by layer and head.",
+        (
+            FormField("text", "Text", "inputs.text", value="The animal did not cross the street because it was too tired.", rows=2),
+            FormField("pair", "Second text", "inputs.text_pair", rows=1, optional=True),
+            FormField("layer", "Layer", "parameters.layers", "number", counted="attention_heads"),
+        ),
+        "attention",
+        parameters={"output_attentions": True},
+    ),
     derivation=Derivation(base=None, fits=fits, needs=NEEDS, marker=("parameters", "output_attentions")),
     load_body=_load_body,
 )

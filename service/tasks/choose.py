@@ -20,6 +20,7 @@ from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
 from bertserve.service.text.tokenizer import estimate_tokens
@@ -195,6 +196,21 @@ SPEC = TaskSpec(
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,
     run=choose,
+    form=Form(
+        "Choose",
+        "Says which choice goes with a question or a beginning.",
+        (
+            FormField("prompt", "Question or beginning", "inputs.prompt", value="He put the kettle on, and", rows=1),
+            FormField(
+                "choices",
+                "Choices, one a line",
+                "inputs.choices",
+                "lines",
+                value="made himself a cup of tea.\nflew to the moon.",
+            ),
+        ),
+        "bars",
+    ),
     widths=lambda manifest: {"logits": 1},
     tensors=scored_by_index(
         TensorField("question", single=True, alias="prompt"), TensorField("choices"), TensorField("context", optional=True, single=True)

@@ -21,6 +21,7 @@ from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun, s
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate, best_first
+from bertserve.service.tasks.form import Form, FormExample, FormField
 from bertserve.service.tasks.occlusion import Part, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import INPUTS, TensorField, labeled_form
@@ -306,6 +307,43 @@ def logit_widths(manifest: Manifest) -> dict[str, int]:
     return {"logits": len(manifest.labels)}
 
 
+_REVIEW = "The plot is thin and the ending drags, but the cast is a delight."
+_LONG_REVIEW = " ".join([*(f"Scene {i + 1} is slow and far too loud." for i in range(60)), "In the end I loved it."])
+_FORM = Form(
+    "Classify",
+    "Gives a text, or a pair of texts, a label.",
+    (
+        FormField("text", "Text", "inputs.text", value=_REVIEW),
+        FormField("pair", "Second text, for models of pairs", "inputs.text_pair", rows=1, optional=True),
+        FormField(
+            "window",
+            "If the text is too long",
+            "parameters.window",
+            "choice",
+            options=(("", "cut it"), ("mean", "take the mean of its windows"), ("max", "take the maximum of its windows")),
+        ),
+        FormField(
+            "explain",
+            "Show why, by leaving out each word",
+            "parameters.explain",
+            "tick",
+            value=True,
+            unless="window",
+            most_words=occlusion.MAX_WORDS,
+        ),
+    ),
+    "bars",
+    examples=(
+        FormExample("A review", {"text": _REVIEW, "pair": ""}, pairs=False),
+        FormExample(
+            "Does one follow from the other?",
+            {"text": "A man is playing a guitar on a stage.", "pair": "Someone makes music."},
+            pairs=True,
+        ),
+        FormExample("Too long", {"text": _LONG_REVIEW, "pair": ""}, pairs=False),
+    ),
+)
+
 SPEC = TaskSpec(
     name=TASK,
     path="classify",
@@ -316,5 +354,6 @@ SPEC = TaskSpec(
     run=classify,
     missing=require_labels,
     widths=logit_widths,
+    form=_FORM,
     tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),
 )

@@ -31,6 +31,7 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding.scores import Floats, Row
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import TensorField, TensorForm, Values
@@ -286,6 +287,9 @@ SPEC = TaskSpec(
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     estimate=estimate,
     run=embed,
+    form=Form(
+        "Embed", "Turns a text into a vector.", (FormField("text", "Text", "inputs.text", value="A warm and funny film."),), "vectors"
+    ),
     missing=_missing,
     widths=_widths,
     tensors=TensorForm(outputs=_tensor_outputs, tensors=_tensors),

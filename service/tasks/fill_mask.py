@@ -22,6 +22,7 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import TensorForm
@@ -359,6 +360,19 @@ SPEC = TaskSpec(
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
     estimate=estimate,
     run=fill_masks,
+    form=Form(
+        "Fill mask",
+        "Says which words fit in the place of a masked one.",
+        (
+            FormField(
+                "text",
+                "Text with the model's mask",
+                "inputs.text",
+                value="The king of [MASK] died in 1066, and his [MASK] came from France.",
+            ),
+        ),
+        "masks",
+    ),
     missing=_missing,
     tensors=TensorForm(),
     load_mix="mask",

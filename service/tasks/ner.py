@@ -22,6 +22,7 @@ from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_
 from bertserve.service.tasks.decoding.offsets import rebase
 from bertserve.service.tasks.decoding.scores import Floats, activate
 from bertserve.service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
+from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import TensorForm
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
@@ -294,6 +295,15 @@ class Entity(BaseModel):
     end: Annotated[int, Field(examples=[28])]
 
 
+_SENTENCE = "Ada Lovelace wrote to Charles Babbage of Cambridge University from her house in London."
+_FORM = Form(
+    "Entities",
+    "Finds persons, places and organizations.",
+    (FormField("text", "Text", "inputs.text", value=_SENTENCE),),
+    "entities",
+    examples=(FormExample("A sentence", {"text": _SENTENCE}), FormExample("A long text, in windows", {"text": CHRONICLE})),
+)
+
 SPEC = TaskSpec(
     name=TASK,
     path="ner",
@@ -304,5 +314,6 @@ SPEC = TaskSpec(
     run=label_tokens,
     missing=require_labels,
     widths=logit_widths,
+    form=_FORM,
     tensors=TensorForm(),
 )

@@ -21,6 +21,7 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec
 from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
@@ -210,6 +211,21 @@ SPEC = TaskSpec(
     answer=list[Ranked],
     estimate=estimate,
     run=rerank,
+    form=Form(
+        "Rerank",
+        "Sorts texts by how well they answer a query.",
+        (
+            FormField("query", "Query", "query", value="What is a panda?", rows=1),
+            FormField(
+                "texts",
+                "Texts, one a line",
+                "texts",
+                "lines",
+                value="A panda is a bear of China.\nThe bridge was built in 1886.\nPandas eat bamboo.",
+            ),
+        ),
+        "bars",
+    ),
     tensors=scored_by_index(TensorField("query", single=True), TensorField("texts")),
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
     load_body=_load_body,

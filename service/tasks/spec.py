@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import ModelConfig, TaskFunction
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.form import Form
 from bertserve.service.tasks.tensor_form import TensorForm
 
 
@@ -70,6 +71,7 @@ class TaskSpec:
         derivation: Set for a task that bundles of another task answer.
         missing: Returns what a manifest of this task lacks, in words, or None.
         widths: Returns how many values outputs of the graph have for each text, token or mask, by their names; a model is checked for it.
+        form: Its form on the playground; None for what has no tab there.
         tensors: How it looks in tensors; None if the Open Inference Protocol has no access to it.
         load_body: Returns the body of a load test around its inputs, which are at least one.
         load_mix: The built-in mix of `bert-bench` whose inputs suit it.
@@ -85,6 +87,7 @@ class TaskSpec:
     derivation: Derivation | None = None
     missing: Callable[[Manifest], str | None] = _nothing
     widths: Callable[[Manifest], Mapping[str, int]] = _no_widths
+    form: Form | None = None
     tensors: TensorForm | None = None
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
     load_mix: str = "short"

@@ -22,6 +22,7 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, 
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.tasks.tensor_form import INPUTS, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
@@ -202,6 +203,15 @@ SPEC = TaskSpec(
     answer=list[LabelScore] | list[list[LabelScore]],
     estimate=estimate,
     run=classify_zero_shot,
+    form=Form(
+        "Zero-shot",
+        "Sorts a text by labels of your own.",
+        (
+            FormField("text", "Text", "inputs.text", value="The new phone has a better camera."),
+            FormField("labels", "Labels, one a line", "parameters.candidate_labels", "lines", value="technology\npolitics\nsports"),
+        ),
+        "bars",
+    ),
     tensors=labeled_form(lambda body, manifest: body.parameters.candidate_labels, INPUTS),
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
     load_body=_load_body,
