@@ -49,6 +49,20 @@ def input_fields(spec: TaskSpec) -> dict[str, InputField]:
     return fields
 
 
+def described_inputs() -> dict[str, str]:
+    """Returns what to say of the column of each input of a task, by the input's name."""
+    paths: dict[str, list[str]] = {}
+    lists: set[str] = set()
+    for spec in TASKS.values():
+        for name, field in input_fields(spec).items():
+            paths.setdefault(name, []).append(f"/{spec.path}")
+            lists |= {name} if field.is_list else set()
+    return {
+        name: f"Column of `{name}`, for {', '.join(answering)}{'; a list, in text files as JSON' if name in lists else ''}."
+        for name, answering in paths.items()
+    }
+
+
 def _kinds(annotation: Any) -> Iterator[Any]:
     """Yields the types that a value may be; a list is one of them, and its items are not."""
     origin = get_origin(annotation)
