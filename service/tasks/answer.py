@@ -20,7 +20,6 @@ from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding.offsets import rebase
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
 from bertserve.service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
 from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
@@ -29,7 +28,7 @@ from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, Values, floats, objects
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import windows
-from bertserve.service.text.words import Word, most_within, words_of
+from bertserve.service.text.words import Word, most_within, rebase, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384

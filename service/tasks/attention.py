@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, Field
 
 from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied
-from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskParameters, body_config, one_of
-from bertserve.service.tasks.classify import TextPair
+from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
+from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import Floats
 from bertserve.service.tasks.form import Form, FormField
@@ -182,22 +182,13 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Token
     return replace(whole, maps=tuple(maps)), parts
 
 
-_Text = Annotated[str, Tag(TEXT)]
-_Pair = Annotated[TextPair, Tag(PAIR)]
-_TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEXT, PAIR)]
-
-
 class AttentionBody(TaskBody):
     """Body of an attention request."""
 
     model_config = body_config(inputs="The cat sat down.", parameters={"output_attentions": True, "layers": [-1], "heads": [0, 1]})
     parameters_type: ClassVar[type[TaskParameters]] = AttentionParameters
 
-    inputs: Annotated[
-        _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
-        one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
-        Field(description="A text, a pair, or a list of these."),
-    ]
+    inputs: TextsOrPairs
     parameters: AttentionParameters | None = None
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:

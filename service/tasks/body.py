@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.text.words import Unit
 
 # Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
 TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
@@ -59,7 +60,7 @@ TruncationDirection = Annotated[
 ]
 Stride = Annotated[int | None, Field(ge=0, description="Tokens that neighboring windows share; 128, at most half a window.")]
 OffsetUnit = Annotated[
-    Literal["code_points", "utf16", "utf8"],
+    Unit,
     BeforeValidator(lower),
     Field(description="What `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."),
 ]

@@ -19,7 +19,6 @@ from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, copied, spa
 from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
 from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding.offsets import rebase
 from bertserve.service.tasks.decoding.scores import Floats, activate
 from bertserve.service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
 from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
@@ -27,6 +26,7 @@ from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import TensorForm
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, windows
+from bertserve.service.text.words import rebase
 
 TASK = "token-classification"
 MAX_IGNORED = 1000

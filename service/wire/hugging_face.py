@@ -11,8 +11,7 @@ from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Incoming, M
 from bertserve.service.wire.clients import answer_for
-from bertserve.service.wire.discriminator import requested_task
-from bertserve.service.wire.reading import Limits, parse_json, read_body, validate_body
+from bertserve.service.wire.reading import Limits, parse_json, read_body, requested_task, validate_body
 
 
 def read_for_task(task: str, incoming: Incoming[M]) -> Call[M]:

@@ -1,4 +1,4 @@
-"""Reads a request body: limits, and pydantic's errors turned into one sentence each."""
+"""Reads a request body: which task it is for, limits, and pydantic's errors turned into one sentence each."""
 
 from __future__ import annotations
 
@@ -72,6 +72,26 @@ def parse_json(raw: bytes, body: type[TaskBody] | None = None, *, finite: bool =
 def validate_body(task: str, value: Any, limits: Limits) -> TaskBody:
     """Makes a request body of a task from its JSON value, wherever that came from, as `validate_as` does."""
     return validate_as(TASKS[task].body, value, limits)
+
+
+def requested_task(task: str, value: Any) -> str:
+    """Returns which task a body asks a model for.
+
+    Args:
+        task: The model's own.
+        value: The JSON value of the body, which may be no object; the reader of the body says so.
+    """
+    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
+    return next((name for name, derivation in derived if derivation.takes(task) and _has(value, derivation.marker)), task)
+
+
+def _has(value: Any, keys: tuple[str, ...]) -> bool:
+    """Returns whether an object has a key, and within it the next, to the last."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
 
 
 def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
