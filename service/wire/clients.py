@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import answer, classify, embed, fill_mask, ner, zero_shot
+from bertserve.service.tasks.answer import AnswerBody
 from bertserve.service.tasks.body import TaskBody
 
 # How @huggingface/inference, the client for JavaScript, begins its User-Agent; browsers replace it with their own.
@@ -39,7 +40,7 @@ LEGACY_ANSWERS: dict[str, Any] = {zero_shot.TASK: ZeroShotLists | list[ZeroShotL
 
 def upgrade_legacy_body(kind: type[TaskBody], value: dict[str, Any]) -> dict[str, Any]:
     """Puts a question and its context into `inputs`: huggingface_hub 0.25 sends them at the top."""
-    if kind is not answer.AnswerBody or "inputs" in value or not {"question", "context"} <= value.keys():
+    if kind is not AnswerBody or "inputs" in value or not {"question", "context"} <= value.keys():
         return value
     question = {name: value[name] for name in ("question", "context")}
     return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
@@ -51,9 +52,9 @@ def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
     Raises:
         InvalidValueError: The client cannot read the answer to this body.
     """
-    if b"hf_hub/" not in user_agent and _JS_CLIENT.encode() not in user_agent:
+    client = user_agent.decode("latin-1")  # before the search, which is five times as fast in a text
+    if "hf_hub/" not in client and _JS_CLIENT not in client:
         return body.answer
-    client = user_agent.decode("latin-1")
     if task == embed.TASK:
         _check_base64(client, body)
     if client.startswith(_JS_CLIENT):
