@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from bertserve.bench import flags as bench_flags
 from bertserve.export import analyze_cli, cli, verify_cli
-from bertserve.service.cli import BertServe, Score
+from bertserve.service.cli import BertServe, score_command
 from bertserve.service.http.app import create_fastapi
 from bertserve.service.metrics import Metrics
 from bertserve.service.serving.build import build
@@ -55,7 +55,7 @@ def settings() -> Mapping[str, FieldInfo]:
 
 def score_settings() -> Mapping[str, FieldInfo]:
     """Returns the fields that `bert-serve score` has beside the service's settings; positional ones first."""
-    return {name: field for name, field in Score.model_fields.items() if name not in Settings.model_fields}
+    return {name: field for name, field in score_command().model_fields.items() if name not in Settings.model_fields}
 
 
 def service_commands() -> list[str]:

@@ -12,9 +12,9 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, create_model
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -29,9 +29,6 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from bertserve.service.sources.cache import with_sources
-
-# Flags of `score` that name columns: the inputs of all tasks. They stand here because the tasks take a while to import.
-INPUTS = ("text", "text_pair", "question", "context", "prompt", "choices", "source_sentence", "sentences", "query", "texts")
 
 # What a flag of `score` cannot say with --ray.
 _ON_RAY = {
@@ -54,7 +51,7 @@ class Serve(Settings):
 
 
 class Score(ModelSettings):
-    """Score the rows of a file by a model: a prediction for each, in a file."""
+    """Score the rows of a file by a model: a prediction for each, in a file. Without a flag such as --text columns are found by name."""
 
     # texts, because a path has no `//` as a URI has
     source: CliPositionalArg[str] = Field(
@@ -71,16 +68,6 @@ class Score(ModelSettings):
         None, description="Task, by its name or its endpoint's; by default the model's own, or the one that parameters or columns show."
     )
     parameters: str = Field("{}", description="Parameters of each request as JSON, as the endpoint takes them, such as '{\"top_k\": 1}'.")
-    text: str | None = Field(None, description="Column of the text. Without any of these flags columns have the names of the inputs.")
-    text_pair: str | None = Field(None, description="Column of the second text of a pair.")
-    question: str | None = Field(None, description="Column of the question.")
-    context: str | None = Field(None, description="Column of the context.")
-    prompt: str | None = Field(None, description="Column of the text that a choice completes.")
-    choices: str | None = Field(None, description="Column of the choices, a list, in text files as JSON.")
-    source_sentence: str | None = Field(None, description="Column of the sentence that others are compared with.")
-    sentences: str | None = Field(None, description="Column of these others, a list, in text files as JSON.")
-    query: str | None = Field(None, description="Column of the query that texts are ranked by.")
-    texts: str | None = Field(None, description="Column of these texts, a list, in text files as JSON.")
     prediction_column: str = Field("prediction", min_length=1, description="Name of the column that predictions come in.")
     warnings_column: str = Field("warnings", min_length=1, description="Name of the column that warnings come in, such as of a cut text.")
     rejected: Path | None = Field(
@@ -113,7 +100,7 @@ class Score(ModelSettings):
             source=self.source,
             output=self.output,
             task=self.task,
-            columns={name: column for name in INPUTS if (column := getattr(self, name)) is not None},
+            columns=self._columns(),
             parameters=self.parameters,
             names=(self.prediction_column, self.warnings_column),
             max_rejected=self.max_rejected,
@@ -147,6 +134,18 @@ class Score(ModelSettings):
         ):
             if self.ray is not None and value not in allowed:
                 raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")
+
+    def _columns(self) -> dict[str, str]:
+        inputs = [name for name in type(self).model_fields if name not in Score.model_fields]
+        return {name: column for name in inputs if (column := getattr(self, name)) is not None}
+
+
+def score_command() -> type[Score]:
+    """Returns `score` with a flag for the column of each input of a task; the tasks take a while to import."""
+    from bertserve.service.scoring.columns import described_inputs
+
+    flags: dict[str, Any] = {name: (str | None, Field(None, description=text)) for name, text in described_inputs().items()}
+    return create_model("Score", __base__=Score, __doc__=Score.__doc__, **flags)
 
 
 def _with_one_model(score: Score) -> Settings:
@@ -237,13 +236,22 @@ class BertServe(BaseSettings):
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
 
+def _commands(args: Sequence[str]) -> type[BertServe]:
+    """Returns the commands; `score` has all of its flags where it is the one to run."""
+    if args[:1] != ["score"]:
+        return BertServe
+    score: Any = CliSubCommand[score_command()]  # type: ignore[misc]  # made at run time
+    return create_model("BertServe", __base__=BertServe, __doc__=BertServe.__doc__, score=(score, BertServe.model_fields["score"]))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     if os.getpid() == 1:
         # the first process of a container: what it does not handle the kernel lets pass, and until models are loaded nothing else would
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     try:
-        parsed = parse(BertServe, sys.argv[1:] if argv is None else argv)
+        args = sys.argv[1:] if argv is None else argv
+        parsed = parse(_commands(args), args)
         if parsed.version:
             print(f"bert-serve {__version__}")
             return 0

@@ -5,7 +5,6 @@ Each of its values is checked by itself first, so that an error names the file a
 
 from __future__ import annotations
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import PydanticBaseSettingsSource
 
-from bertserve.service.errors import SettingsError
+from bertserve.service.errors import SettingsError, nearest
 
 SETTING = "config"  # the setting that names the file; the file itself cannot name another
 
@@ -54,8 +53,8 @@ class ConfigFile(PydanticBaseSettingsSource):
 
     def _check(self, path: str, name: str, value: Any) -> None:
         if name not in self._known:
-            near = difflib.get_close_matches(name.replace("-", "_"), self._known, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else "see `bert-serve serve --help`, with `_` for `-`."
+            near = nearest(name.replace("-", "_"), self._known)
+            hint = f"did you mean `{near}`?" if near else "see `bert-serve serve --help`, with `_` for `-`."
             raise SettingsError(f"`{path}`: unknown setting `{name}`; {hint}")
         field = self._known[name]
         try:

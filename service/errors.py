@@ -30,6 +30,8 @@ the server are a template and values: the caller gets the sentence, a log the te
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 # Names of values that a log may have: none of them comes from a request.
@@ -37,6 +39,12 @@ SAFE_VALUES = frozenset(
     {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_inputs", "max_length", "max_queue_tokens", "max_timeout_ms"}
     | {"model", "models", "room", "setting", "task"}
 )
+_SHOWN_CHARS = 64  # of a wrong name; for one of megabytes it would take seconds to find the nearest
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that a wrong one is nearest to, if any is near."""
+    return next(iter(difflib.get_close_matches(name[:_SHOWN_CHARS], list(known), n=1)), None)
 
 
 class BertServeError(Exception):

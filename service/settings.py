@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 import re
@@ -15,7 +14,7 @@ from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettin
 from pydantic_settings import SettingsError as CommandLineError
 
 from bertserve.service.config_file import ConfigFile
-from bertserve.service.errors import SettingsError
+from bertserve.service.errors import SettingsError, nearest
 from bertserve.service.providers import ProviderChoice
 
 PREFIX = "BERT_SERVE_"
@@ -364,8 +363,8 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
         args: The arguments.
     """
     if (choice := _WRONG_CHOICE.search(message)) is not None:
-        near = difflib.get_close_matches(choice[1], choice[2].replace("'", "").split(", "), n=1)
-        return SettingsError(f"unknown command `{choice[1]}`; " + (f"did you mean `{near[0]}`?" if near else "see --help."))
+        near = nearest(choice[1], choice[2].replace("'", "").split(", "))
+        return SettingsError(f"unknown command `{choice[1]}`; " + (f"did you mean `{near}`?" if near else "see --help."))
     given = message.removeprefix("unrecognized arguments: ").split(maxsplit=1)[0]
     if message.startswith(given):
         return SettingsError(f"{message}.")
@@ -373,10 +372,10 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     taken = next((kind for kind in get_args(subcommand.annotation) if hasattr(kind, "model_fields")), command) if subcommand else command
     known = [f"{prefix}{name.replace('_', '-')}" for name in taken.model_fields for prefix in ("--", "--no-")]
     flag = given.partition("=")[0]
-    near = difflib.get_close_matches(flag, known, n=1)
+    near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and does nothing here; leave it out.")
-    return SettingsError(f"unknown argument `{given}`; " + (f"did you mean {near[0]}?" if near else "see --help."))
+    return SettingsError(f"unknown argument `{given}`; " + (f"did you mean {near}?" if near else "see --help."))
 
 
 def check_environment() -> None:
@@ -401,10 +400,9 @@ def _refuse_unknown_variables() -> None:
     known = [name.upper() for name in Settings.model_fields]
     for name in os.environ:
         if name.startswith(PREFIX) and (given := name.removeprefix(PREFIX)) not in known:
-            near = difflib.get_close_matches(given, known, n=1)
+            near = nearest(given, known)
             raise SettingsError(
-                f"unknown environment variable {name}"
-                + (f"; did you mean {PREFIX}{near[0]}?" if near else "; see `bert-serve serve --help`.")
+                f"unknown environment variable {name}" + (f"; did you mean {PREFIX}{near}?" if near else "; see `bert-serve serve --help`.")
             )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from bertserve.service.process.application import application
 from bertserve.service.process.secrets import Secrets
+
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 from served_socket import client, listening, play

@@ -11,7 +11,7 @@ import numpy as np
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun, kept
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.decoding.scores import Row
-from bertserve.service.text.tokenizer import Encoding
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from fakes import Head
 
 
@@ -22,6 +22,8 @@ class OneToken:
     truncation_side = "right"
     max_length = 512
     vocabulary_size = 1000
+
+    pairs = Tokenizer.pairs
 
     def tokenize(self, texts: Sequence[str]) -> list[Any]:
         """Returns one token per text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -19,7 +20,7 @@ from bertserve.service.serving.build import AppState
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks.catalog import TASKS
 
-_NAMED = "/models/{name}"
+_NAMED, _LISTED = "/models/{name}", "/v1/models/{name}"
 _FOUND = error_responses(404)
 
 
@@ -32,6 +33,7 @@ def routers(state: AppState) -> list[APIRouter]:
     for spec in TASKS.values():
         _add_task(probes, models, state, spec.name, f"/{spec.path}")
     _add_models(probes, models, state)
+    _add_model_list(models, state)
     _add_changes(changes, state)
     _add_operations(probes, models, state)
     _add_metrics(metrics, state)
@@ -78,6 +80,31 @@ def _add_changes(routes: APIRouter, state: AppState) -> None:
     async def unload(name: str) -> Response:
         await state.reloader.unload(name)
         return json_answer({"name": name, "unloaded": True})
+
+
+def _add_model_list(routes: APIRouter, state: AppState) -> None:
+    """Adds the models as OpenAI's API lists them; clients of KServe's first protocol ask the same paths, and find their keys beside."""
+    created = int(time.time())  # clients show it; of the models themselves it is not known
+
+    def described(model: Model) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "bertserve",
+            "task": model.task,
+            "name": model.name,
+            "ready": model.ready,
+        }
+
+    @routes.get("/v1/models", summary="All loaded models, as OpenAI's API lists them", responses=error_responses(path="/v1/models/"))
+    async def models() -> Response:
+        served = state.registry.models.values()
+        return json_answer({"object": "list", "data": [described(model) for model in served], "models": [model.name for model in served]})
+
+    @routes.get(_LISTED, summary="One model, as OpenAI's API shows it", responses=error_responses(404, path=_LISTED))
+    async def model(name: str) -> Response:
+        return json_answer(described(state.registry.get(name)))
 
 
 async def _differing(state: AppState) -> dict[str, dict[str, Any]]:

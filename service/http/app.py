@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from bertserve.service import __version__
 from bertserve.service.errors import MethodNotAllowedError
-from bertserve.service.http import errors, model_list, open_inference, playground
+from bertserve.service.http import errors, open_inference, playground
 from bertserve.service.http.admin import routers as admin_routers
 from bertserve.service.http.auth import Authenticator, Endpoint, check_declared
 from bertserve.service.http.inference import DirectRoutes, Inference, InferenceEndpoint
@@ -109,7 +109,6 @@ def create_fastapi(
     for router in (
         *admin_routers(state),
         playground.router(root_path),
-        model_list.router(state),
         *open_inference.routers(state),
         docs_router(state.registry),
     ):

@@ -15,8 +15,7 @@ from bertserve.service.http.answers import Answer, content_of
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.disconnect import unless_disconnected
 from bertserve.service.http.error_log import ErrorLog
-from bertserve.service.http.large_bodies import SMALL_BYTES, LargeBodies
-from bertserve.service.http.lines import LineAnswerer
+from bertserve.service.http.lines import SMALL_BYTES, LargeBodies, LineAnswerer
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
 from bertserve.service.http.streaming import LineStream, is_stream
 from bertserve.service.metrics import UNKNOWN

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 from starlette.types import Scope
 
@@ -15,7 +16,6 @@ from bertserve.service.errors import BertServeError, RefusedError, TooLargeError
 from bertserve.service.http import errors
 from bertserve.service.http.answers import content_of
 from bertserve.service.http.error_log import ErrorLog
-from bertserve.service.http.large_bodies import LargeBodies
 from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.share import SHARE_FULL, Share
@@ -29,6 +29,29 @@ from bertserve.service.wire.routes import Route
 MAX_TRACED_LINES = 128  # of a stream that is traced
 RETRY_LEAST_S, RETRY_MOST_S = 0.02, 1.0
 _OK, _GONE, _SERVER_ERROR = 200, 499, 500
+SMALL_BYTES = 2**16  # of a body that is read at once
+
+
+class LargeBodies:
+    """Reads the bodies of all requests of a process: large ones one at a time, with a turn of the event loop after each.
+
+    Parsing and validating a body of the largest size takes the event loop some 0.1 s. Many that are complete at the same time would be read
+    one after the other before anything else runs, until the supervisor takes the worker for hung.
+    """
+
+    def __init__(self) -> None:
+        """Starts with none."""
+        self._turn = asyncio.Lock()
+
+    async def read(self, route: Route, incoming: Incoming[Any]) -> Call[Any]:
+        """Returns what a request of a route asks for, as `route.read` does."""
+        if len(incoming.raw) <= SMALL_BYTES:
+            return route.read(incoming)
+        async with self._turn:
+            try:
+                return route.read(incoming)
+            finally:
+                await asyncio.sleep(0)
 
 
 class LineAnswerer:

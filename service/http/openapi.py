@@ -1,4 +1,4 @@
-"""What OpenAPI says of the paths that run models, and the page that shows it. Everything follows from the list of tasks."""
+"""What OpenAPI says of the paths that run models, with examples that follow what is loaded, and the page that shows it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ from pydantic.json_schema import models_json_schema
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from bertserve.service.errors import NotFoundError
+from bertserve.service.errors import BertServeError, NotFoundError
 from bertserve.service.http import errors
 from bertserve.service.http.auth import Endpoint, PublicEndpoint
-from bertserve.service.http.examples import add_examples
 from bertserve.service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
 from bertserve.service.http.streaming import MEDIA_TYPE
 from bertserve.service.serving.registry import Registry
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.call import Models
+from bertserve.service.wire.call import Models, Served
 from bertserve.service.wire.rendering import to_json
 from bertserve.service.wire.routes import Route, all_routes
 
@@ -156,7 +155,7 @@ def add_description(app: FastAPI, models: Models[Any], *, root_path: str = "", a
             app.openapi_schema = schema
         if not asks_for_key:  # who has none may read this page, and learns nothing of the models
             _add_models(app.openapi_schema, models)
-            add_examples(app.openapi_schema, models)
+            _add_examples(app.openapi_schema, models)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the schema
@@ -221,3 +220,57 @@ def _drop_fastapi_errors(schema: dict[str, Any]) -> None:
                 del operation["responses"]["422"]
     for name in ("HTTPValidationError", "ValidationError"):
         schema["components"]["schemas"].pop(name, None)
+
+
+def _add_examples(schema: dict[str, Any], models: Models[Any]) -> None:
+    """Puts examples into a document, in place of those that an earlier call put there.
+
+    Args:
+        schema: The document.
+        models: What is loaded.
+    """
+    answering = _answering(models)
+    first = next(iter(answering.values()), None)
+    for operations in schema["paths"].values():
+        for operation in operations.values():
+            _name_model(operation.get("parameters", []), first)
+    for route in all_routes():
+        content = schema["paths"][route.path]["post"]["requestBody"]["content"]["application/json"]
+        content.pop("examples", None)
+        if examples := _bodies(route, answering):
+            content["examples"] = examples
+
+
+def _answering(models: Models[Any]) -> dict[str, Served]:
+    """Returns the model that answers each task, where one does."""
+    found = {}
+    for task in TASKS:
+        try:
+            found[task] = models.for_task(task)
+        except BertServeError:  # none is loaded, or several of which none is meant
+            continue
+    return found
+
+
+def _name_model(parameters: list[dict[str, Any]], model: Served | None) -> None:
+    """Gives the parameters of a path a model that there is."""
+    for parameter in parameters:
+        parameter.pop("example", None)
+        if model is not None and parameter["in"] == "path":
+            parameter["example"] = model.bundle.version if parameter["name"] == "version" else model.name
+
+
+def _bodies(route: Route, answering: dict[str, Served]) -> dict[str, Any]:
+    """Returns examples of a route that several models answer; of one that is for a task the body's own example does."""
+    if route.task in TASKS:
+        return {}
+    if len(route.bodies) > 1:
+        bodies = [(spec.path, spec.body.example(), answering[spec.name]) for spec in TASKS.values() if spec.name in answering]
+    else:
+        extra: Any = route.bodies[0].model_config.get("json_schema_extra")
+        bodies = [("example", extra["examples"][0], model) for model in list(answering.values())[:1]]
+    named = "{name}" in route.path
+    return {
+        name: {"summary": f"{name}, for the model {model.name}", "value": body if named else body | {"model": model.name}}
+        for name, body, model in bodies
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, nearest
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.wire.keys import listed, required
@@ -47,6 +46,20 @@ def input_fields(spec: TaskSpec) -> dict[str, InputField]:
             for name, field in kind.model_fields.items():
                 fields[name] = InputField(name, field.is_required(), list in set(_kinds(field.annotation)))
     return fields
+
+
+def described_inputs() -> dict[str, str]:
+    """Returns what to say of the column of each input of a task, by the input's name."""
+    paths: dict[str, list[str]] = {}
+    lists: set[str] = set()
+    for spec in TASKS.values():
+        for name, field in input_fields(spec).items():
+            paths.setdefault(name, []).append(f"/{spec.path}")
+            lists |= {name} if field.is_list else set()
+    return {
+        name: f"Column of `{name}`, for {', '.join(answering)}{'; a list, in text files as JSON' if name in lists else ''}."
+        for name, answering in paths.items()
+    }
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
@@ -148,8 +161,8 @@ class Columns:
         """
         for field, column in self.by_field.items():
             if column not in columns and (not self._optional or self._fields[field].needed):
-                near = difflib.get_close_matches(column, columns, n=1)
-                hint = f"did you mean `{near[0]}`? " if near else ""
+                near = nearest(column, columns)
+                hint = f"did you mean `{near}`? " if near else ""
                 raise SettingsError(
                     f"the input has no column `{column}`; {hint}It has {listed(columns[:20])}; choose one with --{_flag(field)}."
                 )

@@ -185,12 +185,7 @@ def _check_fit(bundle: Bundle, engine: OnnxEngine, tokenizer: Tokenizer) -> None
             f"bundle `{manifest.name}`: its graph cannot read a text of {length} times the token {last}, the last one of its tokenizer "
             f"({error.message}) Tokenizer and graph do not belong together; export the bundle again."
         ) from error
-    widths = {"logits": len(manifest.labels)} if "classification" in manifest.task else {}
-    if manifest.task == "multiple-choice":
-        widths = {"logits": 1}
-    if (embedding := manifest.embedding) is not None:
-        widths = {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions}
-    for name, expected in widths.items():
+    for name, expected in catalog.TASKS[manifest.task].widths(manifest).items():
         if row[name].shape[-1] != expected:
             raise BundleError(
                 f"bundle `{manifest.name}`: its graph gives {row[name].shape[-1]} values as `{name}`, and its manifest says {expected}; "

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Mapping, Sequence
 
-from bertserve.service.errors import InvalidValueError, NotFoundError
+from bertserve.service.errors import InvalidValueError, NotFoundError, nearest
 from bertserve.service.serving.defaults import able_models, check_defaults, chosen_defaults
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks.catalog import TASKS
@@ -104,9 +103,8 @@ class Registry:
             NotFoundError: No such model; the message names the nearest.
         """
         if name not in self.models:
-            near = difflib.get_close_matches(name[:64], self.models, n=1)  # of a name of megabytes it would take seconds
-            if near:
-                raise NotFoundError("no model `{name}` is loaded; did you mean `{models}`?", name=name[:64], models=near[0])
+            if near := nearest(name, self.models):
+                raise NotFoundError("no model `{name}` is loaded; did you mean `{models}`?", name=name[:64], models=near)
             raise NotFoundError(
                 "no model `{name}` is loaded; loaded are: {models}.", name=name[:64], models=", ".join(self.models) or "none"
             )

@@ -14,19 +14,21 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, Tag
 
+from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, OffsetUnit, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, TOKEN_HELD, Cost, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding.offsets import rebase
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
 from bertserve.service.tasks.decoding.spans import BestAnswers, SpanTexts, SummedAnswers, longest_answer, score_spans
+from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
 from bertserve.service.tasks.occlusion import Part, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, Values, floats, objects
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import windows
-from bertserve.service.text.words import Word, most_within, words_of
+from bertserve.service.text.words import Word, most_within, rebase, words_of
 
 TASK = "question-answering"
 DEFAULT_SEQ_LEN = 384
@@ -298,14 +300,6 @@ class AnswerBody(TaskBody):
     ]
     parameters: AnswerParameters | None = None
 
-    @classmethod
-    def modern(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Puts a question and its context into `inputs`: huggingface_hub 0.25 sends them at the top."""
-        if "inputs" in value or not {"question", "context"} <= value.keys():
-            return value
-        question = {name: value[name] for name in ("question", "context")}
-        return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
-
     def request(self, item: Any, parameters: AnswerParameters) -> Request:
         """Returns the request of a question.
 
@@ -336,6 +330,35 @@ class Answer(BaseModel):
     ] = []
 
 
+def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
+    best = [result[0] if isinstance(result, list) else result for result in results]
+    return {
+        "answer": objects([item["answer"] for item in best]),
+        "score": floats([item["score"] for item in best]),
+        "start": np.array([item["start"] for item in best], np.int64),
+        "end": np.array([item["end"] for item in best], np.int64),
+    }
+
+
+_OUTPUTS = (TensorField("answer", "BYTES", (-1,)), SCORE, TensorField("start", "INT64", (-1,)), TensorField("end", "INT64", (-1,)))
+
+_PASSAGE = "The bridge was built in Porto in 1886 by a student of Eiffel. It was closed to trains in 1991, and repaired in 2010."
+_FORM = Form(
+    "Answer",
+    "Finds the place in a passage that answers a question.",
+    (
+        FormField("context", "Passage", "inputs.context", value=_PASSAGE, rows=4),
+        FormField("question", "Question", "inputs.question", value="When was the bridge built?", rows=1),
+        FormField("explain", "Show why, by leaving out each word", "parameters.explain", "tick", value=True),
+    ),
+    "answers",
+    parameters={"top_k": 4},
+    examples=(
+        FormExample("A short passage", {"context": _PASSAGE, "question": "When was the bridge built?"}),
+        FormExample("A long one, in windows", {"context": CHRONICLE, "question": "When did Bologna open its station?", "explain": False}),
+    ),
+)
+
 SPEC = TaskSpec(
     name=TASK,
     path="answer",
@@ -344,5 +367,7 @@ SPEC = TaskSpec(
     answer=Answer | list[Answer] | list[list[Answer]],
     estimate=estimate,
     run=answer_question,
+    form=_FORM,
+    tensors=TensorForm((TensorField("question"), TensorField("context")), lambda manifest, body: _OUTPUTS, _tensors, token_axes=2),
     load_mix="qa",
 )

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, Tag
+from pydantic import BaseModel, Field
 
 from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun, copied
-from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, TaskBody, TaskParameters, body_config, one_of
-from bertserve.service.tasks.classify import TextPair
+from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
+from bertserve.service.tasks.classify import TextsOrPairs
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import Floats
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 
@@ -181,24 +182,13 @@ def encode(request: Request, tokenizer: Tokenizer) -> tuple[Encoding, list[Token
     return replace(whole, maps=tuple(maps)), parts
 
 
-_Text = Annotated[str, Tag(TEXT)]
-_Pair = Annotated[TextPair, Tag(PAIR)]
-_TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEXT, PAIR)]
-
-
 class AttentionBody(TaskBody):
     """Body of an attention request."""
 
     model_config = body_config(inputs="The cat sat down.", parameters={"output_attentions": True, "layers": [-1], "heads": [0, 1]})
     parameters_type: ClassVar[type[TaskParameters]] = AttentionParameters
-    # the client has no function for the task, so that none misreads a list
-    several_in_javascript: ClassVar[bool] = True
 
-    inputs: Annotated[
-        _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
-        one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
-        Field(description="A text, a pair, or a list of these."),
-    ]
+    inputs: TextsOrPairs
     parameters: AttentionParameters | None = None
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
@@ -230,6 +220,17 @@ SPEC = TaskSpec(
     answer=Attention | list[Attention],
     estimate=estimate,
     run=show_attention,
+    form=Form(
+        "Attention",
+        "Shows which tokens look at which, by layer and head.",
+        (
+            FormField("text", "Text", "inputs.text", value="The animal did not cross the street because it was too tired.", rows=2),
+            FormField("pair", "Second text", "inputs.text_pair", rows=1, optional=True),
+            FormField("layer", "Layer", "parameters.layers", "number", counted="attention_heads"),
+        ),
+        "attention",
+        parameters={"output_attentions": True},
+    ),
     derivation=Derivation(base=None, fits=fits, needs=NEEDS, marker=("parameters", "output_attentions")),
     load_body=_load_body,
 )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import ModelConfig
+from bertserve.service.text.words import Unit
 
 # Tags of the unions below; pydantic puts them into error locations, where nobody wants to read them.
 TEXT, PAIR, LIST = TAGS = ("<text>", "<object>", "<list>")
@@ -60,14 +60,10 @@ TruncationDirection = Annotated[
 ]
 Stride = Annotated[int | None, Field(ge=0, description="Tokens that neighboring windows share; 128, at most half a window.")]
 OffsetUnit = Annotated[
-    Literal["code_points", "utf16", "utf8"],
+    Unit,
     BeforeValidator(lower),
     Field(description="What `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."),
 ]
-
-
-# How @huggingface/inference, the client for JavaScript, begins its User-Agent; browsers send their own in its place.
-JAVASCRIPT = "@huggingface/inference/"
 
 
 class Closed(BaseModel):
@@ -118,8 +114,6 @@ class TaskBody(BaseModel):
     parameters_type: ClassVar[type[TaskParameters]] = TaskParameters
     # Whether one input alone is answered like a list of one, as the official client asks of text classification.
     always_list: ClassVar[bool] = False
-    # Whether @huggingface/inference reads the answers to several inputs. Of other tasks it reads one, and drops the rest or takes it for broken.
-    several_in_javascript: ClassVar[bool] = False
     # What the limit of inputs counts, and what holds the input that an error is about.
     counted: ClassVar[str] = "`inputs` has {} items"
     subject: ClassVar[str] = "inputs"
@@ -134,11 +128,6 @@ class TaskBody(BaseModel):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Keeps the names."""
         cls.names = frozenset(cls.model_fields)
-
-    @classmethod
-    def modern(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """Returns a body in today's form, where an older client has another one."""
-        return value
 
     @classmethod
     def example(cls) -> dict[str, Any]:
@@ -185,25 +174,17 @@ class TaskBody(BaseModel):
         """Returns the task request of one input."""
         raise NotImplementedError
 
-    def check_client(self, user_agent: str) -> None:
-        """Stops before any work a request whose answer its client would not read.
+    def answer(self, results: list[Any]) -> Any:
+        """Returns the value of the response's body, given one result per input: a list for a list, unless `always_list`."""
+        return results if self.is_list or self.always_list else results[0]
 
-        Raises:
-            InvalidValueError: It has several inputs, and its client reads the answer to one.
-        """
-        if user_agent.startswith(JAVASCRIPT) and self.is_list and not self.several_in_javascript and len(self.items) != 1:
-            raise InvalidValueError(
-                "@huggingface/inference reads the answer to one input, and `inputs` has {items_count} items; send one at a "
-                "time, or many with another client, such as fetch.",
-                items_count=len(self.items),
-            )
 
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns the value of the response's body: a list in is a list out, but for a client that cannot read one.
+class ForeignBody(TaskBody):
+    """Base of the bodies of other services' formats, which have no `parameters`. Some clients send null for what was not set."""
 
-        Args:
-            results: One per input.
-            user_agent: The client's, for those whose answer goes by it.
-        """
-        listed = self.is_list and (self.several_in_javascript or not user_agent.startswith(JAVASCRIPT))
-        return results if listed or self.always_list else results[0]
+    null_is_nothing: ClassVar[bool] = True
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Keeps the names."""
+        cls.names = frozenset(cls.model_fields) - {"parameters"}

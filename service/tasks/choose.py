@@ -20,9 +20,10 @@ from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.body import LIST, PAIR, STOP, Closed, TaskBody, TaskParameters, body_config, one_of
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
 from bertserve.service.text.tokenizer import estimate_tokens
-from bertserve.service.text.windows import kept_tokens, truncate_longest_first
 
 TASK = "multiple-choice"
 MIN_CHOICES, MAX_CHOICES = 2, 64
@@ -87,12 +88,9 @@ def choose(request: Request, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A pair is too long and `truncation` is false.
     """
-    tokenizer, count = model.tokenizer, len(request.choices)
-    seconds = tokenizer.each([request.first, *request.seconds])
-    first = next(seconds)
-    room, encodings, truncated = tokenizer.room(pair=True), [], False
-    for i, second in enumerate(seconds):
-        total = len(first) + len(second)
+    count = len(request.choices)
+    room, encodings, truncated = model.tokenizer.room(pair=True), [], False
+    for i, (total, encoding) in enumerate(model.tokenizer.pairs((request.first, *request.seconds))):
         if total > room and not request.parameters.truncation:
             raise InvalidValueError(
                 "`choices[{i}]` and what it is for have {total} tokens together and the model takes {room}; shorten them, or "
@@ -102,9 +100,7 @@ def choose(request: Request, model: TaskModel) -> TaskRun:
                 room=room,
             )
         truncated |= total > room
-        keep = truncate_longest_first(len(first), len(second), room)
-        kept = [kept_tokens(len(tokens), count, tokenizer.truncation_side) for tokens, count in zip((first, second), keep, strict=True)]
-        encodings.append(tokenizer.assemble(first.ids[kept[0].start : kept[0].stop], second.ids[kept[1].start : kept[1].stop]))
+        encodings.append(encoding)
     cost = Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, held=count)
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
@@ -150,8 +146,6 @@ class ChooseBody(TaskBody):
     )
     parameters_type: ClassVar[type[TaskParameters]] = ChooseParameters
     counted: ClassVar[str] = "`inputs` has {} choices"
-    # the client has no function for the task, so that none misreads a list
-    several_in_javascript: ClassVar[bool] = True
 
     inputs: Annotated[
         Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],
@@ -196,5 +190,18 @@ SPEC = TaskSpec(
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,
     run=choose,
+    form=Form(
+        "Choose",
+        "Says which choice goes with a question or a beginning.",
+        (
+            FormField("prompt", "Question or beginning", "inputs.prompt", value="He put the kettle on, and", rows=1),
+            FormField("choices", "Choices, one a line", "inputs.choices", "lines", value="made himself a cup of tea.\nflew to the moon."),
+        ),
+        "bars",
+    ),
+    widths=lambda manifest: {"logits": 1},
+    tensors=scored_by_index(
+        TensorField("question", single=True, alias="prompt"), TensorField("choices"), TensorField("context", optional=True, single=True)
+    ),
     load_body=_load_body,
 )

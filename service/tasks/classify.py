@@ -21,11 +21,13 @@ from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun, s
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate, best_first
+from bertserve.service.tasks.form import Form, FormExample, FormField
 from bertserve.service.tasks.occlusion import Part, WordImportance
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import INPUTS, TensorField, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
-from bertserve.service.text.windows import default_stride, kept_tokens, truncate_longest_first, windows
-from bertserve.service.text.words import words_of
+from bertserve.service.text.windows import default_stride, kept_of_pair, windows
+from bertserve.service.text.words import Unit, words_of
 
 TASK = "text-classification"
 # Names of the texts of a pair.
@@ -68,7 +70,7 @@ class ClassifyParameters(TaskParameters):
         Field(description="Say what each word does to the best label's score, by leaving it out: a text of n words is run n times more."),
     ] = False
     offset_unit: Annotated[
-        Literal["code_points", "utf16", "utf8"] | None,
+        Unit | None,
         BeforeValidator(lower),
         Field(
             description="With `explain`, what `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."
@@ -204,8 +206,7 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
     kept = [range(len(tokens)) for tokens in texts]
     if total > room:
         side = request.truncation_side or tokenizer.truncation_side
-        counts = truncate_longest_first(len(a), len(b or ()), room)
-        kept = [kept_tokens(len(tokens), count, side) for tokens, count in zip(texts, counts, strict=False)]
+        kept = list(kept_of_pair(len(a), len(b or ()), room, side))[: len(texts)]
     encodings = [tokenizer.assemble(*(tokens.ids[cut.start : cut.stop] for tokens, cut in zip(texts, kept, strict=True)))]
     truncated, read = total > room, _read_of_cut(texts, kept) if total > room else ()
     if not request.parameters.explain:
@@ -268,6 +269,11 @@ class TextPair(Closed):
 _Text = Annotated[str, Tag(TEXT)]
 _Pair = Annotated[TextPair, Tag(PAIR)]
 _TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEXT, PAIR)]
+TextsOrPairs = Annotated[
+    _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
+    one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
+    Field(description="A text, a pair, or a list of these."),
+]
 
 
 class ClassifyBody(TaskBody):
@@ -277,11 +283,7 @@ class ClassifyBody(TaskBody):
     always_list: ClassVar[bool] = True
     parameters_type: ClassVar[type[TaskParameters]] = ClassifyParameters
 
-    inputs: Annotated[
-        _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
-        one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
-        Field(description="A text, a pair, or a list of these."),
-    ]
+    inputs: TextsOrPairs
     parameters: ClassifyParameters | None = None
 
     def request(self, item: Any, parameters: ClassifyParameters) -> Request:
@@ -300,6 +302,46 @@ def require_labels(manifest: Manifest) -> str | None:
     return None if manifest.labels else f"`labels` must not be empty for {manifest.task}"
 
 
+def logit_widths(manifest: Manifest) -> dict[str, int]:
+    """Returns how many values `logits` have: one for each label."""
+    return {"logits": len(manifest.labels)}
+
+
+_REVIEW = "The plot is thin and the ending drags, but the cast is a delight."
+_LONG_REVIEW = " ".join([*(f"Scene {i + 1} is slow and far too loud." for i in range(60)), "In the end I loved it."])
+_FORM = Form(
+    "Classify",
+    "Gives a text, or a pair of texts, a label.",
+    (
+        FormField("text", "Text", "inputs.text", value=_REVIEW),
+        FormField("pair", "Second text, for models of pairs", "inputs.text_pair", rows=1, optional=True),
+        FormField(
+            "window",
+            "If the text is too long",
+            "parameters.window",
+            "choice",
+            options=(("", "cut it"), ("mean", "take the mean of its windows"), ("max", "take the maximum of its windows")),
+        ),
+        FormField(
+            "explain",
+            "Show why, by leaving out each word",
+            "parameters.explain",
+            "tick",
+            value=True,
+            unless="window",
+            most_words=occlusion.MAX_WORDS,
+        ),
+    ),
+    "bars",
+    examples=(
+        FormExample("A review", {"text": _REVIEW, "pair": ""}, pairs=False),
+        FormExample(
+            "Does one follow from the other?", {"text": "A man is playing a guitar on a stage.", "pair": "Someone makes music."}, pairs=True
+        ),
+        FormExample("Too long", {"text": _LONG_REVIEW, "pair": ""}, pairs=False),
+    ),
+)
+
 SPEC = TaskSpec(
     name=TASK,
     path="classify",
@@ -309,4 +351,7 @@ SPEC = TaskSpec(
     estimate=estimate,
     run=classify,
     missing=require_labels,
+    widths=logit_widths,
+    form=_FORM,
+    tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),
 )

@@ -7,7 +7,7 @@ pipeline, which returns them; padding never does.
 from __future__ import annotations
 
 import base64
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,7 +18,6 @@ from bertserve.service.bundle.manifest import Combine, Embedding, Manifest, Pool
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import (
-    JAVASCRIPT,
     LIST,
     TEXT,
     TaskBody,
@@ -32,8 +31,10 @@ from bertserve.service.tasks.body import (
 )
 from bertserve.service.tasks.cost import NUMBER_BYTES, Cost
 from bertserve.service.tasks.decoding.scores import Floats, Row
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.layers import LAST_LAYER, LayerChoice, choose
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorField, TensorForm, Values
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 
@@ -41,9 +42,6 @@ TASK = "feature-extraction"
 MAX_LAYERS = 256  # of one request
 VECTOR_BYTES = 64  # of a vector in an answer, beside its numbers
 _LEAST_NORM = np.float32(1e-12)
-# They send `encoding_format` as they are told, and read numbers alone: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
-_NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(JAVASCRIPT)}")
-
 
 Pool = Annotated[
     Literal["none", "cls", "mean", "max"] | None,
@@ -231,7 +229,6 @@ class EmbedBody(EmbedOptions, TaskBody):
 
     model_config = body_config(inputs=["A warm, funny film.", "The bridge was built in 1886."], normalize=True)
     always_list: ClassVar[bool] = True
-    several_in_javascript: ClassVar[bool] = True
     parameters_type: ClassVar[type[TaskParameters]] = EmbedParameters
 
     inputs: TextOrTexts
@@ -250,20 +247,6 @@ class EmbedBody(EmbedOptions, TaskBody):
         like = resolve(EmbedParameters(**beside | within), config.embedding)
         return [replace(like, text=text) for text in self.items]
 
-    def check_client(self, user_agent: str) -> None:
-        """Stops a request for base64 of a client that cannot read it.
-
-        Raises:
-            InvalidValueError: It does.
-        """
-        wanted = self.encoding_format or (self.parameters and self.parameters.encoding_format)
-        client = _NO_BASE64.search(user_agent) if wanted == "base64" else None
-        if client is not None:
-            name = "huggingface_hub" if client[0].startswith("hf_hub") else JAVASCRIPT.removesuffix("/")
-            raise InvalidValueError(
-                "`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.", name=name
-            )
-
 
 def _missing(manifest: Manifest) -> str | None:
     if manifest.embedding is None:
@@ -271,6 +254,29 @@ def _missing(manifest: Manifest) -> str | None:
     output = manifest.embedding.layers_output
     without = next((graph.file for graph in manifest.graphs if output not in [spec.name for spec in graph.outputs]), None)
     return None if without is None else f"`embedding.layers` needs the output `{output}`, which `{without}` does not have"
+
+
+def _widths(manifest: Manifest) -> dict[str, int]:
+    embedding = manifest.embedding
+    assert embedding is not None, "a manifest for embeddings has it"
+    return {embedding.layers_output: embedding.dimensions * embedding.layer_count, "last_hidden_state": embedding.dimensions}
+
+
+def _tensor_outputs(manifest: Manifest, body: TaskBody | None) -> tuple[TensorField, ...]:
+    """Returns the vectors, unless a text has one for each token, or they are texts of base64."""
+    assert manifest.embedding is not None, "a manifest for embeddings has it"
+    parameters = None if body is None else body.parameters
+    pooling = (parameters and parameters.pooling) or manifest.embedding.pooling
+    if pooling == "none" or (parameters is not None and parameters.encoding_format == "base64"):
+        return ()
+    return (TensorField("embedding", "FP32", (-1, -1)),)
+
+
+def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
+    if not _tensor_outputs(manifest, body):
+        return {}
+    assert manifest.embedding is not None, "a manifest for embeddings has it"
+    return {"embedding": np.stack(results) if results else np.zeros((0, manifest.embedding.dimensions), np.float32)}
 
 
 SPEC = TaskSpec(
@@ -281,5 +287,10 @@ SPEC = TaskSpec(
     answer=list[list[Annotated[float, Field(examples=[0.0412])]]] | list[list[list[float]]] | list[str] | list[list[str]],
     estimate=estimate,
     run=embed,
+    form=Form(
+        "Embed", "Turns a text into a vector.", (FormField("text", "Text", "inputs.text", value="A warm and funny film."),), "vectors"
+    ),
     missing=_missing,
+    widths=_widths,
+    tensors=TensorForm(outputs=_tensor_outputs, tensors=_tensors),
 )

@@ -19,11 +19,13 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
-from bertserve.service.tasks.body import JAVASCRIPT, TaskBody, TaskParameters, TextOrTexts, body_config
+from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes, tokens_of_steps
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.joint_masks import DEFAULT_BEAM, MAX_BEAM, MAX_JOINT_MASKS, Pieces, prepare, search
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorForm
 from bertserve.service.text.filling import CONTEXT, SHORT_TOKENS, Fillings
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 
@@ -327,25 +329,6 @@ class FillMaskBody(TaskBody):
         shared = Targets(parameters.targets, texts=len(self.items)) if parameters.targets and self.items else None
         return [Request(text, parameters, shared, mask) for text in self.items]
 
-    def check_client(self, user_agent: str) -> None:
-        """Stops a request of a client that would not read the answer.
-
-        Raises:
-            InvalidValueError: It has several inputs, or masks that are filled together, and its client reads neither.
-        """
-        super().check_client(user_agent)
-        if user_agent.startswith(JAVASCRIPT) and self.parameters is not None and self.parameters.joint:
-            raise InvalidValueError(
-                "`joint` gives several tokens at once, which @huggingface/inference cannot read; ask with another client, such as fetch."
-            )
-
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns the tokens; of several masks to @huggingface/inference, which reads no more, one list: the first mask's, then the next one's."""
-        found = super().answer(results, user_agent)
-        if user_agent.startswith(JAVASCRIPT) and isinstance(found[0], list):
-            return [filled for each in found for filled in each]
-        return found
-
 
 class Filled(BaseModel):
     """One token in a mask's place."""
@@ -378,6 +361,20 @@ SPEC = TaskSpec(
     answer=list[Filled] | list[list[Filled]] | list[list[list[Filled]]] | list[JointlyFilled] | list[list[JointlyFilled]],
     estimate=estimate,
     run=fill_masks,
+    form=Form(
+        "Fill mask",
+        "Says which words fit in the place of a masked one.",
+        (
+            FormField(
+                "text",
+                "Text with the model's mask",
+                "inputs.text",
+                value="The king of [MASK] died in 1066, and his [MASK] came from France.",
+            ),
+        ),
+        "masks",
+    ),
     missing=_missing,
+    tensors=TensorForm(),
     load_mix="mask",
 )

@@ -16,15 +16,17 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun, copied, spans_read
-from bertserve.service.tasks.body import JAVASCRIPT, OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
-from bertserve.service.tasks.classify import require_labels
+from bertserve.service.tasks.body import OffsetUnit, Stride, TaskBody, TaskParameters, TextOrTexts, body_config, lower
+from bertserve.service.tasks.classify import logit_widths, require_labels
 from bertserve.service.tasks.cost import SCORE_BYTES, TOKEN_HELD, Cost, longest_label, text_bytes, tokens_of_steps
-from bertserve.service.tasks.decoding.offsets import rebase
 from bertserve.service.tasks.decoding.scores import Floats, activate
 from bertserve.service.tasks.decoding.tag_schemes import BEGINS, ENDS, Scheme, scheme_of, split
+from bertserve.service.tasks.form import CHRONICLE, Form, FormExample, FormField
 from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorForm
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens, estimate_tokens
 from bertserve.service.text.windows import default_stride, windows
+from bertserve.service.text.words import rebase
 
 TASK = "token-classification"
 MAX_IGNORED = 1000
@@ -283,13 +285,6 @@ class NerBody(TaskBody):
         """Returns the request of a text."""
         return Request(item, parameters)
 
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns the entities; tokens to @huggingface/inference, which takes each for an entity, with their tag as its group too."""
-        found = super().answer(results, user_agent)
-        if user_agent.startswith(JAVASCRIPT):
-            return [{"entity_group": each["entity"]} | each if "entity" in each else each for each in found]
-        return found
-
 
 class Entity(BaseModel):
     """One entity; offsets are code points unless asked otherwise, end exclusive. With the strategy `none`, a token with `entity` and `index`."""
@@ -303,6 +298,15 @@ class Entity(BaseModel):
     end: Annotated[int, Field(examples=[28])]
 
 
+_SENTENCE = "Ada Lovelace wrote to Charles Babbage of Cambridge University from her house in London."
+_FORM = Form(
+    "Entities",
+    "Finds persons, places and organizations.",
+    (FormField("text", "Text", "inputs.text", value=_SENTENCE),),
+    "entities",
+    examples=(FormExample("A sentence", {"text": _SENTENCE}), FormExample("A long text, in windows", {"text": CHRONICLE})),
+)
+
 SPEC = TaskSpec(
     name=TASK,
     path="ner",
@@ -312,4 +316,7 @@ SPEC = TaskSpec(
     estimate=estimate,
     run=label_tokens,
     missing=require_labels,
+    widths=logit_widths,
+    form=_FORM,
+    tensors=TensorForm(),
 )

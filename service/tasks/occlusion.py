@@ -15,9 +15,8 @@ from typing_extensions import TypedDict
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
-from bertserve.service.tasks.decoding.offsets import OffsetUnit, rebase
 from bertserve.service.text.tokenizer import Encoding, TokenIds, Tokenizer
-from bertserve.service.text.words import Word
+from bertserve.service.text.words import Unit, Word, rebase
 
 # A text of n words is n texts. A window of /answer, 384 tokens unless asked otherwise, has no more.
 MAX_WORDS = 384
@@ -134,7 +133,7 @@ def variants(parts: Sequence[Part], tokenizer: Tokenizer) -> list[Variant]:
     return found
 
 
-def described(left_out: Sequence[Variant], importances: Sequence[float], unit: OffsetUnit) -> list[WordImportance]:
+def described(left_out: Sequence[Variant], importances: Sequence[float], unit: Unit) -> list[WordImportance]:
     """Returns the words with their importance, in order of the texts; offsets are of the text that a word stands in."""
     found: list[WordImportance] = []
     for part in {id(variant.part): variant.part for variant in left_out}.values():

@@ -21,9 +21,10 @@ from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate, best_first
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec
-from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
-from bertserve.service.text.windows import kept_tokens, truncate_longest_first
+from bertserve.service.tasks.tensor_form import TensorField, scored_by_index
+from bertserve.service.text.tokenizer import estimate_tokens
 
 TASK = "text-ranking"
 RELEVANT = "relevant"
@@ -96,7 +97,17 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
         InvalidValueError: A pair is too long and `truncate` is false.
     """
     options, config, count = request.options, model.config, len(request.texts)
-    encodings, truncated = _pairs(request, model.tokenizer)
+    room, encodings, truncated = model.tokenizer.room(pair=True), [], False
+    for i, (total, encoding) in enumerate(model.tokenizer.pairs((request.query, *request.texts), options.truncation_direction)):
+        if total > room and options.truncate is False:
+            raise InvalidValueError(
+                "query and texts[{i}] have {total} tokens and the model takes {room}; shorten them, or set `truncate` to true.",
+                i=i,
+                total=total,
+                room=room,
+            )
+        truncated |= total > room
+        encodings.append(encoding)
     returned = sum(map(text_bytes, request.texts)) if options.return_text else request.returned_bytes
     cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, held=2 * count)
     rows = yield Batch(encodings, cost, truncated=truncated)
@@ -112,28 +123,6 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
     return [
         {"index": i, "score": float(scores[i])} | ({"text": request.texts[i]} if options.return_text else {}) for i in best_first(scores)
     ]
-
-
-def _pairs(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding], bool]:
-    """Returns the query with each text, and whether one of them is cut."""
-    texts = tokenizer.each([request.query, *request.texts])
-    query = next(texts)
-    room, encodings, truncated = tokenizer.room(pair=True), [], False
-    side = request.options.truncation_direction or tokenizer.truncation_side
-    for i, text in enumerate(texts):
-        total = len(query) + len(text)
-        if total > room and request.options.truncate is False:
-            raise InvalidValueError(
-                "query and texts[{i}] have {total} tokens and the model takes {room}; shorten them, or set `truncate` to true.",
-                i=i,
-                total=total,
-                room=room,
-            )
-        truncated |= total > room
-        keep = truncate_longest_first(len(query), len(text), room)
-        kept = [kept_tokens(len(tokens), count, side) for tokens, count in zip((query, text), keep, strict=True)]
-        encodings.append(tokenizer.assemble(query.ids[kept[0].start : kept[0].stop], text.ids[kept[1].start : kept[1].stop]))
-    return encodings, truncated
 
 
 class QueryBody(TaskBody):
@@ -209,6 +198,22 @@ SPEC = TaskSpec(
     answer=list[Ranked],
     estimate=estimate,
     run=rerank,
+    form=Form(
+        "Rerank",
+        "Sorts texts by how well they answer a query.",
+        (
+            FormField("query", "Query", "query", value="What is a panda?", rows=1),
+            FormField(
+                "texts",
+                "Texts, one a line",
+                "texts",
+                "lines",
+                value="A panda is a bear of China.\nThe bridge was built in 1886.\nPandas eat bamboo.",
+            ),
+        ),
+        "bars",
+    ),
+    tensors=scored_by_index(TensorField("query", single=True), TensorField("texts")),
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
     load_body=_load_body,
 )

@@ -13,7 +13,9 @@ from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, Closed, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config, lower
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec
+from bertserve.service.tasks.tensor_form import SCORE, TensorField, TensorForm, floats
 
 TASK = "sentence-similarity"
 
@@ -138,6 +140,28 @@ SPEC = TaskSpec(
     answer=list[Annotated[float, Field(examples=[0.83])]],
     estimate=estimate,
     run=compare,
+    form=Form(
+        "Similarity",
+        "Says how alike sentences are in meaning.",
+        (
+            FormField(
+                "texts",
+                "Sentences, one a line, at most 12",
+                "inputs.sentences",
+                "lines",
+                value="A warm and funny film.\nThe movie made me laugh.\nThe bridge was built in 1886.\nEngineers opened it to trains that year.",
+                rows=5,
+                each="inputs.source_sentence",
+                most=12,
+            ),
+        ),
+        "similarities",
+    ),
+    tensors=TensorForm(
+        (TensorField("source_sentence", single=True), TensorField("sentences")),
+        lambda manifest, body: (SCORE,),
+        lambda results, body, manifest: {"score": floats(results[0])},
+    ),
     derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
     load_body=_load_body,
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.batch import ModelConfig, TaskFunction
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.form import Form
+from bertserve.service.tasks.tensor_form import TensorForm
 
 
 class Estimate(Protocol):
@@ -45,6 +47,10 @@ def _nothing(manifest: Manifest) -> str | None:
     return None
 
 
+def _no_widths(manifest: Manifest) -> Mapping[str, int]:
+    return {}
+
+
 def inputs_body(inputs: Sequence[Any]) -> dict[str, Any]:
     """Returns a body with nothing but inputs; one alone is sent as itself."""
     return {"inputs": inputs[0] if len(inputs) == 1 else list(inputs)}
@@ -64,6 +70,9 @@ class TaskSpec:
         run: The task itself: a generator function that yields encodings and returns the result.
         derivation: Set for a task that bundles of another task answer.
         missing: Returns what a manifest of this task lacks, in words, or None.
+        widths: Returns how many values outputs of the graph have for each text, token or mask, by their names; a model is checked for it.
+        form: Its form on the playground; None for what has no tab there.
+        tensors: How it looks in tensors; None if the Open Inference Protocol has no access to it.
         load_body: Returns the body of a load test around its inputs, which are at least one.
         load_mix: The built-in mix of `bert-bench` whose inputs suit it.
     """
@@ -77,5 +86,8 @@ class TaskSpec:
     run: TaskFunction
     derivation: Derivation | None = None
     missing: Callable[[Manifest], str | None] = _nothing
+    widths: Callable[[Manifest], Mapping[str, int]] = _no_widths
+    form: Form | None = None
+    tensors: TensorForm | None = None
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
     load_mix: str = "short"

@@ -13,9 +13,8 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
-from bertserve.service.tasks.body import STOP, TextOrTexts, body_config
+from bertserve.service.tasks.body import STOP, ForeignBody, TextOrTexts, body_config
 from bertserve.service.tasks.cost import TOKEN_HELD, Cost, text_bytes
-from bertserve.service.tasks.foreign_body import ForeignBody
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Tokenizer, Tokens, estimate_tokens
 
@@ -134,7 +133,7 @@ class TokenizeBody(ForeignBody):
         """Returns one request per text."""
         return [TextRequest(text, self.add_special_tokens) for text in self.items]
 
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
+    def answer(self, results: list[Any]) -> Any:
         """Returns a list of tokens for each text, also where there is one alone."""
         return results
 

@@ -7,13 +7,12 @@ softmax subtracts the maximum.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError
@@ -23,7 +22,9 @@ from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, 
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate
+from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
+from bertserve.service.tasks.tensor_form import INPUTS, labeled_form
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, estimate_tokens
 from bertserve.service.text.windows import kept_tokens
 
@@ -32,9 +33,6 @@ TEMPLATE = "This example is {}."
 PLACE = "{}"
 MAX_LABELS = 1000
 MAX_HYPOTHESIS_CHARS = 1000  # of a label, and of a template: each is read once for every other
-# The first huggingface_hub that takes results as a list of objects; those before it take one object of lists.
-LISTS_SINCE = (1, 2)
-_HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d{1,6})\.(\d{1,6})")  # Python refuses to read numbers of thousands of digits
 NEEDS = "two or more labels of which one begins with `entail`"
 
 
@@ -192,24 +190,6 @@ class ZeroShotBody(TaskBody):
         """Returns the request of a text."""
         return Request(item, parameters)
 
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
-        """Returns a list of `{label, score}` for a text; to huggingface_hub before 1.2, which wants that, an object of lists."""
-        hub = _HUGGINGFACE_HUB.search(user_agent)
-        if hub is not None and (int(hub[1]), int(hub[2])) < LISTS_SINCE:
-            results = [
-                {"sequence": text, "labels": [item["label"] for item in found], "scores": [item["score"] for item in found]}
-                for text, found in zip(self.items, results, strict=True)
-            ]
-        return super().answer(results, user_agent)
-
-
-class ZeroShotLists(BaseModel):
-    """A zero-shot result as huggingface_hub before 1.2 wants it."""
-
-    sequence: Annotated[str, Field(examples=["A new phone."])]
-    labels: Annotated[list[str], Field(examples=[["technology", "politics"]])]
-    scores: Annotated[list[float], Field(examples=[[0.98, 0.02]])]
-
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
     return inputs_body(inputs) | {"parameters": {"candidate_labels": ["culture", "travel", "technology", "history"]}}
@@ -220,9 +200,19 @@ SPEC = TaskSpec(
     path="zero-shot",
     title="Classify texts by labels of the caller's own",
     body=ZeroShotBody,
-    answer=list[LabelScore] | list[list[LabelScore]] | ZeroShotLists | list[ZeroShotLists],
+    answer=list[LabelScore] | list[list[LabelScore]],
     estimate=estimate,
     run=classify_zero_shot,
+    form=Form(
+        "Zero-shot",
+        "Sorts a text by labels of your own.",
+        (
+            FormField("text", "Text", "inputs.text", value="The new phone has a better camera."),
+            FormField("labels", "Labels, one a line", "parameters.candidate_labels", "lines", value="technology\npolitics\nsports"),
+        ),
+        "bars",
+    ),
+    tensors=labeled_form(lambda body, manifest: body.parameters.candidate_labels, INPUTS),
     derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
     load_body=_load_body,
 )

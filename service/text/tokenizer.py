@@ -22,8 +22,9 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from bertserve.service.bundle.manifest import Piece, SpecialPiece, TokenizerSpec
+from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, TokenizerSpec
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
+from bertserve.service.text.windows import kept_of_pair
 
 # Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -228,6 +229,20 @@ class Tokenizer:
         if not len(encoding):
             raise InvalidValueError("the text is empty, and this model adds no token of its own to it; give a text.")
         return encoding
+
+    def pairs(self, texts: Iterable[str], side: Side | None = None) -> Iterator[tuple[int, Encoding]]:
+        """Yields the first text with each of the others: the tokens of both, and their encoding, cut to the model's length.
+
+        Args:
+            texts: The texts.
+            side: The end at which texts are cut, the longer one of a pair first; None for the model's own.
+        """
+        others = self.each(texts)
+        first = next(others)
+        room = self.room(pair=True)
+        for second in others:
+            a, b = kept_of_pair(len(first), len(second), room, side or self.truncation_side)
+            yield len(first) + len(second), self.assemble(first.ids[a.start : a.stop], second.ids[b.start : b.stop])
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

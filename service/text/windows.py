@@ -38,6 +38,12 @@ def kept_tokens(count: int, keep: int, side: Side) -> range:
     return range(count - keep, count) if side == "left" else range(keep)
 
 
+def kept_of_pair(a: int, b: int, room: int, side: Side) -> tuple[range, range]:
+    """Returns which of the tokens of two texts are left when the pair is cut to `room` tokens, the longer text first."""
+    keep_a, keep_b = truncate_longest_first(a, b, room)
+    return kept_tokens(a, keep_a, side), kept_tokens(b, keep_b, side)
+
+
 def windows(count: int, room: int, stride: int, side: Side = "right") -> list[range]:
     """Cuts `count` tokens into windows of at most `room`, neighbors overlapping by `stride` tokens, in the order of the text.
 

@@ -1,4 +1,4 @@
-"""Words as people read them, with the tokens of each: what is left out of a text to see what it does. Knows no task.
+"""Words as people read them, with the tokens of each, and offsets in the unit of the caller's language. Knows no task.
 
 A word is what stands between white space, without the punctuation around it: `film`, `don't`, `well-known`, `1,000`. Each punctuation mark is a
 word of its own. Scripts without spaces have a word for each token, because only the tokenizer tells words apart there.
@@ -11,6 +11,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from bertserve.service.text.tokenizer import Tokens
 
@@ -18,6 +19,9 @@ from bertserve.service.text.tokenizer import Tokens
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 # Punctuation that is part of a word where it has letters, or digits, on both sides.
 _JOINS_LETTERS, _JOINS_DIGITS = "'’-‐", ".,:"
+# Python counts code points, JavaScript and Java UTF-16 units, Go and Rust bytes.
+Unit = Literal["code_points", "utf16", "utf8"]
+_CODECS = {"utf16": ("utf-16-le", 2), "utf8": ("utf-8", 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +99,23 @@ def _continues(text: str, end: int, start: int, *, same: bool) -> bool:
 def _is_letter(char: str) -> bool:
     """Returns whether a character is part of words: a letter, a digit, or a mark on one."""
     return bool(char) and unicodedata.category(char)[0] in "LNM"
+
+
+def rebase(spans: Sequence[dict[str, Any]], text: str, unit: Unit) -> None:
+    """Turns `start` and `end` of each span from code points of the text into the unit, in place.
+
+    Args:
+        spans: In any order; they may overlap.
+        text: The text that they lie in.
+        unit: What to count in.
+    """
+    if unit == "code_points" or text.isascii():
+        return
+    codec, size = _CODECS[unit]
+    places: dict[int, int] = {0: 0}
+    last = units = 0
+    for place in sorted({span[key] for span in spans for key in ("start", "end")}):
+        units += len(text[last:place].encode(codec)) // size
+        places[place], last = units, place
+    for span in spans:
+        span["start"], span["end"] = places[span["start"]], places[span["end"]]

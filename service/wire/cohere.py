@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, Tag
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import PAIR, STOP, TEXT, body_config, one_of
+from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
 from bertserve.service.tasks.cost import text_bytes
-from bertserve.service.tasks.foreign_body import ForeignBody
 from bertserve.service.wire.call import Answered, Call, Incoming, M
 from bertserve.service.wire.openai import Usage
 from bertserve.service.wire.reading import read_as

@@ -10,8 +10,8 @@ from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.tasks.body import TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Incoming, M
-from bertserve.service.wire.discriminator import requested_task
-from bertserve.service.wire.reading import Limits, parse_json, read_body, validate_body
+from bertserve.service.wire.clients import answer_for
+from bertserve.service.wire.reading import Limits, parse_json, read_body, requested_task, validate_body
 
 
 def read_for_task(task: str, incoming: Incoming[M]) -> Call[M]:
@@ -61,9 +61,8 @@ def read_at_base(incoming: Incoming[M]) -> Call[M]:
 
 
 def _call(task: str, model: M, body: TaskBody, incoming: Incoming[M]) -> Call[M]:
-    user_agent = incoming.headers.get(b"user-agent", b"").decode("latin-1")
-    body.check_client(user_agent)
-    return Call(task, model, body, lambda answered: body.answer(answered.results, user_agent))
+    answer = answer_for(incoming.headers.get(b"user-agent", b""), task, body)
+    return Call(task, model, body, lambda answered: answer(answered.results))
 
 
 def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertserve.service.errors import InvalidValueError
+from bertserve.service.errors import InvalidValueError, nearest
 from bertserve.service.tasks.body import TaskBody
 
 # Keys that clients of other services send beside `inputs`, with the values that ask for nothing but what happens anyway; None is any value.
@@ -20,7 +19,7 @@ HARMLESS: Mapping[str, Sequence[Any] | None] = {
 }
 # What the Inference API, and the clients that were made for it, have in `options`: how to wait for a model, and whose cache to look into.
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model", "retry_on_error", "includeCredentials", "taskHint", "signal")
-_SHOWN_CHARS = 64  # of a key, in a message; of one of megabytes it would also take seconds to find the nearest
+_SHOWN_CHARS = 64  # of a key, in a message
 
 
 def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
@@ -48,12 +47,6 @@ def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
             )
         if name == "options" and given is not None:
             _check_options(given, body)
-
-
-def nearest(name: str, known: Sequence[str]) -> str | None:
-    """Returns the known name that a wrong one is nearest to, if any is near."""
-    near = difflib.get_close_matches(name[:_SHOWN_CHARS].lower(), known, n=1)
-    return near[0] if near else None
 
 
 def listed(names: Sequence[str]) -> str:
@@ -85,7 +78,7 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
         holder: What does not have it, in words.
         known: The names that it has.
     """
-    near = nearest(name, known)
+    near = nearest(name.lower(), known)
     hint = f"did you mean `{near}`? " if near else ""
     rest = f"{hint}{'Known' if hint else 'known'} are {listed(known)}" if known else "leave it out"
     return InvalidValueError("{holder} has no `{name}`; {rest}.", holder=holder, name=name[:_SHOWN_CHARS], rest=rest)
@@ -114,8 +107,8 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
         return InvalidValueError("the body takes no `{name}` beside {beside}; put it within `parameters`.", name=shown, beside=beside)
-    near = nearest(name, known)
-    within = None if near else nearest(name, parameters)
+    near = nearest(name.lower(), known)
+    within = None if near else nearest(name.lower(), parameters)
     hint = f"did you mean `{near}`? " if near else f"did you mean `{within}` within `parameters`? " if within else ""
     return InvalidValueError(
         "the body takes no `{name}`; {hint}{detail} are {known}.",

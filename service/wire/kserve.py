@@ -8,9 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.wire.call import Call, Incoming, M
-from bertserve.service.wire.discriminator import requested_task
 from bertserve.service.wire.keys import check_names
-from bertserve.service.wire.reading import parse_json, show, validate_body
+from bertserve.service.wire.reading import parse_json, requested_task, show, validate_body
 
 
 class PredictBody(BaseModel):

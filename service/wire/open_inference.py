@@ -8,25 +8,26 @@ from typing import Any, Generic
 
 import numpy as np
 
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError, NotFoundError, TooLargeError
-from bertserve.service.tasks import classify, raw_outputs, zero_shot
+from bertserve.service.tasks import raw_outputs
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import INPUTS, TensorForm, Values
 from bertserve.service.wire.call import Answered, Call, Incoming, M
 from bertserve.service.wire.infer_body import HEADER_LENGTH, InferOutput, read_infer_body, write_infer_answer
 from bertserve.service.wire.keys import check_names
 from bertserve.service.wire.reading import Limits, show, validate_body
 from bertserve.service.wire.rendering import to_json
 from bertserve.service.wire.tensor_forms import (
-    FORMS,
     IDS,
     JSON,
     MASK,
     MASK_INDEX,
     TYPES,
-    Form,
-    Values,
     fills_masks,
+    form_of,
+    names_of,
     raw_inputs,
     task_of,
 )
@@ -161,20 +162,20 @@ def _read_texts(asked: _Asked[M], incoming: Incoming[M]) -> Call[M]:
     model, manifest = asked.model, asked.model.bundle.manifest
     task = task_of(model.task, list(asked.tensors), asked.parameters)
     incoming.models.for_task(task, model.name)
-    form = FORMS[task]
+    form = form_of(task)
     texts = _texts(form, asked.tensors, incoming.limits, f"`{model.name}`, a model for {task},")
-    body = validate_body(task, form.body(texts, dict(asked.parameters)), incoming.limits)
+    body = validate_body(task, _body(TASKS[task], form, texts, asked.parameters), incoming.limits)
     names = [*(field.name for field in form.outputs(manifest, body)), JSON]
     check_names(asked.outputs, names, f"the answer of {task} with these parameters")
     _check_best(asked, task, "scores" if "scores" in names else None)
-    if count := asked.best("scores"):
-        _check_classes(body.count if task == zero_shot.TASK else body.count * min(count, len(manifest.labels)))
-    top_k, body = _without_top_k(task, body)
+    labels = [] if form.labels is None else form.labels(body, manifest)
+    _check_classes(len(body.items) * min(asked.best("scores"), len(labels)))
+    top_k, body = _without_top_k(body) if labels else (None, body)
 
     def answer(answered: Answered) -> Any:
         values = form.tensors(answered.results, body, manifest)
         if count := asked.best("scores"):
-            values["scores"] = _best(values["scores"], count, _labels(task, body, manifest))
+            values["scores"] = _best(values["scores"], count, labels)
         if JSON in (asked.outputs or names):
             values[JSON] = np.array([to_json(result[:top_k] if top_k else result).decode() for result in answered.results], object)
         return asked.write(values)
@@ -182,13 +183,14 @@ def _read_texts(asked: _Asked[M], incoming: Incoming[M]) -> Call[M]:
     return Call(task, model, body, answer, asked.timeout_s)
 
 
-def _texts(form: Form, tensors: Mapping[str, Tensor], limits: Limits, what: str) -> dict[str, list[str]]:
+def _texts(form: TensorForm, tensors: Mapping[str, Tensor], limits: Limits, what: str) -> dict[str, list[str]]:
     """Returns the texts of a form's inputs by name."""
-    known = [field.name for field in form.inputs]
-    check_names(tensors, [*known, *form.aliases, IDS], what)
+    names = names_of(form)
+    check_names(tensors, [*names, IDS], what)
+    single = {field.name for field in form.inputs if field.single}
     found: dict[str, list[str]] = {}
     for given, tensor in tensors.items():
-        name = form.aliases.get(given, given)
+        name = names[given]
         if name in found:
             raise InvalidValueError(
                 "`{given}` is another name of `{name}`, which the request has too; leave one of them out.", given=given, name=name
@@ -196,7 +198,7 @@ def _texts(form: Form, tensors: Mapping[str, Tensor], limits: Limits, what: str)
         if len(tensor.shape) > 2 or tensor.shape[1:] not in ((), (1,)):
             raise InvalidValueError("`{given}` has the shape {shape}; texts have [n] or [n, 1].", given=given, shape=list(tensor.shape))
         _check_rows(tensor.count, limits, given)
-        if name in form.single and tensor.count != 1:
+        if name in single and tensor.count != 1:
             raise InvalidValueError("`{given}` has {count} texts; it must have exactly one.", given=given, count=tensor.count)
         found[name] = tensor.texts()
     missing = next((field.name for field in form.inputs if not field.optional and field.name not in found), None)
@@ -207,7 +209,7 @@ def _texts(form: Form, tensors: Mapping[str, Tensor], limits: Limits, what: str)
             missing=missing,
             names=", ".join(found) or "none",
         )
-    counts = {name: len(texts) for name, texts in found.items() if name not in form.single}
+    counts = {name: len(texts) for name, texts in found.items() if name not in single}
     if len(set(counts.values())) > 1:
         raise InvalidValueError(
             "the inputs have {names}; give as many of each.", names=" and ".join((f"{count} `{name}`" for name, count in counts.items()))
@@ -215,17 +217,30 @@ def _texts(form: Form, tensors: Mapping[str, Tensor], limits: Limits, what: str)
     return found
 
 
-def _without_top_k(task: str, body: TaskBody) -> tuple[int | None, TaskBody]:
-    """Returns how many labels `json` has, and a body that asks for all, for `scores` has all of them."""
-    parameters = body.parameters
-    if task != classify.TASK or parameters is None or parameters.top_k is None:
+def _body(spec: TaskSpec, form: TensorForm, texts: Mapping[str, list[str]], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the task's body, as JSON has it, of the texts by name and the parameters."""
+    single = {field.name for field in form.inputs if field.single}
+    inputs: Any
+    if single:
+        inputs = {name: found[0] if name in single else found for name, found in texts.items()}
+    elif list(texts) == [INPUTS.name]:
+        inputs = texts[INPUTS.name]
+    else:
+        keys = [INPUTS.alias if name == INPUTS.name else name for name in texts]
+        inputs = [dict(zip(keys, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+    if "inputs" in spec.body.names:
+        return {"inputs": inputs, "parameters": parameters}
+    # its parameters stand beside the texts, where the body has other keys
+    check_names(parameters, [name for name in spec.body.model_fields if name not in (*texts, *TaskBody.model_fields)], "`parameters`")
+    return {**parameters, **inputs}
+
+
+def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
+    """Returns how many labels `json` has, and a body that asks for all, because `scores` has all of them."""
+    top_k = getattr(body.parameters, "top_k", None)
+    if top_k is None:
         return None, body
-    return parameters.top_k, body.model_copy(update={"parameters": parameters.model_copy(update={"top_k": None})})
-
-
-def _labels(task: str, body: TaskBody, manifest: Manifest) -> Sequence[str]:
-    """Returns the labels in the order of `scores`."""
-    return manifest.labels if task == classify.TASK else body.parameters.candidate_labels
+    return top_k, body.model_copy(update={"parameters": body.parameters.model_copy(update={"top_k": None})})
 
 
 def _check_best(asked: _Asked[M], task: str, able: str | None) -> None:

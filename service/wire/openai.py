@@ -11,8 +11,7 @@ from pydantic_core import PydanticCustomError
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import TextOrTexts, body_config
-from bertserve.service.tasks.foreign_body import ForeignBody
+from bertserve.service.tasks.body import ForeignBody, TextOrTexts, body_config
 from bertserve.service.wire.call import Answered, Call, Incoming, M
 from bertserve.service.wire.reading import read_as
 

@@ -1,4 +1,4 @@
-"""Reads a request body: limits, and pydantic's errors turned into one sentence each."""
+"""Reads a request body: which task it is for, limits, and pydantic's errors turned into one sentence each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from bertserve.service.errors import InvalidValueError, TooLargeError
 from bertserve.service.tasks.body import TAGS, TaskBody
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.clients import upgrade_legacy_body
 from bertserve.service.wire.keys import check_keys, unknown_within
 from bertserve.service.wire.malformed import no_json, no_object
 from bertserve.service.wire.parsing import parse
@@ -73,6 +74,26 @@ def validate_body(task: str, value: Any, limits: Limits) -> TaskBody:
     return validate_as(TASKS[task].body, value, limits)
 
 
+def requested_task(task: str, value: Any) -> str:
+    """Returns which task a body asks a model for.
+
+    Args:
+        task: The model's own.
+        value: The JSON value of the body, which may be no object; the reader of the body says so.
+    """
+    derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
+    return next((name for name, derivation in derived if derivation.takes(task) and _has(value, derivation.marker)), task)
+
+
+def _has(value: Any, keys: tuple[str, ...]) -> bool:
+    """Returns whether an object has a key, and within it the next, to the last."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
 def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     """Makes a request body of a kind from its JSON value.
 
@@ -82,7 +103,7 @@ def validate_as(kind: type[B], value: Any, limits: Limits) -> B:
     """
     if not isinstance(value, dict):
         raise no_object(value, kind)
-    value = kind.modern(value)
+    value = upgrade_legacy_body(kind, value)
     check_keys(value, kind)
     try:
         body = kind.model_validate(value)

@@ -13,8 +13,10 @@ from bertserve.service.api_keys import Access
 from bertserve.service.tasks import classify, embed, rerank
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import LabelScore
+from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tokens import TOOLS
 from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.clients import LEGACY_ANSWERS
 from bertserve.service.wire.cohere import DocumentsBody, RankedList, read_rerank
 from bertserve.service.wire.hugging_face import read_at_base, read_for_model, read_for_task
 from bertserve.service.wire.infer_body import InferAnswer, InferBody
@@ -30,7 +32,6 @@ class Route:
 
     Attributes:
         path: The path; `{name}` in it is a model's name, and `{version}` its version.
-        access: Who may call it.
         read: Makes a call of a request.
         summary: What it does, in a few words, for OpenAPI.
         bodies: What it takes, for OpenAPI; one of them.
@@ -38,10 +39,10 @@ class Route:
         task: The task that it is for; None where the model or the body says.
         binary: Whether what it takes and gives may be bytes after its JSON.
         streams: Whether it takes JSON Lines too: a body in each line, and an answer for each.
+        access: Who may call it.
     """
 
     path: str
-    access: Access
     read: Callable[[Incoming[Any]], Call[Any]]
     summary: str
     bodies: tuple[type[BaseModel], ...]
@@ -49,64 +50,21 @@ class Route:
     task: str | None = None
     binary: bool = False
     streams: bool = False
+    access: Access = Access.KEY
 
 
 def all_routes() -> list[Route]:
     """Returns all routes, those of the listed tasks first."""
     return [
-        *(
-            Route(
-                f"/{spec.path}",
-                Access.KEY,
-                functools.partial(read_for_task, spec.name),
-                spec.title,
-                (spec.body,),
-                (spec.answer,),
-                task=spec.name,
-                streams=True,
-            )
-            for spec in TASKS.values()
+        *map(_of_task, TASKS.values()),
+        _of_any_task(
+            "/models/{name}", read_for_model, "Ask a model by its name, in the form of its task or of another that the body shows"
         ),
-        Route(
-            "/models/{name}",
-            Access.KEY,
-            read_for_model,
-            "Ask a model by its name, in the form of its task or of another that the body shows",
-            tuple(spec.body for spec in TASKS.values()),
-            tuple(spec.answer for spec in TASKS.values()),
-            streams=True,
-        ),
-        Route(
-            "/",
-            Access.KEY,
-            read_at_base,
-            "Ask the one model that is loaded, or the default model of the one task that the body can be for",
-            tuple(spec.body for spec in TASKS.values()),
-            tuple(spec.answer for spec in TASKS.values()),
-            streams=True,
-        ),
-        Route(
-            "/v2/models/{name}/infer",
-            Access.KEY,
-            read_infer,
-            "Answer tensors with tensors, texts or token ids",
-            (InferBody,),
-            (InferAnswer,),
-            binary=True,
-        ),
-        Route(
-            "/v2/models/{name}/versions/{version}/infer",
-            Access.KEY,
-            read_infer,
-            "Answer tensors with tensors, if the model is of this version",
-            (InferBody,),
-            (InferAnswer,),
-            binary=True,
-        ),
-        Route("/v1/models/{name}:predict", Access.KEY, read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
+        _of_any_task("/", read_at_base, "Ask the one model that is loaded, or the default model of the one task that the body can be for"),
+        *_infer_routes(),
+        Route("/v1/models/{name}:predict", read_predict, "Answer instances with predictions", (PredictBody,), (Predictions,)),
         Route(
             "/v1/embeddings",
-            Access.KEY,
             read_embeddings,
             "Embed texts as vectors, as OpenAI's API does",
             (EmbeddingsBody,),
@@ -115,28 +73,18 @@ def all_routes() -> list[Route]:
         ),
         *(
             Route(
-                f"/{version}/rerank",
-                Access.KEY,
+                path,
                 read_rerank,
                 "Rank documents by a query, as Cohere's and Jina's APIs do",
                 (DocumentsBody,),
                 (RankedList,),
                 task=rerank.TASK,
             )
-            for version in ("v1", "v2")
+            for path in ("/v1/rerank", "/v2/rerank")
         ),
-        Route(
-            "/invocations",
-            Access.KEY,
-            read_at_base,
-            "Answer as at the base URL, as SageMaker asks",
-            tuple(spec.body for spec in TASKS.values()),
-            tuple(spec.answer for spec in TASKS.values()),
-            streams=True,
-        ),
+        _of_any_task("/invocations", read_at_base, "Answer as at the base URL, as SageMaker asks"),
         Route(
             "/predict",
-            Access.KEY,
             read_sequences,
             "Classify texts or pairs of texts, as Text Embeddings Inference does",
             (SequencesBody,),
@@ -145,23 +93,39 @@ def all_routes() -> list[Route]:
         ),
         Route(
             "/embed_all",
-            Access.KEY,
             read_embed_all,
             "Embed each token of texts, as Text Embeddings Inference does",
             (EmbedAllBody,),
             (list[list[list[float]]],),
             task=embed.TASK,
         ),
-        *(
-            Route(
-                f"/{tool.path}",
-                Access.KEY,
-                functools.partial(read_for_tool, tool.name),
-                f"{tool.title}, as Text Embeddings Inference does",
-                (tool.body,),
-                (tool.answer,),
-                task=tool.name,
-            )
-            for tool in TOOLS.values()
-        ),
+        *map(_of_tool, TOOLS.values()),
     ]
+
+
+def _answers(spec: TaskSpec) -> tuple[Any, ...]:
+    """Returns the types of a task's answer, those for older clients included."""
+    return (spec.answer, LEGACY_ANSWERS[spec.name]) if spec.name in LEGACY_ANSWERS else (spec.answer,)
+
+
+def _of_task(spec: TaskSpec) -> Route:
+    read = functools.partial(read_for_task, spec.name)
+    return Route(f"/{spec.path}", read, spec.title, (spec.body,), _answers(spec), task=spec.name, streams=True)
+
+
+def _of_any_task(path: str, read: Callable[[Incoming[Any]], Call[Any]], summary: str) -> Route:
+    bodies = tuple(spec.body for spec in TASKS.values())
+    return Route(path, read, summary, bodies, tuple(answer for spec in TASKS.values() for answer in _answers(spec)), streams=True)
+
+
+def _infer_routes() -> list[Route]:
+    paths = {
+        "/v2/models/{name}/infer": "Answer tensors with tensors, texts or token ids",
+        "/v2/models/{name}/versions/{version}/infer": "Answer tensors with tensors, if the model is of this version",
+    }
+    return [Route(path, read_infer, summary, (InferBody,), (InferAnswer,), binary=True) for path, summary in paths.items()]
+
+
+def _of_tool(tool: TaskSpec) -> Route:
+    read, summary = functools.partial(read_for_tool, tool.name), f"{tool.title}, as Text Embeddings Inference does"
+    return Route(f"/{tool.path}", read, summary, (tool.body,), (tool.answer,), task=tool.name)

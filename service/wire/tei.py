@@ -13,10 +13,20 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.tasks import classify, embed
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.body import LIST, STOP, TEXT, TextOrTexts, Truncate, TruncationDirection, body_config, lower, one_of
+from bertserve.service.tasks.body import (
+    LIST,
+    STOP,
+    TEXT,
+    ForeignBody,
+    TextOrTexts,
+    Truncate,
+    TruncationDirection,
+    body_config,
+    lower,
+    one_of,
+)
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
-from bertserve.service.tasks.foreign_body import ForeignBody
 from bertserve.service.tasks.tokens import TOOLS
 from bertserve.service.wire.call import Call, Incoming, M
 from bertserve.service.wire.reading import read_as
@@ -95,7 +105,7 @@ class EmbedAllBody(ForeignBody):
         body = embed.EmbedBody(inputs=self.inputs, parameters=EmbedParameters(pooling="none", normalize=False, **given))
         return body.requests(config)
 
-    def answer(self, results: list[Any], user_agent: str = "") -> Any:
+    def answer(self, results: list[Any]) -> Any:
         """Returns the vectors of each text, also of one alone."""
         return results
 

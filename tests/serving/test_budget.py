@@ -184,9 +184,9 @@ def test_long_answers_are_made_beside_the_event_loop(api: Send, monkeypatch: pyt
     threads: list[bool] = []
     shape = classify.ClassifyBody.answer
 
-    def noted(body: Any, results: Any, user_agent: str = "") -> Any:
+    def noted(body: Any, results: Any) -> Any:
         threads.append(threading.current_thread() is threading.main_thread())
-        return shape(body, results, user_agent)
+        return shape(body, results)
 
     monkeypatch.setattr(classify.ClassifyBody, "answer", noted)
     whole = answered(api, "/models/nli", "good")

@@ -60,11 +60,19 @@ def test_modules_import_what_is_there() -> None:
             assert [] == [each for each in names.split(", ") if each not in exported]
 
 
-def test_every_task_has_a_form() -> None:
-    """A new task gets one."""
-    forms = re.findall(r'^  "(/[\w-]+)": \{', (FOLDER / "forms.js").read_text("utf-8"), re.MULTILINE)
+def test_every_task_has_a_form(models: Path) -> None:
+    """Which the page gets, and can show: controls by distinct names, and a view that it has."""
+    forms = call(models, "GET", "/playground/forms.json").json()
+    views = set(
+        re.findall(r"^  (\w+): (?:\{|[A-Z]+,)", (FOLDER / "forms.js").read_text("utf-8").partition("export const VIEWS")[2], re.MULTILINE)
+    )
 
-    assert {f"/{spec.path}" for spec in TASKS.values()} <= set(forms)
+    assert [f"/{spec.path}" for spec in TASKS.values()] == list(forms)
+    assert {"json"} | {form["view"] for form in forms.values()} == views
+    for form in forms.values():
+        names = [field["name"] for field in form["fields"]]
+        assert len(set(names)) == len(names)
+        assert [] == [name for example in form["examples"] for name in example["values"] if name not in names]
 
 
 def test_every_file_of_the_folder_is_served() -> None:
@@ -74,9 +82,11 @@ def test_every_file_of_the_folder_is_served() -> None:
     )
 
 
-def test_the_page_knows_the_limit_of_words() -> None:
+def test_the_page_knows_the_limit_of_words(models: Path) -> None:
     """It does not ask for what would be refused."""
-    assert [str(MAX_WORDS)] == re.findall(r"const MOST_WORDS = (\d+);", (FOLDER / "forms.js").read_text("utf-8"))
+    fields = call(models, "GET", "/playground/forms.json").json()["/classify"]["fields"]
+
+    assert [MAX_WORDS] == [field["most_words"] for field in fields if field["name"] == "explain"]
 
 
 def test_texts_are_only_put_into_text_nodes() -> None:

@@ -1,4 +1,4 @@
-"""The playground: a page at `/` that runs every task in a browser. Its files are sent as they are; nothing comes from outside."""
+"""The playground: a page at `/` that runs every task in a browser. Its files are sent as they are, with the forms that the tasks declare."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from starlette.responses import Response
 
 from bertserve.service.http.auth import PublicEndpoint
 from bertserve.service.http.openapi import endpoints
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.rendering import to_json
 
 _FOLDER = Path(__file__).parent
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-PAGE = "index.html"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+PAGE, FORMS = "index.html", "forms.json"
 FILES = (
     "playground.css",
     "playground.js",
@@ -47,6 +49,9 @@ def router(root_path: str = "") -> APIRouter:
     _add_file(routes, "/", PAGE, page)
     for name in FILES:
         _add_file(routes, f"/playground/{name}", name, (_FOLDER / name).read_bytes())
+    _add_file(
+        routes, f"/playground/{FORMS}", FORMS, to_json({f"/{spec.path}": spec.form for spec in TASKS.values() if spec.form is not None})
+    )
     return routes
 
 

@@ -1,6 +1,6 @@
-// The playground: chooses a task, sends what its form says, and shows what came back. What a task asks and shows is in forms.js.
+// The playground: chooses a task, sends what its form says, and shows what came back. What a task asks is in the forms that the service has, and what it shows in forms.js.
 import { element } from "./views.js";
-import { FORMS } from "./forms.js";
+import { VIEWS, bodiesOf, repeats, suits, textsOf, why } from "./forms.js";
 import { whatWasRead } from "./windows.js";
 import { timingBar } from "./timing.js";
 import { inCurl, inPython, inJavaScript } from "./snippets.js";
@@ -11,6 +11,7 @@ const $ = (id) => document.getElementById(id);
 let key = "";
 let path = "";
 let models = [];
+let forms = {};
 
 const headers = () => ({ "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) });
 
@@ -43,6 +44,7 @@ function tell(error) {
 
 async function load() {
   try {
+    forms = await (await get("/playground/forms.json")).json();
     models = await (await get("/models")).json();
     tell(null);
   } catch (error) {
@@ -50,10 +52,10 @@ async function load() {
     models = [];
   }
   const served = new Set(models.flatMap((model) => model.endpoints ?? []));
-  const offered = Object.keys(FORMS).filter((each) => served.has(each));
+  const offered = Object.keys(forms).filter((each) => served.has(each));
   $("tabs").replaceChildren(...offered.map((each) => element("button", {
     role: "tab", type: "button", id: `tab-${each.slice(1)}`, "aria-controls": "task", onclick: () => choose(each), onkeydown: (event) => walk(event, offered),
-  }, FORMS[each].title)));
+  }, forms[each].title)));
   if (offered.length === 0 && models.length > 0) tell(new Error("No loaded model answers a task that this page has a form for."));
   if (offered.length > 0) choose(offered.includes(location.hash.replace("#", "/")) ? location.hash.replace("#", "/") : offered[0]);
 }
@@ -82,9 +84,9 @@ function choose(chosen) {
     value: model.name, ...(model === usual ? { selected: "" } : {}),
   }, `${model.name} (${model.provider}/${model.precision}, up to ${model.limits.max_tokens} tokens)`))));
   const examples = element("div", { id: "examples", role: "group", "aria-label": "Examples" });
-  const fields = FORMS[path].fields.map((field) => inputOf(field, usual));
+  const fields = forms[path].fields.map((field) => inputOf(field, usual));
   const send = element("div", { class: "send" }, element("button", { class: "run", type: "submit" }, "Run"), element("span", { class: "quiet keys" }, "or Ctrl + Enter"));
-  $("form").replaceChildren(element("p", { class: "quiet" }, FORMS[path].about ?? ""), choice, examples, ...fields, send);
+  $("form").replaceChildren(element("p", { class: "quiet" }, forms[path].about), choice, examples, ...fields, send);
   offerExamples(fitting);
   $("answer").hidden = true;
   $("empty").hidden = false;
@@ -93,7 +95,7 @@ function choose(chosen) {
 // Examples that suit the chosen model; one alone is what the form has already, unless another model had the form before.
 function offerExamples(fitting) {
   const model = fitting.find((each) => each.name === $("form").elements.model.value);
-  const suiting = (FORMS[path].examples ?? []).filter((example) => example.suits?.(model) ?? true);
+  const suiting = forms[path].examples.filter((example) => suits(example, model));
   $("examples").replaceChildren(element("span", { class: "quiet" }, "Examples"), ...suiting.map((example) => element("button", { type: "button", onclick: () => fill(example.values) }, example.name)));
   $("examples").hidden = suiting.length === 0;
 }
@@ -107,17 +109,13 @@ function fill(values) {
 }
 
 function inputOf(field, model) {
-  if (field.numbers) {
-    const numbers = Array.from({ length: field.numbers(model) }, (_, i) => String(i));
-    return inputOf({ ...field, numbers: undefined, options: numbers, names: numbers.map((i) => `${i}${i === "0" ? ", the first" : ""}`) }, model);
+  if (field.kind === "tick") return element("label", { class: "tick" }, element("input", { type: "checkbox", name: field.name, ...(field.value ? { checked: "" } : {}) }), field.label);
+  if (field.kind === "choice" || field.kind === "number") {
+    const options = field.kind === "choice" ? field.options : (model[field.counted] ?? [1]).map((_, i) => [String(i), i === 0 ? "0, the first" : String(i)]);
+    return element("label", {}, field.label, element("select", { name: field.name }, ...options.map(([value, name]) => element("option", { value }, name))));
   }
-  if (field.tick) return element("label", { class: "tick" }, element("input", { type: "checkbox", name: field.name, ...(field.value ? { checked: "" } : {}) }), field.label);
-  if (field.options) {
-    return element("label", {}, field.label, element("select", { name: field.name }, ...field.options.map((option, i) => element("option", { value: option }, field.names[i]))));
-  }
-  const value = field.mask ? field.value.replaceAll("[MASK]", model.mask_token ?? "[MASK]") : field.value;
-  const area = element("textarea", { name: field.name, rows: String(field.rows ?? 3), onkeydown: runOnEnter });
-  area.value = value;
+  const area = element("textarea", { name: field.name, rows: String(field.rows), onkeydown: runOnEnter });
+  area.value = field.value.replaceAll("[MASK]", model.mask_token ?? "[MASK]");
   return element("label", {}, field.label, area);
 }
 
@@ -125,7 +123,7 @@ const runOnEnter = (event) => { if (event.key === "Enter" && (event.ctrlKey || e
 
 async function run(event) {
   event.preventDefault();
-  const form = FORMS[path];
+  const form = forms[path];
   const button = $("form").querySelector(".run");
   if (button.disabled) return; // Ctrl + Enter while one is under way
   const values = Object.fromEntries(new FormData($("form")));
@@ -136,7 +134,7 @@ async function run(event) {
   button.disabled = true;
   button.textContent = "Running…";
   try {
-    const bodies = form.requests ? form.requests(values) : [form.body(values)];
+    const bodies = bodiesOf(form, values);
     const done = await Promise.all(bodies.map((body) => post(where, body)));
     tell(null);
     show(form, values, where, bodies[0], done);
@@ -152,18 +150,18 @@ async function run(event) {
 
 function show(form, values, where, body, done) {
   const { answer, text, headers: received, ms } = done[0];
-  const all = form.requests ? done.map((one) => one.answer) : answer;
+  const view = VIEWS[form.view];
+  const all = repeats(form) ? done.map((one) => one.answer) : answer;
   const notes = (received.get("x-hf-warning") ?? "").split(/, (?=[a-z]+; )/).filter(Boolean);
-  const texts = form.texts?.(values) ?? {};
   $("empty").hidden = true;
   $("answer").hidden = false;
-  const said = `${received.get("x-model")} answered in ${ms.toFixed(1)} ms${form.say ? `: ${form.say(all, values)}` : ""}`;
+  const said = `${received.get("x-model")} answered in ${ms.toFixed(1)} ms${view.say ? `: ${view.say(all, body)}` : ""}`;
   $("status").textContent = said;
   $("spoken").textContent = said; // it is always on the page, as what is to be read out must be
   $("notes").replaceChildren(...notes.map((note) => element("li", {}, note)));
-  $("result").replaceChildren(...[form.show(all, values)].flat());
-  $("read").replaceChildren(...whatWasRead(received.get("x-windows"), texts, form.found?.(answer) ?? [], received.has("x-truncated")));
-  $("reasons").replaceChildren(...(form.why?.(answer, values) ?? []));
+  $("result").replaceChildren(...[view.show(all, body)].flat());
+  $("read").replaceChildren(...whatWasRead(received.get("x-windows"), textsOf(body), view.found?.(answer) ?? [], received.has("x-truncated")));
+  $("reasons").replaceChildren(...why(form, answer, body, values));
   $("timing").replaceChildren(...timingBar(received.get("server-timing") ?? "", ms));
   $("raw").textContent = text;
   showCode(where, body);

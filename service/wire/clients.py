@@ -1,0 +1,108 @@
+"""What other and older clients send and read in place of the service's own form. They are recognized by their User-Agent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from bertserve.service.errors import InvalidValueError
+from bertserve.service.tasks import answer, classify, embed, fill_mask, ner, zero_shot
+from bertserve.service.tasks.answer import AnswerBody
+from bertserve.service.tasks.body import TaskBody
+
+# How @huggingface/inference, the client for JavaScript, begins its User-Agent; browsers replace it with their own.
+_JS_CLIENT = "@huggingface/inference/"
+# Its functions for these tasks read the answer to one input. They drop the other answers, or report a broken answer.
+_JS_CLIENT_READS_ONE = frozenset({classify.TASK, ner.TASK, answer.TASK, fill_mask.TASK, zero_shot.TASK})
+# They send `encoding_format` and read numbers only: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
+_NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(_JS_CLIENT)}")
+_HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d{1,6})\.(\d{1,6})")  # Python refuses to read numbers of thousands of digits
+# The first huggingface_hub that reads zero-shot results as a list of objects; earlier ones read one object of lists.
+_LISTS_SINCE = (1, 2)
+
+Answer = Callable[[list[Any]], Any]
+
+
+class ZeroShotLists(BaseModel):
+    """A zero-shot result as huggingface_hub before 1.2 reads it."""
+
+    sequence: Annotated[str, Field(examples=["A new phone."])]
+    labels: Annotated[list[str], Field(examples=[["technology", "politics"]])]
+    scores: Annotated[list[float], Field(examples=[[0.98, 0.02]])]
+
+
+# Task -> more types of its answer, for OpenAPI.
+LEGACY_ANSWERS: dict[str, Any] = {zero_shot.TASK: ZeroShotLists | list[ZeroShotLists]}
+
+
+def upgrade_legacy_body(kind: type[TaskBody], value: dict[str, Any]) -> dict[str, Any]:
+    """Puts a question and its context into `inputs`: huggingface_hub 0.25 sends them at the top."""
+    if kind is not AnswerBody or "inputs" in value or not {"question", "context"} <= value.keys():
+        return value
+    question = {name: value[name] for name in ("question", "context")}
+    return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
+
+
+def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
+    """Returns what makes the value of a response of a task's results, in the form that the client reads.
+
+    Raises:
+        InvalidValueError: The client cannot read the answer to this body.
+    """
+    client = user_agent.decode("latin-1")  # before the search, which is five times as fast in a text
+    if "hf_hub/" not in client and _JS_CLIENT not in client:
+        return body.answer
+    if task == embed.TASK:
+        _check_base64(client, body)
+    if client.startswith(_JS_CLIENT):
+        return _js_client_wraps_lists(task, body)
+    hub = _HUGGINGFACE_HUB.search(client)
+    if task == zero_shot.TASK and hub is not None and (int(hub[1]), int(hub[2])) < _LISTS_SINCE:
+        return lambda results: body.answer(_zero_shot_lists(body, results))
+    return body.answer
+
+
+def _check_base64(client: str, body: TaskBody) -> None:
+    assert isinstance(body, embed.EmbedBody), "the task has this body"
+    wanted = body.encoding_format or (body.parameters and body.parameters.encoding_format)
+    found = _NO_BASE64.search(client) if wanted == "base64" else None
+    if found is not None:
+        name = "huggingface_hub" if found[0].startswith("hf_hub") else _JS_CLIENT.removesuffix("/")
+        raise InvalidValueError(
+            "`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.", name=name
+        )
+
+
+def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
+    """Returns what answers @huggingface/inference, which wraps one input in a list and reads the answer to one."""
+    if task not in _JS_CLIENT_READS_ONE:
+        return body.answer
+    if body.is_list and len(body.items) != 1:
+        raise InvalidValueError(
+            "@huggingface/inference reads the answer to one input, and `inputs` has {items_count} items; send one at a "
+            "time, or many with another client, such as fetch.",
+            items_count=len(body.items),
+        )
+    if task == fill_mask.TASK and body.parameters is not None and body.parameters.joint:
+        raise InvalidValueError(
+            "`joint` gives several tokens at once, which @huggingface/inference cannot read; ask with another client, such as fetch."
+        )
+    return lambda results: _js_answer(task, results if body.always_list else results[0])
+
+
+def _js_answer(task: str, found: Any) -> Any:
+    if task == ner.TASK:  # it takes each token for an entity
+        return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in found]
+    if task == fill_mask.TASK and isinstance(found[0], list):  # it reads one list: the tokens of the first mask, then the next one's
+        return [filled for mask in found for filled in mask]
+    return found
+
+
+def _zero_shot_lists(body: TaskBody, results: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {"sequence": text, "labels": [item["label"] for item in found], "scores": [item["score"] for item in found]}
+        for text, found in zip(body.items, results, strict=True)
+    ]

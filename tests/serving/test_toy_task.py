@@ -1,0 +1,122 @@
+"""A new base task is its file and a line of the catalog: endpoints, tensors, columns, the playground and OpenAPI follow from its spec."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiny
+import toy_task
+from application import Send, rejected, started
+from bertserve.service.cli import main
+from bertserve.service.errors import BundleError
+from bertserve.service.tasks.catalog import TASKS
+
+PAIR, OTHER = {"left": "a good film", "right": "a book"}, {"left": "good", "right": "bad"}
+RESULT, OTHER_RESULT = {"tokens": 5, "outputs": 3}, {"tokens": 2, "outputs": 3}
+
+
+@pytest.fixture(name="registered", scope="module", autouse=True)
+def one_more_task() -> Iterator[None]:
+    """The catalog with the task, and the tiny graph of a classifier for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TASKS, toy_task.TASK, toy_task.SPEC)  # type: ignore[arg-type]  # a dict, which only tests change
+        patch.setitem(tiny.LABELS_OF, toy_task.TASK, tiny.LABELS)
+        patch.setitem(tiny.OUTPUTS, toy_task.TASK, tiny.OUTPUTS["text-classification"])
+        graph = tiny.graph
+        patch.setattr(tiny, "graph", lambda task, **options: graph("text-classification", **options))
+        yield
+
+
+@pytest.fixture(name="folder", scope="module")
+def its_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle of the task."""
+    folder = tmp_path_factory.mktemp("models")
+    tiny.bundle(folder, "toy", task=toy_task.TASK)
+    return folder
+
+
+@pytest.fixture(name="api", scope="module")
+def service(folder: Path) -> Iterator[Send]:
+    """Sends requests to a service with that bundle."""
+    with started(folder) as send:
+        yield send
+
+
+@pytest.mark.parametrize("path", ["/count", "/models/toy", "/", "/invocations"])
+def test_it_is_answered_at_every_path(api: Send, path: str) -> None:
+    """One input, a list, and parameters; in JSON Lines too."""
+    assert RESULT == api("POST", path, json={"inputs": PAIR}).json()
+    assert [RESULT, OTHER_RESULT] == api("POST", path, json={"inputs": [PAIR, OTHER]}).json()
+    assert 10 == api("POST", path, json={"inputs": PAIR, "parameters": {"factor": 2}}).json()["tokens"]
+    lines = "\n".join(json.dumps({"inputs": pair}) for pair in (PAIR, OTHER))
+    streamed = api("POST", path, content=lines, headers={"content-type": "application/x-ndjson"}).text.splitlines()
+    assert [RESULT, OTHER_RESULT] == [json.loads(line) for line in streamed]
+
+
+def test_wrong_bodies_are_refused_as_those_of_other_tasks(api: Send) -> None:
+    """With what is wrong and where."""
+    assert "`inputs" in rejected(api("POST", "/count", json={"inputs": {"left": "a"}}), 422, "invalid_value")
+    message = rejected(api("POST", "/count", json={"inputs": PAIR, "parameters": {"factr": 2}}), 422, "invalid_value")
+    assert "did you mean `factor`" in message
+
+
+def test_it_is_described(api: Send) -> None:
+    """By its paths of information, among the models, and in OpenAPI."""
+    assert ("toy", ["/count"], ["/count"]) == tuple(api("GET", "/count/info").json()[key] for key in ("name", "endpoints", "default_of"))
+    assert 200 == api("GET", "/count/health").status_code
+    post = api("GET", "/openapi.json").json()["paths"]["/count"]["post"]
+    assert "#/components/schemas/ToyBody" in json.dumps(post["requestBody"])
+    assert "toy" in post["description"]
+    examples = api("GET", "/openapi.json").json()["paths"]["/models/{name}"]["post"]["requestBody"]["content"]["application/json"][
+        "examples"
+    ]
+    assert {"inputs": {"left": "a film", "right": "a book"}} == examples["count"]["value"]
+
+
+def test_it_answers_tensors_and_instances(api: Send) -> None:
+    """Of texts and of token ids."""
+    described = api("GET", "/v2/models/toy").json()
+    assert ["left", "right"] == [tensor["name"] for tensor in described["inputs"]]
+    assert ["tokens", "json"] == [tensor["name"] for tensor in described["outputs"]]
+    inputs = [
+        {"name": name, "shape": [2], "datatype": "BYTES", "data": [pair[name] for pair in (PAIR, OTHER)]} for name in ("left", "right")
+    ]
+    answer = api("POST", "/v2/models/toy/infer", json={"inputs": inputs, "parameters": {"factor": 2}}).json()
+    tokens, text = answer["outputs"]
+    assert ("INT64", [10, 4]) == (tokens["datatype"], tokens["data"])
+    assert [10, 4] == [json.loads(each)["tokens"] for each in text["data"]]
+    ids = [{"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [2, 5, 3]}]
+    assert [1, 3] == api("POST", "/v2/models/toy/infer", json={"inputs": ids}).json()["outputs"][0]["shape"]
+    assert {"predictions": [RESULT]} == api("POST", "/v1/models/toy:predict", json={"instances": [PAIR]}).json()
+
+
+def test_it_has_a_form_on_the_playground(api: Send) -> None:
+    """With its controls."""
+    form = api("GET", "/playground/forms.json").json()["/count"]
+    assert ("Count", "json", ["inputs.left", "inputs.right"]) == (form["title"], form["view"], [field["to"] for field in form["fields"]])
+
+
+@pytest.mark.parametrize("flags", [[], ["--left", "first", "--right", "second"]])
+def test_files_are_scored_by_it(folder: Path, tmp_path: Path, flags: list[str]) -> None:
+    """From the columns of its inputs, which flags can name."""
+    left, right = flags[1::2] or ["left", "right"]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps({left: "a good film", right: "a book"}) + "\n", "utf-8")
+    command = ["score", "--models", str(folder), "--model", "toy", "--parameters", '{"factor": 2}', *flags, str(source), str(output)]
+    assert 0 == main(command)
+    scored: Any = json.loads(output.read_text("utf-8"))
+    assert {"tokens": 10, "outputs": 3} == scored["prediction"]
+
+
+def test_a_graph_of_other_widths_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the spec says how many values there are."""
+    graph = tiny.graph
+    monkeypatch.setattr(tiny, "graph", lambda task, **options: graph(task, **options | {"labels": 2}))
+    tiny.bundle(tmp_path, "toy", task=toy_task.TASK)
+    with pytest.raises(BundleError, match="gives 2 values as `logits`"), started(tmp_path):
+        pass

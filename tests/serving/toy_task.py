@@ -1,0 +1,92 @@
+"""A base task that only tests know, which counts the tokens of two texts: what the file of a new task in service/tasks has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.body import Closed, TaskBody, TaskParameters, body_config
+from bertserve.service.tasks.cost import Cost
+from bertserve.service.tasks.form import Form, FormField
+from bertserve.service.tasks.spec import TaskSpec
+from bertserve.service.tasks.tensor_form import TensorField, TensorForm, Values
+
+TASK = "pair-counting"
+
+
+class ToyParameters(TaskParameters):
+    """Parameters of the toy task."""
+
+    factor: Annotated[int, Field(ge=1, description="What the answer is multiplied by.")] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ToyRequest:
+    """Two texts."""
+
+    left: str
+    right: str
+    factor: int
+
+    @property
+    def chars(self) -> int:
+        """Characters that have to be tokenized."""
+        return len(self.left) + len(self.right)
+
+
+class ToyPair(Closed):
+    """Two texts."""
+
+    left: str
+    right: str
+
+
+class ToyBody(TaskBody):
+    """Body of a request of the toy task."""
+
+    model_config = body_config(inputs={"left": "a film", "right": "a book"})
+    parameters_type: ClassVar[type[TaskParameters]] = ToyParameters
+
+    inputs: Annotated[ToyPair | list[ToyPair], Field(description="Two texts, or a list of such pairs.")]
+    parameters: ToyParameters | None = None
+
+    def texts_of(self, item: Any) -> Sequence[str]:
+        """Returns both texts."""
+        return item.left, item.right
+
+    def request(self, item: Any, parameters: ToyParameters) -> ToyRequest:
+        """Returns the request of a pair."""
+        return ToyRequest(item.left, item.right, parameters.factor)
+
+
+def count(request: ToyRequest, model: TaskModel) -> TaskRun:
+    """Returns the tokens of both texts, multiplied, and the number of the model's outputs."""
+    left, right = model.tokenizer.tokenize([request.left, request.right])
+    [row] = yield Batch([model.tokenizer.assemble(left.ids, right.ids)], Cost(answer_bytes=32))
+    return {"tokens": request.factor * (len(left) + len(right)), "outputs": len(row["logits"])}
+
+
+def _tensors(results: Sequence[Any], body: TaskBody, manifest: Manifest) -> dict[str, Values]:
+    return {"tokens": np.array([result["tokens"] for result in results], np.int64)}
+
+
+SPEC = TaskSpec(
+    name=TASK,
+    path="count",
+    title="Count the tokens of two texts",
+    body=ToyBody,
+    answer=dict[str, int] | list[dict[str, int]],
+    estimate=lambda request, max_length: 8,
+    run=count,
+    widths=lambda manifest: {"logits": len(manifest.labels)},
+    form=Form("Count", "Counts tokens.", (FormField("left", "Left", "inputs.left"), FormField("right", "Right", "inputs.right"))),
+    tensors=TensorForm(
+        (TensorField("left"), TensorField("right")), lambda manifest, body: (TensorField("tokens", "INT64", (-1,)),), _tensors
+    ),
+)
