@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun, kept
+from bertserve.service.tasks.batch import begin as start
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.tasks.decoding.scores import Row
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -89,7 +90,7 @@ def begin(task: Any, request: Any, tokenizer: Any = None, config: ModelConfig | 
     """
     spec = getattr(task, "SPEC", task)
     run = spec.run(request, TaskModel(tokenizer or OneToken(), config or Head(), Budget()))
-    return Begun(run, next(run))
+    return Begun(run, start(run))
 
 
 def encode(task: Any, request: Any, tokenizer: Any, config: ModelConfig | None = None) -> Batch:

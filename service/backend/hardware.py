@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,17 +127,13 @@ def _find_malloc_trim() -> Callable[[int], int] | None:
 
 
 _malloc_trim = _find_malloc_trim()
-_returning = threading.Lock()
 
 
 def return_freed_memory() -> None:
-    """Returns freed memory to the system, unless another thread does so now. Without glibc it does nothing.
+    """Returns freed memory to the system. Without glibc it does nothing.
 
     A tokenizer makes several small objects per token. When a text of 200,000 characters is done, they leave holes of 50 MB in the heap of
     its thread, which glibc keeps.
     """
-    if _malloc_trim is not None and _returning.acquire(blocking=False):
-        try:
-            _malloc_trim(0)
-        finally:
-            _returning.release()
+    if _malloc_trim is not None:
+        _malloc_trim(0)

@@ -24,7 +24,7 @@ from bertserve.service.scheduling.share import Share
 from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving.prediction import Prediction, begun_prediction
 from bertserve.service.serving.work import RequestRun, TaskInput, Work, trace_run
-from bertserve.service.tasks.batch import TaskModel
+from bertserve.service.tasks.batch import PAUSE, TaskModel
 from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, Budget, Cost
 from bertserve.service.tasks.spec import TaskSpec
@@ -220,21 +220,23 @@ class Model:
     def _tokenize(self, run: RequestRun) -> Stage:
         """Starts the task for each input, up to its first batch; returns the stage that runs these, or one that continues here."""
         start = end = time.perf_counter()
-        for index in range(len(run.inputs), len(run.requests)):
+        while (index := len(run.inputs)) < len(run.requests):
             if end - start > SLICE_S:
                 run.tokenize_s += end - start
                 return _paused(partial(self._tokenize, run))
-            task = run.spec.run(run.requests[index], run.model)
+            task = run.begun or run.spec.run(run.requests[index], run.model)
             try:
                 batch = next(task)
             except BertServeError as error:
                 error.input_index = index
                 raise
-            run.inputs.append(TaskInput(task, batch))
-            run.tokens += batch.tokens
-            run.cost += batch.cost
-            # here, and not after the last: the windows of one text may be a thousand times as long as it
-            self._check_size(run.tokens, run.cost)
+            run.begun = task if batch is PAUSE else None
+            if run.begun is None:
+                run.inputs.append(TaskInput(task, batch))
+                run.tokens += batch.tokens
+                run.cost += batch.cost
+                # here, and not after the last: the windows of one text may be a thousand times as long as it
+                self._check_size(run.tokens, run.cost)
             end = time.perf_counter()
         run.tokenize_s += end - start
         if run.trace is not None:

@@ -72,7 +72,8 @@ class RequestRun:
         spec: Their task.
         model: The model, with the budget of decoding.
         trace: Where its stages are noted, if it is traced.
-        inputs: Those whose task has begun.
+        inputs: Those whose task has yielded its first batch.
+        begun: The task of the next input, if it has paused before its first batch.
         tokens: Tokens of their first batches.
         cost: Their cost beside these.
         tokenize_s: Seconds to begin them.
@@ -88,6 +89,7 @@ class RequestRun:
     model: TaskModel
     trace: Trace | None
     inputs: list[TaskInput] = field(default_factory=list)
+    begun: TaskRun | None = None
     tokens: int = 0
     cost: Cost = NOTHING
     tokenize_s: float = 0.0

@@ -111,7 +111,7 @@ class TaskModel:
     budget: Budget
 
 
-# What a task yields where other requests can go first.
+# What a task yields where other requests can go first, before and after its first batch.
 PAUSE = Batch([], NOTHING)
 
 TaskRun = Generator[Batch, Sequence[Row], Any]
@@ -135,7 +135,12 @@ def kept(batch: Batch, rows: Sequence[Row]) -> list[Row]:
 
 def first_batch(function: TaskFunction, request: Any, model: TaskModel) -> Batch:
     """Returns what a task runs first for a request."""
-    return next(function(request, model))
+    return begin(function(request, model))
+
+
+def begin(run: TaskRun) -> Batch:
+    """Starts a task; returns its first batch, without the pauses before it."""
+    return next(batch for batch in run if batch is not PAUSE)
 
 
 def result_of(function: TaskFunction, request: Any, model: TaskModel, rows: Sequence[Row]) -> Any:
@@ -159,7 +164,7 @@ def run_all(run: TaskRun, execute: Callable[[Sequence[Encoding]], Sequence[Row]]
         execute: Encodings -> one row of outputs for each.
     """
     try:
-        batch = next(run)
+        batch = begin(run)
         while True:
             batch = run.send(kept(batch, execute(batch.encodings) if batch.encodings else []))
     except StopIteration as end:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import STOP, TaskBody, TaskParameters, Truncate, TruncationDirection, body_config
 from bertserve.service.tasks.cost import SCORE_BYTES, Cost, text_bytes
 from bertserve.service.tasks.decoding.scores import activate, best_first
@@ -108,6 +108,7 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
             )
         truncated |= total > room
         encodings.append(encoding)
+        yield PAUSE
     returned = sum(map(text_bytes, request.texts)) if options.return_text else request.returned_bytes
     cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, held=2 * count)
     rows = yield Batch(encodings, cost, truncated=truncated)

@@ -7,7 +7,7 @@ softmax subtracts the maximum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -17,11 +17,11 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import Cost, text_bytes
-from bertserve.service.tasks.decoding.scores import activate
+from bertserve.service.tasks.decoding.scores import Row, activate
 from bertserve.service.tasks.form import Form, FormField
 from bertserve.service.tasks.spec import Derivation, TaskSpec, inputs_body
 from bertserve.service.tasks.tensor_form import INPUTS, labeled_form
@@ -127,7 +127,7 @@ def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
         InvalidValueError: A hypothesis leaves no room for the text.
     """
     config, labels = model.config, request.parameters.candidate_labels
-    encodings, truncated = _hypotheses(request, model.tokenizer)
+    encodings, truncated = yield from _hypotheses(request, model.tokenizer)
     cost = Cost(
         # some clients get the text with the labels
         answer_bytes=text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels),
@@ -147,7 +147,7 @@ def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
     return [{"label": labels[i], "score": float(scores[i])} for i in order.tolist()]
 
 
-def _hypotheses(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding], bool]:
+def _hypotheses(request: Request, tokenizer: Tokenizer) -> Generator[Batch, Sequence[Row], tuple[list[Encoding], bool]]:
     """Returns the text, cut if need be, with the whole hypothesis of each label, and whether it is cut."""
     hypotheses = tokenizer.each(
         [request.text, *(request.parameters.hypothesis_template.replace(PLACE, label) for label in request.parameters.candidate_labels)]
@@ -167,6 +167,7 @@ def _hypotheses(request: Request, tokenizer: Tokenizer) -> tuple[list[Encoding],
         truncated |= len(text) > left
         kept = kept_tokens(len(text), left, tokenizer.truncation_side)
         encodings.append(tokenizer.assemble(text.ids[kept.start : kept.stop], hypothesis.ids))
+        yield PAUSE
     return encodings, truncated
 
 

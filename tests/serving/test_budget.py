@@ -16,7 +16,7 @@ from application import Send, answered, ask, faked, play, post, rejected, starte
 from bertserve.service.bundle import files
 from bertserve.service.errors import TooLargeError
 from bertserve.service.tasks import answer, classify, fill_mask, ner
-from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
+from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, begin
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import NOTHING, Budget, Cost, text_bytes
 from bertserve.service.text.tokenizer import Tokenizer, Tokens
@@ -137,7 +137,7 @@ def test_what_is_known_is_refused_before_it_runs(
 
     def noted(request: Any, model: TaskModel) -> TaskRun:
         begun.append(1)
-        yield next(run(request, model))
+        yield begin(run(request, model))
         decoded.append(1)
 
     object.__setattr__(spec, "run", noted)
@@ -231,7 +231,7 @@ def test_the_work_of_decoding_holds_the_queue(tmp_path: Path) -> None:
     run = spec.run
 
     def costly(request: Any, model: TaskModel) -> TaskRun:
-        batch = next(run(request, model))
+        batch = begin(run(request, model))
         yield replace(batch, cost=batch.cost + Cost(answer_bytes=0, steps=32 * 256))
 
     object.__setattr__(spec, "run", costly)

@@ -18,6 +18,7 @@ from bertserve.service.bundle.files import load_bundle
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import fill_mask, joint_masks
 from bertserve.service.tasks.batch import Batch, TaskRun
+from bertserve.service.tasks.batch import begin as start
 from bertserve.service.tasks.cost import Cost
 from bertserve.service.tasks.joint_masks import prepare, search
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
@@ -215,7 +216,7 @@ def test_probabilities_that_underflow_keep_their_order(monkeypatch: pytest.Monke
         return (yield from search(patterns, beam=8, top_k=8, tokenizer=runs.tokenizer))
 
     run = searched()
-    found = runs.drive(Begun(run, next(run)))
+    found = runs.drive(Begun(run, start(run)))
     assert [0.0] * 8 == [item["score"] for item in found]
     assert (["better"] * 3, ["worse"] * 3) == (found[0]["targets"], found[-1]["targets"])
 

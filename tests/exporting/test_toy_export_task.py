@@ -12,7 +12,7 @@ import transformers
 
 import bertserve.export.tasks.catalog
 import bertserve.service.tasks.catalog
-import toy_task
+import toy_export_task
 from bertserve.export import cli
 from bertserve.service.bundle.files import load_bundle
 from checkpoints import bert, edit_json, few_texts
@@ -26,8 +26,8 @@ LABELS = ("low", "middle", "high")
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy task is in both lists."""
-    monkeypatch.setitem(bertserve.export.tasks.catalog.TASKS, toy_task.NAME, toy_task.TASK)
-    monkeypatch.setitem(bertserve.service.tasks.catalog.TASKS, toy_task.NAME, toy_task.SPEC)  # type: ignore[arg-type]
+    monkeypatch.setitem(bertserve.export.tasks.catalog.TASKS, toy_export_task.NAME, toy_export_task.TASK)
+    monkeypatch.setitem(bertserve.service.tasks.catalog.TASKS, toy_export_task.NAME, toy_export_task.SPEC)  # type: ignore[arg-type]
 
 
 def grades(checkpoint: Path) -> list[int]:
@@ -47,7 +47,7 @@ def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pyt
         [str(checkpoint), "--output", str(bundle.parent), "--precision", "fp32,int8", "--calibration", str(few_texts(tmp_path, 120))]
     )
     manifest = load_bundle(bundle).manifest
-    assert toy_task.NAME == manifest.task
+    assert toy_export_task.NAME == manifest.task
     assert {"grade", "score"} == manifest.example.result.keys()
     agreements = [graph.evidence.agreement for graph in manifest.graphs]
     assert ["label"] * 2 == [agreement.measure for agreement in agreements if agreement is not None]
