@@ -33,7 +33,7 @@ PREDICTION_ERROR = 1.15
 # A job that takes a lane for longer before its first run is a long one.
 LONG_S = 0.03
 
-# A request of at most this part of the queue still finds room, a further part of the queue, when large ones fill it.
+# Requests of at most this part of the queue have a part of it for themselves when large ones fill it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
 
 # Seconds by which a companion may always rank after the head: while waits are this short, the best batch counts for more.
@@ -68,6 +68,7 @@ class Backlog:
         self._deadlines: list[tuple[float, int, Job]] = []
         self._open_jobs = 0
         self._long_jobs = 0
+        self._small_tokens = 0
         self._ended = 0  # entries in groups that will never start
 
     def admit(
@@ -106,9 +107,9 @@ class Backlog:
             tokens = share.reservation(tokens, self.max_queue_tokens)
         wait = self.wait_s(now, busy_s)
         is_small = tokens * SMALL_PARTS <= self.max_queue_tokens
-        most = self.max_queue_tokens + (self.max_queue_tokens // SPARE_PARTS if is_small else 0)
-        if self.queue_tokens + tokens > most:
-            excess = (self.queue_tokens + tokens - most) / self.queue_tokens
+        has_room = is_small and self._small_tokens + tokens <= self.max_queue_tokens // SPARE_PARTS
+        if self.queue_tokens + tokens > self.max_queue_tokens and not has_room:
+            excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
             raise RefusedError(
                 "the queue is full: it holds {queue_tokens} of {max_queue_tokens} tokens and the request has about {tokens}; "
                 "try again later.",
@@ -129,7 +130,9 @@ class Backlog:
                 reason="deadline",
                 retry_after_s=wait - (deadline - now) / PREDICTION_ERROR,
             )
-        job = Job(deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, rank=now, predicted_wait_s=wait, share=share)
+        job = Job(
+            deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, rank=now, is_small=is_small, predicted_wait_s=wait, share=share
+        )
         self._open_jobs += 1
         self._hold(job, tokens, seconds)
         if share is not None:
@@ -322,6 +325,8 @@ class Backlog:
 
     def _hold(self, job: Job, tokens: int, seconds: float) -> None:
         self.queue_tokens += tokens
+        if job.is_small:
+            self._small_tokens += tokens
         if job.share is not None:
             job.share.tokens += tokens
         # float sums drift; an empty queue takes no time
@@ -366,7 +371,7 @@ class Backlog:
                 heapq.heappop(self._ranked)
             elif job.entries[0].rank > rank:
                 heapq.heapreplace(self._ranked, (job.entries[0].rank, tie, job))
-            elif last_lane and job.running:
+            elif last_lane and (job.running or job.delay_s > LONG_S):
                 passed.append(heapq.heappop(self._ranked))
             else:
                 found = job.entries[0]

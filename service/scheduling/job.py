@@ -50,6 +50,7 @@ class Job:
         delay_s: Seconds that count in the ranks of its entries as if it had run so long already.
         pace: Times their seconds that its earlier entries count in the ranks of its later ones.
         is_long: Whether it has more entries, or stages, than one, and counts among the long jobs.
+        is_small: Whether it was estimated at a small part of the queue.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.
         share: The share of the queue that it counts in; None for none.
         owner: What the scheduler attaches to it; opaque here.
@@ -77,6 +78,7 @@ class Job:
     delay_s: float = 0.0
     pace: float = PACE
     is_long: bool = False
+    is_small: bool = False
     later_s: float = 0.0
     share: Share | None = None
     owner: Any = None
