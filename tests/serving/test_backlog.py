@@ -695,3 +695,86 @@ def test_a_job_larger_than_its_share_is_the_only_one_in_it() -> None:
     queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0)
     queue.close(large)
     queue.admit(tokens=1, seconds=0.0, deadline=100.0, now=0.0, share=share)
+
+
+# ---- many long jobs
+
+
+def test_short_texts_do_not_wait_for_the_past_of_many_documents() -> None:
+    """Ten documents on two lanes have a fifth of a lane each: their later entries rank so far behind that none is due before a text of now."""
+    queue = backlog(max_queue_tokens=10_000, lanes=2)
+    documents = [queue.admit(tokens=600, seconds=10.0, deadline=100.0, now=0.0, entries=10) for _ in range(10)]
+    for document in documents:
+        queue.put(document, None, [(60, None)] * 10, lambda rows, length: 1.0, 0.0)
+    for _ in range(10):
+        queue.take(0.0)
+    for now in (1.0, 2.0, 3.0):  # two documents' entries a second
+        text = add(queue, 5, now=now, cost=lambda rows, length: 0.1, key=None)
+        assert [text] == [entry.job for entry in queue.take(now)]
+        queue.take(now)
+        queue.take(now)
+
+
+def test_a_document_is_refused_if_its_last_entry_would_start_too_late() -> None:
+    """It waits for the later entries of other documents; a text does not."""
+    queue = backlog(max_queue_tokens=10_000)
+    add(queue, *[60] * 10, cost=lambda rows, length: 1.0, key=None)
+
+    with pytest.raises(RefusedError) as error:
+        queue.admit(tokens=20, seconds=1.0, deadline=5.0, now=0.0, entries=2)
+    assert "deadline" == error.value.reason
+    queue.admit(tokens=10, seconds=1.0, deadline=5.0, now=0.0)
+
+
+def test_time_to_tokenize_and_to_decode_counts_in_the_rank() -> None:
+    """What a job took of a lane makes room for others, also where no run was part of it."""
+    queue = backlog()
+    decoded, long, text = (queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.1 * i) for i in range(3))
+    decoded.finish_s = 1.0
+    long.delay_s = 1.0
+    for job in (decoded, long, text):
+        queue.put(job, None, [(9, None)], no_fixed_cost, 0.3)
+
+    assert [text, decoded, long] == [batch[0].job for batch in drain(queue, 0.3)]
+
+
+def test_what_is_tokenized_for_long_does_not_take_the_last_lane() -> None:
+    """The short texts of others would wait for it."""
+    queue = backlog()
+    long = queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0)
+    long.delay_s = 1.0
+    queue.put(long, None, [(0, None)], lambda rows, length: 0.0, 0.0, keep_estimate=True)
+    text = add(queue, 9, now=0.0)
+
+    assert [text] == [entry.job for entry in queue.take(5.0, last_lane=True)]
+    assert [] == queue.take(5.0, last_lane=True)
+    assert [long] == [entry.job for entry in queue.take(5.0)]
+
+
+def test_large_requests_leave_room_for_small_ones() -> None:
+    """A part of the queue is for requests that are a small part of it, also where the large ones had more tokens than expected."""
+    queue = backlog(max_queue_tokens=640)
+    for large in [queue.admit(tokens=320, seconds=0.0, deadline=100.0, now=0.0) for _ in range(2)]:
+        queue.put(large, KEY, [(60, None)] * 10, no_fixed_cost, 0.0)
+    assert queue.queue_tokens == 1200
+    small = [queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0) for _ in range(8)]
+
+    for tokens in (10, 11):
+        with pytest.raises(RefusedError):
+            queue.admit(tokens=tokens, seconds=0.0, deadline=100.0, now=0.0)
+    queue.close(small[0])
+    queue.admit(tokens=10, seconds=0.0, deadline=100.0, now=0.0)
+
+
+def test_the_jobs_of_a_share_rank_behind_each_other() -> None:
+    """As the entries of one job do, so that the lines of a stream let others through."""
+    queue, share = backlog(), Share()
+    lines = [queue.admit(tokens=9, seconds=1.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
+    for line in lines:
+        queue.put(line, None, [(9, None)], lambda rows, length: 1.0, 0.0)
+    text = add(queue, 5, now=1.0, key=None)
+
+    assert [lines[0], text, *lines[1:]] == [batch[0].job for batch in drain(queue, 1.0)]
+    for job in (*lines, text):
+        queue.close(job)
+    assert (0, 0) == (share.jobs, share.tokens)

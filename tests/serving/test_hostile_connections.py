@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,14 +12,16 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bertserve.service.process import connections, parsing
-from bertserve.service.process.connections import Room
+from bertserve.service.process.connections import ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
 from bertserve.service.process.protocol import HttpProtocol
 from bertserve.service.process.server import Server, configure
 from bertserve.service.process.transport import CoalescingTransport
+from bertserve.service.serving.held_bytes import HeldBytes
 from served_socket import GET, answer, body_of, client, echo, everything, listening, play, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
+LIMITS = ConnectionLimits(max_connections=9, head_timeout_s=9, max_head_bytes=9, body_timeout_s=9, min_body_rate=9)
 HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
 
 
@@ -279,5 +282,33 @@ def test_a_body_that_is_slow_to_parse_leaves_turns_to_others(monkeypatch: pytest
             assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
             assert [length] == [len(part) for part in body]
             assert turns > 1
+
+    play(check)
+
+
+def test_a_turn_of_the_loop_parses_for_one_connection() -> None:
+    """What several connections have sent and nobody has parsed yet is parsed in turn, and the loop serves others between."""
+
+    async def check() -> None:
+        loop, order = asyncio.get_running_loop(), list[str]()
+        open_ = connections.Connections(LIMITS, HeldBytes(1000))
+
+        def parse(name: str, times: int) -> None:
+            order.append(name)
+            if times > 1:
+                open_.parse_later(lambda: parse(name, times - 1))
+
+        def turn() -> None:
+            order.append("turn")
+            if len(order) < 12:
+                loop.call_soon(turn)
+
+        for name, times in (("a", 3), ("b", 2)):
+            open_.parse_later(lambda name=name, times=times: parse(name, times))  # type: ignore[misc]
+        turn()
+        while "turn" != order[-1] or len(order) < 12:
+            await asyncio.sleep(0)
+        assert ["a", "b", "a", "b", "a"] == [name for name in order if name != "turn"]
+        assert all("turn" in pair for pair in itertools.pairwise(order))
 
     play(check)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,14 @@ from bertserve.service.errors import EngineError, ExpiredError, InvalidValueErro
 from bertserve.service.metrics import Metrics
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.serving import model as model_module
 from bertserve.service.serving.loading import LoadOptions, choose_provider, load_model
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
+from bertserve.service.tasks.batch import PAUSE, Batch, TaskModel, TaskRun
+from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.classify import ClassifyParameters, Request
+from bertserve.service.tasks.cost import Cost
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
 from fakes import FakeEngine
 
@@ -263,3 +269,38 @@ def test_the_cost_model_is_told_what_a_run_took_of_a_core(
     assert seconds >= 0.1  # it slept so long
     assert told == (busy_s is not None)
     assert busy_s is None or busy_s < seconds / 2
+
+
+def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the pauses that a task yields, before and after its first batch, other requests have their turn; its result is complete."""
+    monkeypatch.setattr(model_module, "SLICE_S", 0.0)
+    bench = Bench(tmp_path)
+    steps: list[tuple[str, str]] = []
+
+    def slow(request: Any, model: TaskModel) -> TaskRun:
+        name = request.text.split()[0]
+        for _ in range(3):
+            steps.append(("tokenize", name))
+            time.sleep(0.002)
+            yield PAUSE
+        (tokens,) = model.tokenizer.tokenize([request.text])
+        [row] = yield Batch([model.tokenizer.assemble(tokens.ids)], Cost(answer_bytes=9))
+        for _ in range(3):
+            steps.append(("decode", name))
+            time.sleep(0.002)
+            yield PAUSE
+        return len(row)
+
+    async def check() -> None:
+        spec = replace(TASKS["text-classification"], run=slow)
+        requests = [[Request(name + " " * SHORT_CHARS)] * 2 for name in ("good", "bad")]
+        for prediction in await asyncio.gather(*(bench.model.predict(each, timeout_s=9, spec=spec) for each in requests)):
+            assert [1, 1] == prediction.results
+            assert 2 * 3 == prediction.tokens
+
+    play(bench, check)
+    for kind in ("tokenize", "decode"):
+        names = [name for step, name in steps if step == kind]
+        assert 2 * 2 * 3 == len(names)
+        assert 2 < sum(one != other for one, other in itertools.pairwise(names))
+    assert 0 == bench.backlog.queue_tokens

@@ -1045,3 +1045,22 @@ def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> N
         assert ["blocker"] == (await blocker).value
 
     scenario(check, lanes=2)
+
+
+def test_an_error_keeps_nothing_of_its_request(scenario: Scenario) -> None:
+    """Tokens of a refused text are freed before its caller has the answer: the error has a traceback, whose frames had them."""
+
+    async def check(bench: Bench) -> None:
+        held: list[weakref.ref[Text]] = []
+
+        def refuse(results: Sequence[Any]) -> None:
+            tokens = Text()
+            held.append(weakref.ref(tokens))
+            raise InvalidValueError("no")
+
+        with pytest.raises(InvalidValueError) as error:
+            await bench.submit("text", finish=refuse)
+        assert error.value.__traceback__ is not None
+        assert held[0]() is None
+
+    scenario(check)
