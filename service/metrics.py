@@ -63,60 +63,74 @@ class Metrics:
         if folder is None:
             self._registry.register(self.processes)
 
-        def histogram(name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
-            return Histogram(f"bertserve_{name}", text, ("task", "model"), buckets=buckets, registry=self._registry)
+        self._create_request_metrics()
+        self._create_process_metrics()
+        self.ends = {reason: self.connections_closed.labels(reason) for reason in ENDS}
+        self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
+        self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
+        self.model = cache(lambda task, model: ModelMetrics(self, task, model))
 
-        def counter(name: str, text: str, labels: tuple[str, ...] = ("task", "model")) -> Counter:
-            return Counter(f"bertserve_{name}", text, labels, registry=self._registry)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
+        return Histogram(f"bertserve_{name}", text, ("task", "model"), buckets=buckets, registry=self._registry)
 
-        def gauge(name: str, text: str, mode: Literal["livesum", "livemax"], labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"bertserve_{name}", text, labels, registry=self._registry, multiprocess_mode=mode)
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ("task", "model")) -> Counter:
+        return Counter(f"bertserve_{name}", text, labels, registry=self._registry)
 
-        self.requests = counter("requests_total", "Requests answered, by HTTP status.", ("task", "model", "status"))
-        self.request_seconds = histogram("request_seconds", "Seconds from the request's head to its answer.")
-        self.tokenize_seconds = histogram("tokenize_seconds", "Seconds to tokenize a request.")
-        self.queue_seconds = histogram("queue_seconds", "Seconds until the last entry of a request started.")
-        self.wait_prediction_ratio = histogram(
+    def _gauge(self, name: str, text: str, mode: Literal["livesum", "livemax"], labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"bertserve_{name}", text, labels, registry=self._registry, multiprocess_mode=mode)
+
+    def _create_request_metrics(self) -> None:
+        """Creates what counts and times requests and runs."""
+        self.requests = self._counter("requests_total", "Requests answered, by HTTP status.", ("task", "model", "status"))
+        self.request_seconds = self._histogram("request_seconds", "Seconds from the request's head to its answer.")
+        self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
+        self.queue_seconds = self._histogram("queue_seconds", "Seconds until the last entry of a request started.")
+        self.wait_prediction_ratio = self._histogram(
             "wait_prediction_ratio",
             "Predicted over real wait until a request's first entry started, where either was 10 ms or more.",
             RATIOS,
         )
-        self.inference_seconds = histogram("inference_seconds", "Seconds of one run of the graph.")
-        self.decode_seconds = histogram("decode_seconds", "Seconds to decode a request's outputs.")
-        self.batch_rows = histogram("batch_rows", "Rows of one run of the graph.", ROWS)
-        self.tokens = counter(
+        self.inference_seconds = self._histogram("inference_seconds", "Seconds of one run of the graph.")
+        self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.")
+        self.batch_rows = self._histogram("batch_rows", "Rows of one run of the graph.", ROWS)
+        self.tokens = self._counter(
             "tokens_total", "Tokens run: those of texts (real), and those that only fill up (padded).", ("task", "model", "kind")
         )
-        self.solo_runs = counter("idle_runs_total", "Runs of the graph that took several cores, because nothing else ran or waited.")
-        self.truncated = counter("truncated_total", "Inputs of which text was cut off.")
-        self.expired = counter("expired_total", "Requests whose deadline passed while they waited.")
-        self.cancelled = counter("cancelled_total", "Requests whose client hung up while they waited.")
-        self.refused = counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
-        self.key_requests = counter("key_requests_total", "Requests by the name of their API key and HTTP status.", ("key", "status"))
-        self.hung_runs = counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 2 s at least.", ())
-        self.connections_closed = counter(
+        self.solo_runs = self._counter("idle_runs_total", "Runs of the graph that took several cores, because nothing else ran or waited.")
+        self.truncated = self._counter("truncated_total", "Inputs of which text was cut off.")
+        self.expired = self._counter("expired_total", "Requests whose deadline passed while they waited.")
+        self.cancelled = self._counter("cancelled_total", "Requests whose client hung up while they waited.")
+        self.refused = self._counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
+        self.key_requests = self._counter("key_requests_total", "Requests by the name of their API key and HTTP status.", ("key", "status"))
+        self.hung_runs = self._counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 2 s at least.", ())
+        self.connections_closed = self._counter(
             "connections_closed_total",
             "Connections closed, or their request refused, before a request was complete, by reason.",
             ("reason",),
         )
-        self.queue_entries = gauge("queue_entries", "Entries that wait.", "livesum")
-        self.queue_tokens = gauge("queue_tokens", "Tokens admitted that wait.", "livesum")
-        self.lanes = gauge("lanes", "Lanes: batches that may run at once.", "livesum")
-        self.lane_busy = counter("lane_busy_seconds_total", "Seconds that lanes had a batch, summed over lanes.", ())
-        self.loop_cpu = counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
+
+    def _create_process_metrics(self) -> None:
+        """Creates what describes the queue, the threads and the models."""
+        self.queue_entries = self._gauge("queue_entries", "Entries that wait.", "livesum")
+        self.queue_tokens = self._gauge("queue_tokens", "Tokens admitted that wait.", "livesum")
+        self.lanes = self._gauge("lanes", "Lanes: batches that may run at once.", "livesum")
+        self.lane_busy = self._counter("lane_busy_seconds_total", "Seconds that lanes had a batch, summed over lanes.", ())
+        self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
         self.loop_lag = Histogram(
             "bertserve_event_loop_lag_seconds",
             "Seconds that the event loop was late, looked at twice a second.",
             buckets=SECONDS,
             registry=self._registry,
         )
-        self.workers = gauge("workers", "Workers that there should be.", "livemax")
-        self.ready_workers = gauge("ready_workers", "Workers that take requests.", "livesum")
-        self.build_info = gauge(
+        self.workers = self._gauge("workers", "Workers that there should be.", "livemax")
+        self.ready_workers = self._gauge("ready_workers", "Workers that take requests.", "livesum")
+        self.build_info = self._gauge(
             "build_info", "1, with the versions of what runs.", "livemax", ("version", "onnxruntime", "python", "provider")
         )
-        self.model_info = gauge("model_info", "1 for each loaded model.", "livemax", ("model", "version", "precision", "provider"))
-        self.broken_models = gauge("broken_models", "1 for each model that could not be loaded, with --skip-broken.", "livemax", ("model",))
+        self.model_info = self._gauge("model_info", "1 for each loaded model.", "livemax", ("model", "version", "precision", "provider"))
+        self.broken_models = self._gauge(
+            "broken_models", "1 for each model that could not be loaded, with --skip-broken.", "livemax", ("model",)
+        )
         self.load_seconds = Histogram(
             "bertserve_model_load_seconds",
             "Seconds of a step of loading a model, at the start or later: its files verified, its sessions made and warmed up.",
@@ -124,10 +138,6 @@ class Metrics:
             buckets=LOAD_SECONDS,
             registry=self._registry,
         )
-        self.ends = {reason: self.connections_closed.labels(reason) for reason in ENDS}
-        self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
-        self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
-        self.model = cache(lambda task, model: ModelMetrics(self, task, model))
 
     def observe_queue(self, entries: int, tokens: int) -> None:
         """Sets the gauges of the queue."""

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from bertserve.service.process.application import application
-from bertserve.service.process.secrets import Secrets
-
+from bertserve.service.process.preparation import Secrets
+from bertserve.service.process.work import application
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 from served_socket import client, listening, play

@@ -105,8 +105,31 @@ class Backlog:
             )
         if share is not None:
             tokens = share.reservation(tokens, self.max_queue_tokens)
-        wait = self.wait_s(now, busy_s)
         is_small = tokens * SMALL_PARTS <= self.max_queue_tokens
+        self._check_room(tokens, busy_s, is_small=is_small)
+        wait = self.wait_s(now, busy_s)
+        # of several entries the last one waits for the later entries of others too
+        last_wait = max(wait, (self.queue_seconds + busy_s) / self.lanes) if entries > 1 else wait
+        # not with its own run: where the queue is always as long as it may be, there would be room for short texts alone
+        if now + PREDICTION_ERROR * last_wait > deadline:
+            raise RefusedError(
+                "the queue is about {wait:.1f} s long, so the request would probably expire before it could start; try again "
+                "later, or allow more time.",
+                wait=last_wait,
+                reason="deadline",
+                retry_after_s=last_wait - (deadline - now) / PREDICTION_ERROR,
+            )
+        job = Job(
+            deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, rank=now, is_small=is_small, predicted_wait_s=wait, share=share
+        )
+        self._open_jobs += 1
+        self._hold(job, tokens, seconds)
+        self._enter_share(job, seconds, is_long=entries > 1)
+        self._later.expect(job, entries)
+        return job
+
+    def _check_room(self, tokens: int, busy_s: float, *, is_small: bool) -> None:
+        """Refuses a request for which the queue has no room."""
         has_room = is_small and self._small_tokens + tokens <= self.max_queue_tokens // SPARE_PARTS
         if self.queue_tokens + tokens > self.max_queue_tokens and not has_room:
             excess = (self.queue_tokens + tokens - self.max_queue_tokens) / self.queue_tokens
@@ -119,31 +142,6 @@ class Backlog:
                 reason="queue_full",
                 retry_after_s=max(busy_s + self.queue_seconds * excess, 0.0) / self.lanes,  # room comes with starts, after the runs of now
             )
-        # not with its own run: where the queue is always as long as it may be, there would be room for short texts alone
-        if entries > 1:
-            wait = max(wait, (self.queue_seconds + busy_s) / self.lanes)  # its last entry waits for the later entries of others too
-        if now + PREDICTION_ERROR * wait > deadline:
-            raise RefusedError(
-                "the queue is about {wait:.1f} s long, so the request would probably expire before it could start; try again "
-                "later, or allow more time.",
-                wait=wait,
-                reason="deadline",
-                retry_after_s=wait - (deadline - now) / PREDICTION_ERROR,
-            )
-        job = Job(
-            deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, rank=now, is_small=is_small, predicted_wait_s=wait, share=share
-        )
-        self._open_jobs += 1
-        self._hold(job, tokens, seconds)
-        if share is not None:
-            share.jobs += 1
-            self._long_jobs += share.jobs == 1
-        self._pace(job, is_long=entries > 1)
-        if share is not None:
-            job.rank = max(now, share.rank)
-            share.rank = job.rank + job.pace * seconds
-        self._later.expect(job, entries)
-        return job
 
     def wait_s(self, now: float, busy_s: float = 0.0) -> float:
         """Returns the predicted seconds until an entry that arrives now starts: what ranks before it, over all lanes."""
@@ -293,6 +291,17 @@ class Backlog:
             if job.waiting and self.close(job):
                 expired.append(job)
         return expired
+
+    def _enter_share(self, job: Job, seconds: float, *, is_long: bool) -> None:
+        """Ranks a new job behind those of its share, if it has one, and sets its pace."""
+        share = job.share
+        if share is not None:
+            share.jobs += 1
+            self._long_jobs += share.jobs == 1
+        self._pace(job, is_long=is_long)
+        if share is not None:
+            job.rank = max(job.rank, share.rank)
+            share.rank = job.rank + job.pace * seconds
 
     def _pace(self, job: Job, *, is_long: bool) -> None:
         """Sets the pace of a job by how many long jobs share the lanes: all of them together must not fall behind the time."""

@@ -19,6 +19,7 @@ from bertserve.service.bundle.evidence_policy import EvidencePolicy
 from bertserve.service.errors import BundleError, ProviderError
 from bertserve.service.metrics import Metrics
 from bertserve.service.process_metrics import ProcessMetrics
+from bertserve.service.providers import Provider
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
@@ -112,16 +113,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
     solo_threads = settings.solo_threads or min(lanes, MAX_SOLO_THREADS)
     scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
-    options = LoadOptions(
-        provider=provider,
-        provider_asked=asked,
-        precision=settings.precision,
-        batch_variant=settings.batch_variant_graphs,
-        max_batch_tokens=settings.max_batch_tokens,
-        engine_cache=settings.engine_cache,
-        solo_threads=solo_threads,
-        evidence_policy=EvidencePolicy(settings.require_evidence, settings.min_agreement),
-    )
+    options = _load_options(settings, asked, provider, solo_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
     models = _loaded(load, bundles, forgiving, at_once=lanes)
     if not models and (before is None or before.served):
@@ -129,12 +121,8 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     for name in broken:
         metrics.broken_models.labels(name).set(1)
     answered = {model.name: model.tasks for model in models}
-    registry = Registry(
-        models,
-        wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None),
-        by_name=settings.default_by_name,
-        present=None if before is None else before.defaults,
-    )
+    wanted = wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None)
+    registry = Registry(models, wanted, by_name=settings.default_by_name, present=None if before is None else before.defaults)
     reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
     return AppState(
         registry=registry,
@@ -158,15 +146,32 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         max_timeout_ms=settings.max_timeout_ms,
         max_stream_jobs=settings.max_stream_jobs,
         info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes_total},
-        machine={
-            "cpu": cpu_name(),
-            "onnxruntime": sessions.VERSION,
-            "provider_asked": asked,
-            "provider": provider,
-            "threads_per_run": sessions.THREADS,
-        },
+        machine=_describe_machine(asked, provider),
         worker={"index": worker.index, "workers": worker.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
     )
+
+
+def _load_options(settings: Settings, asked: Provider, provider: Provider, solo_threads: int) -> LoadOptions:
+    return LoadOptions(
+        provider=provider,
+        provider_asked=asked,
+        precision=settings.precision,
+        batch_variant=settings.batch_variant_graphs,
+        max_batch_tokens=settings.max_batch_tokens,
+        engine_cache=settings.engine_cache,
+        solo_threads=solo_threads,
+        evidence_policy=EvidencePolicy(settings.require_evidence, settings.min_agreement),
+    )
+
+
+def _describe_machine(asked: Provider, provider: Provider) -> dict[str, Any]:
+    return {
+        "cpu": cpu_name(),
+        "onnxruntime": sessions.VERSION,
+        "provider_asked": asked,
+        "provider": provider,
+        "threads_per_run": sessions.THREADS,
+    }
 
 
 def _loaded(load: Callable[[Any], T], sources: Sequence[Any], broken: dict[str, str] | None, *, at_once: int) -> list[T]:

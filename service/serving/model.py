@@ -21,7 +21,7 @@ from bertserve.service.metrics import ModelMetrics
 from bertserve.service.scheduling.fixed_batches import in_fixed_batches
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.share import Share
-from bertserve.service.scheduling.stage import Stage
+from bertserve.service.scheduling.stage import JobResult, Stage
 from bertserve.service.serving.prediction import Prediction, begun_prediction
 from bertserve.service.serving.work import RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
@@ -158,14 +158,7 @@ class Model:
             return Prediction([], [], [])
         metrics = self._metrics if task is None else self._metrics.of(task)
         spec = spec or TASKS[task or self.task]
-        chars = sum(request.chars for request in requests)
-        if chars > MAX_CHARS:
-            raise TooLargeError(
-                "the request has {chars} characters to tokenize, what is read again for each label or choice included, and "
-                "{limit} are allowed; send fewer or shorter texts at once.",
-                chars=chars,
-                limit=MAX_CHARS,
-            )
+        chars = _checked_chars(requests)
         tokens, seconds, entries = self._estimate(requests, spec, chars)
         try:
             job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries, share=share)
@@ -190,14 +183,8 @@ class Model:
         finally:
             if chars > MANY_CHARS:
                 asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
+        _observe(metrics, done)
         prediction: Prediction = done.value
-        prediction.queue_s, prediction.inference_s = done.queue_s, done.run_s
-        metrics.tokenize_seconds.observe(prediction.tokenize_s)
-        metrics.queue_seconds.observe(prediction.queue_s)
-        if max(done.predicted_wait_s, done.wait_s) >= LEAST_WAIT_S:
-            metrics.wait_prediction_ratio.observe(done.predicted_wait_s / max(done.wait_s, 1e-3))
-        metrics.decode_seconds.observe(prediction.decode_s)
-        metrics.truncated.inc(len(prediction.truncated))
         return prediction
 
     def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int, trace: Trace | None) -> Stage:
@@ -359,6 +346,35 @@ class Model:
         self._metrics.batch_rows.observe(len(works))
         self._metrics.tokens_real.inc(real)
         self._metrics.tokens_padded.inc(shape[0] * shape[1] - real)
+
+
+def _checked_chars(requests: Sequence[Any]) -> int:
+    """Returns how many characters have to be tokenized.
+
+    Raises:
+        TooLargeError: More than are allowed.
+    """
+    chars: int = sum(request.chars for request in requests)
+    if chars > MAX_CHARS:
+        raise TooLargeError(
+            "the request has {chars} characters to tokenize, what is read again for each label or choice included, and "
+            "{limit} are allowed; send fewer or shorter texts at once.",
+            chars=chars,
+            limit=MAX_CHARS,
+        )
+    return chars
+
+
+def _observe(metrics: ModelMetrics, done: JobResult) -> None:
+    """Notes the times of an answered request, in its prediction and in the metrics."""
+    prediction: Prediction = done.value
+    prediction.queue_s, prediction.inference_s = done.queue_s, done.run_s
+    metrics.tokenize_seconds.observe(prediction.tokenize_s)
+    metrics.queue_seconds.observe(prediction.queue_s)
+    if max(done.predicted_wait_s, done.wait_s) >= LEAST_WAIT_S:
+        metrics.wait_prediction_ratio.observe(done.predicted_wait_s / max(done.wait_s, 1e-3))
+    metrics.decode_seconds.observe(prediction.decode_s)
+    metrics.truncated.inc(len(prediction.truncated))
 
 
 def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: float = 0.0) -> Stage:
