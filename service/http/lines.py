@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +90,7 @@ class LineAnswerer:
         self._timeout_s = timeout_s
         self._lines = 0
         self._share = Share()
+        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def answer(self, line: bytes) -> bytes:
         """Returns the answer to a line as JSON, or its error in the one shape; either is counted."""
@@ -115,9 +117,16 @@ class LineAnswerer:
                 said = {"bertserve.task": labels[0], "bertserve.model": labels[1], "bertserve.line.status": str(status)}
                 trace.tracer.end(trace, time.perf_counter(), attributes=said, failed=status >= _SERVER_ERROR)
             self._state.metrics.requests_of(*labels, status).inc()
+            self._let_one_continue()
             if labels[1] != UNKNOWN:
                 self._state.metrics.model(*labels).request_seconds.observe(time.perf_counter() - start)
         return body
+
+    def _let_one_continue(self) -> None:
+        while self._waiting:
+            if not (turn := self._waiting.popleft()).done():  # it is if the line was given up
+                turn.set_result(None)
+                return
 
     def _begin(self, start: float) -> Trace | None:
         """Returns the trace of a line that is read now: those of the first of a stream are seen, for it may have millions."""
@@ -153,7 +162,7 @@ class LineAnswerer:
                 raise
 
     async def _wait_for_own_lines(self) -> None:
-        """Waits until the lines of the stream hold less of the queue. This ends: what they hold runs, or expires."""
-        held = self._share.tokens
-        while 0 < self._share.tokens >= held:
-            await asyncio.sleep(RETRY_LEAST_S)
+        """Waits until another line of the stream is answered, unless there is none. Each answer lets one line continue."""
+        if self._share.jobs:
+            self._waiting.append(turn := asyncio.get_running_loop().create_future())
+            await turn

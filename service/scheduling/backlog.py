@@ -224,6 +224,17 @@ class Backlog:
                 retry_after_s=self.queue_seconds / self.lanes,
             )
 
+    def expect_answer(self, job: Job, size: int) -> None:
+        """Counts the bytes of a job's answer in its share.
+
+        Raises:
+            RefusedError: The jobs of its share would make too large answers at once.
+        """
+        if job.share is not None and job.open:
+            job.share.check_answer(job.answer_bytes, size)
+            job.share.answer_bytes += size - job.answer_bytes
+            job.answer_bytes = size
+
     def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
         """Takes the best batch there is: the first entry in rank and its best companions; empty if nothing waits.
 
@@ -277,6 +288,7 @@ class Backlog:
         self._long_jobs -= job.is_long
         if job.share is not None:
             job.share.jobs -= 1
+            job.share.answer_bytes -= job.answer_bytes
             self._long_jobs -= job.share.jobs == 0
         self._hold(job, -job.tokens, -job.seconds)
         self.queue_entries -= job.waiting

@@ -50,6 +50,7 @@ class Job:
         delay_s: Seconds that count in the ranks of its entries as if it had run so long already.
         pace: Times their seconds that its earlier entries count in the ranks of its later ones.
         is_long: Whether it has more entries, or stages, than one, and counts among the long jobs.
+        answer_bytes: Bytes of its answer, at most, as its share counts them.
         is_small: Whether it was estimated at a small part of the queue.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.
         share: The share of the queue that it counts in; None for none.
@@ -79,6 +80,7 @@ class Job:
     pace: float = PACE
     is_long: bool = False
     is_small: bool = False
+    answer_bytes: int = 0
     later_s: float = 0.0
     share: Share | None = None
     owner: Any = None

@@ -12,6 +12,9 @@ UNDERESTIMATED = 4
 # A share is at most this part of the queue, so that a stream leaves room to other callers.
 PARTS_OF_QUEUE = 4
 
+# Bytes of the answers that jobs of a share are making, unless it is one alone: their results take several times as much memory.
+MAX_ANSWER_BYTES = 2**24
+
 # Reason of a refusal: other jobs of the share hold all that it may have.
 SHARE_FULL = "share_full"
 
@@ -22,11 +25,13 @@ class Share:
 
     Attributes:
         tokens: Tokens that its open jobs hold.
+        answer_bytes: Bytes of the answers of its open jobs, at most, as far as they are known.
         jobs: How many are open.
         rank: Order of service of its next job: its jobs rank behind each other, as the entries of one job do.
     """
 
     tokens: int = 0
+    answer_bytes: int = 0
     jobs: int = 0
     rank: float = 0.0
 
@@ -53,3 +58,23 @@ class Share:
                 retry_after_s=0.0,
             )
         return tokens
+
+    def check_answer(self, own: int, size: int) -> None:
+        """Checks that an answer can be made beside those of other jobs.
+
+        Args:
+            own: Bytes that the job counts already.
+            size: Bytes of its answer.
+
+        Raises:
+            RefusedError: They have too many bytes together; the reason is `SHARE_FULL`.
+        """
+        others = self.answer_bytes - own
+        if others and others + size > MAX_ANSWER_BYTES:
+            raise RefusedError(
+                "the answers to other lines of this stream will have {others} bytes, and {limit} are made at once; wait for them.",
+                others=others,
+                limit=MAX_ANSWER_BYTES,
+                reason=SHARE_FULL,
+                retry_after_s=0.0,
+            )

@@ -251,6 +251,7 @@ class Model:
             reserve=run.reserve,
             shape=self.graph.shape,
             run_solo=partial(self._run, solo=True),
+            answer_bytes=run.cost.answer_bytes,
         )
 
     def _receive(self, run: RequestRun, rows: Sequence[Row]) -> Prediction | Stage:
@@ -278,7 +279,7 @@ class Model:
             end = time.perf_counter()
         prediction.decode_s += end - start
         if run.ready:
-            return _paused(partial(self._decode, run), reserve=run.reserve)
+            return _paused(partial(self._decode, run), reserve=run.reserve, answer_bytes=run.cost.answer_bytes)
         if run.trace is not None:
             run.trace.add(TraceStage("decode", start, end))
         if run.open:
@@ -377,13 +378,14 @@ def _observe(metrics: ModelMetrics, done: JobResult) -> None:
     metrics.truncated.inc(len(prediction.truncated))
 
 
-def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: float = 0.0) -> Stage:
+def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: float = 0.0, answer_bytes: int = 0) -> Stage:
     """Returns a stage that continues on a lane, after other requests whose turn it is.
 
     Args:
         proceed: What is called then; it returns the next stage or the value.
         reserve: Tokens to hold until then; the estimate of admission where it is None.
         delay_s: Seconds that it counts as if the request had run so long already.
+        answer_bytes: Bytes of the answer, at most, where that is known.
     """
     return Stage(
         work=[(0, None)],
@@ -394,4 +396,5 @@ def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: 
         keep_estimate=reserve is None,
         reserve=reserve or 0,
         delay_s=delay_s,
+        answer_bytes=answer_bytes,
     )

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bertserve.service.errors import InvalidValueError, RefusedError, TooLargeError
 from bertserve.service.scheduling.backlog import KEPT_ENDED, Backlog
 from bertserve.service.scheduling.job import Entry, Job, Shape, exact
-from bertserve.service.scheduling.share import SHARE_FULL, Share
+from bertserve.service.scheduling.share import MAX_ANSWER_BYTES, SHARE_FULL, Share
 
 KEY = "model"
 
@@ -778,3 +778,21 @@ def test_the_jobs_of_a_share_rank_behind_each_other() -> None:
     for job in (*lines, text):
         queue.close(job)
     assert (0, 0) == (share.jobs, share.tokens)
+
+
+def test_the_jobs_of_a_share_make_no_more_answers_than_they_may_hold() -> None:
+    """A large one waits for the others, and is made if there are none."""
+    queue, share = backlog(), Share()
+    jobs = [queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0, share=share) for _ in range(3)]
+    queue.expect_answer(jobs[0], MAX_ANSWER_BYTES + 1)
+    queue.expect_answer(jobs[0], MAX_ANSWER_BYTES - 1)
+
+    with pytest.raises(RefusedError) as error:
+        queue.expect_answer(jobs[1], 2)
+    assert SHARE_FULL == error.value.reason
+    queue.expect_answer(jobs[2], 1)
+    queue.close(jobs[0])
+    queue.expect_answer(jobs[1], 2)
+    for job in jobs:
+        queue.close(job)
+    assert 0 == share.answer_bytes

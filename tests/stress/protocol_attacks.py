@@ -188,6 +188,11 @@ def _stream_request(target: Target) -> bytes:
     return head + chunk(b'{"inputs":"A warm, funny film."}\n' * 2000)
 
 
+def _large_answers_request(target: Target) -> bytes:
+    head = target.head("POST", "/fill-mask", b"transfer-encoding: chunked", b"content-type: application/x-ndjson")
+    return head + chunk(json.dumps({"inputs": "[MASK] " * 64, "parameters": {"top_k": 300}}).encode() + b"\n") * 40
+
+
 LONG_PATHS = tuple("/" + name for name in ("clasify", "modls/x/y/z/a/b/c/d", "v2/modles/x/infr", "x" * 30_000, "x/" * 10_000, "%0a" * 9000))
 CONTROL_PATHS = ("/classify%0A", "/health/live%0a", "/%00", "/models/a%0d%0aset-cookie:%20b/info", "/models/%0a/unload", "/..%2f..", "//t/")
 SCRAPES = ("/metrics", "/openapi.json", "/models", "/v2/models/stats", "/info", "/docs", "/v2/models/sentiment/config")
@@ -211,6 +216,7 @@ PROTOCOL: dict[str, tuple[Run, int]] = {
     "lines without their last byte": (lambda target: hold(target, MANY, long_line(target)), MANY),
     "slow readers of a large answer": (lambda target: read_slowly(target, 8, _tokens_request(target)), 8),
     "slow readers of a stream": (lambda target: read_slowly(target, 8, _stream_request(target)), 8),
+    "a slow reader of a stream of large answers": (lambda target: read_slowly(target, 1, _large_answers_request(target)), 1),
     "silent connections": (lambda target: hold(target, target.max_connections + 16, b""), MANY),
     "silent connections without TLS": (lambda target: hold(target, target.max_connections + 16, b"", tls=False), MANY),
     "half of a TLS hello": (lambda target: hold(target, MANY, bytes.fromhex("16030100c8010000c40303"), byte=b"\0", tls=False), MANY),
