@@ -30,8 +30,8 @@ KEPT_ENDED = 64
 # Times its prediction that nearly every wait is at most: under overload, and with neighbors, a machine is a tenth slower than it was.
 PREDICTION_ERROR = 1.15
 
-# A job that takes a lane for longer before its first run is a long one.
-LONG_S = 0.03
+# A job of more predicted seconds of a lane is a long one. Lists of a few texts are not: at a slower pace each, none of them would end.
+LONG_S = 1.0
 
 # Requests of at most this part of the queue have a part of it for themselves when large ones fill it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
@@ -105,11 +105,11 @@ class Backlog:
             )
         if share is not None:
             tokens = share.reservation(tokens, self.max_queue_tokens)
-        is_small = tokens * SMALL_PARTS <= self.max_queue_tokens
+        is_small = share is None and tokens * SMALL_PARTS <= self.max_queue_tokens
         self._check_room(tokens, busy_s, is_small=is_small)
         wait = self.wait_s(now, busy_s)
-        # of several entries the last one waits for the later entries of others too
-        last_wait = max(wait, (self.queue_seconds + busy_s) / self.lanes) if entries > 1 else wait
+        # the last entry of a long job waits for the later entries of others too
+        last_wait = max(wait, (self.queue_seconds + busy_s) / self.lanes) if seconds > LONG_S else wait
         # not with its own run: where the queue is always as long as it may be, there would be room for short texts alone
         if now + PREDICTION_ERROR * last_wait > deadline:
             raise RefusedError(
@@ -124,7 +124,7 @@ class Backlog:
         )
         self._open_jobs += 1
         self._hold(job, tokens, seconds)
-        self._enter_share(job, seconds, is_long=entries > 1)
+        self._enter_share(job, seconds, is_long=seconds > LONG_S)
         self._later.expect(job, entries)
         return job
 
@@ -192,8 +192,8 @@ class Backlog:
             self._later.drop_all(job)
         job.results = [None] * len(work)
         job.waiting = job.remaining = len(work)
-        job.queued_at, job.run_s = now, 0.0
-        self._pace(job, is_long=len(work) > 1 or job.started_s > 0 or job.delay_s > LONG_S)
+        job.queued_at = now
+        self._pace(job, is_long=job.started_s + job.finish_s > LONG_S)
         rank = first = job.rank + job.pace * (job.started_s + job.finish_s + job.delay_s)
         for index, (tokens, payload) in enumerate(work):
             seconds = self._share(key, tokens, cost, shape)
@@ -392,7 +392,7 @@ class Backlog:
                 heapq.heappop(self._ranked)
             elif job.entries[0].rank > rank:
                 heapq.heapreplace(self._ranked, (job.entries[0].rank, tie, job))
-            elif last_lane and (job.running or job.delay_s > LONG_S):
+            elif last_lane and job.running:
                 passed.append(heapq.heappop(self._ranked))
             else:
                 found = job.entries[0]

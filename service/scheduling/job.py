@@ -44,12 +44,12 @@ class Job:
         queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
         predicted_wait_s: Seconds until its first entry would start, as predicted when it was admitted.
         wait_s: Seconds from its arrival until the first of its entries that costs anything started.
-        run_s: Longest run of its entries in the last stage.
+        run_s: Longest run of its entries.
         started_s: Predicted seconds of its entries that have started.
         finish_s: Seconds that threads took to finish its stages: to tokenize and to decode.
         delay_s: Seconds that count in the ranks of its entries as if it had run so long already.
         pace: Times their seconds that its earlier entries count in the ranks of its later ones.
-        is_long: Whether it has more entries, or stages, than one, and counts among the long jobs.
+        is_long: Whether it counts among the long jobs.
         answer_bytes: Bytes of its answer, at most, as its share counts them.
         is_small: Whether it was estimated at a small part of the queue.
         later_s: Predicted seconds of its waiting entries whose rank is still to come.

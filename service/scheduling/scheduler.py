@@ -363,6 +363,8 @@ class Scheduler:
 
     def _put(self, job: Job, stage: Stage, *, own: bool = False) -> None:
         """Queues a stage and wakes a waiting lane for each entry, but for the one that the calling lane takes itself (`own`)."""
+        if not job.open:
+            return
         job.owner.stage, job.delay_s = stage, stage.delay_s
         if job.share is not None:
             self._backlog.expect_answer(job, stage.answer_bytes)

@@ -721,7 +721,7 @@ def test_a_document_is_refused_if_its_last_entry_would_start_too_late() -> None:
     add(queue, *[60] * 10, cost=lambda rows, length: 1.0, key=None)
 
     with pytest.raises(RefusedError) as error:
-        queue.admit(tokens=20, seconds=1.0, deadline=5.0, now=0.0, entries=2)
+        queue.admit(tokens=20, seconds=2.0, deadline=5.0, now=0.0, entries=2)
     assert "deadline" == error.value.reason
     queue.admit(tokens=10, seconds=1.0, deadline=5.0, now=0.0)
 
@@ -736,19 +736,6 @@ def test_time_to_tokenize_and_to_decode_counts_in_the_rank() -> None:
         queue.put(job, None, [(9, None)], no_fixed_cost, 0.3)
 
     assert [text, decoded, long] == [batch[0].job for batch in drain(queue, 0.3)]
-
-
-def test_what_is_tokenized_for_long_does_not_take_the_last_lane() -> None:
-    """The short texts of others would wait for it."""
-    queue = backlog()
-    long = queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0)
-    long.delay_s = 1.0
-    queue.put(long, None, [(0, None)], lambda rows, length: 0.0, 0.0, keep_estimate=True)
-    text = add(queue, 9, now=0.0)
-
-    assert [text] == [entry.job for entry in queue.take(5.0, last_lane=True)]
-    assert [] == queue.take(5.0, last_lane=True)
-    assert [long] == [entry.job for entry in queue.take(5.0)]
 
 
 def test_large_requests_leave_room_for_small_ones() -> None:
