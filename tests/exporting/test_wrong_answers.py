@@ -223,7 +223,7 @@ def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, m
         def label_count(model: Any) -> None:
             return None
 
-    monkeypatch.setattr(transformers, "AutoModelForSequenceClassification", Auto)
+    monkeypatch.setattr(task_head, "_auto_class", lambda task: Auto)
     config = transformers.AutoConfig.from_pretrained(bert(tmp_path))
     config._attn_implementation_internal = None
     task_head.choose_task(config, "auto", Adapter())  # type: ignore[arg-type]
