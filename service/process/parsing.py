@@ -29,7 +29,7 @@ HANDSHAKE, WAITING, HEAD, BODY, COMPLETE, ENDING = range(6)
 """Stages: not yet connected, no byte of a request, half a head, a head and half a body, a request to be answered, about to close."""
 
 MAX_HEADERS = 128  # each takes 150 bytes of memory, and every look for one passes the others
-PARSE_S = 0.002  # so long what was read is parsed, in at least two pieces, before others have their turn
+PARSE_S = 0.002  # seconds to parse the data of one connection before other connections get a turn; two pieces at least
 CHUNK_FRAME = 12  # bytes of the longest size of a chunk that is needed, and of its two line ends
 _VERSIONS = frozenset({"1.1", "1.0"})
 _HEAD_TOO_LARGE = "the head of the request has more than {limit} bytes; send fewer headers, or raise --max-head-bytes."

@@ -33,7 +33,7 @@ PREDICTION_ERROR = 1.15
 # A job of more predicted seconds of a lane is a long one. Lists of a few texts are not: at a slower pace each, none of them would end.
 LONG_S = 1.0
 
-# Requests of at most this part of the queue have a part of it for themselves when large ones fill it.
+# When the queue is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
 
 # Seconds by which a companion may always rank after the head: while waits are this short, the best batch counts for more.

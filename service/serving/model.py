@@ -44,7 +44,7 @@ SECONDS_PER_CHAR = 3e-7
 TEXT_CHARS = 32
 # After a request of more characters freed memory is returned to the system: some 12 MB.
 MANY_CHARS = 50_000
-# For so long a thread tokenizes or decodes one request at a stretch: then others have their turn.
+# Seconds for which a thread tokenizes or decodes one request before others get a turn.
 SLICE_S = 0.01
 # Shorter waits are not compared with what was predicted for them: nobody plans by them.
 LEAST_WAIT_S = 0.01
