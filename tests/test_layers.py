@@ -68,6 +68,7 @@ HOMES = {
     "threading": {
         "bertserve.service.scheduling",
         "bertserve.service.backend.engines",
+        "bertserve.service.backend.freed_memory",
         "bertserve.service.text.tokenizer",
         "bertserve.service.process.logs",
         "bertserve.service.tracing.tracer",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,23 +116,3 @@ def _cgroup_quota(root: Path) -> tuple[int, int]:
         return int((root / "cpu/cpu.cfs_quota_us").read_text()), int((root / "cpu/cpu.cfs_period_us").read_text())
     except (OSError, ValueError):
         return -1, 1
-
-
-def _find_malloc_trim() -> Callable[[int], int] | None:
-    try:
-        return getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except (OSError, TypeError):  # TypeError: of Windows
-        return None
-
-
-_malloc_trim = _find_malloc_trim()
-
-
-def return_freed_memory() -> None:
-    """Returns freed memory to the system. Without glibc it does nothing.
-
-    A tokenizer makes several small objects per token. When a text of 200,000 characters is done, they leave holes of 50 MB in the heap of
-    its thread, which glibc keeps.
-    """
-    if _malloc_trim is not None:
-        _malloc_trim(0)

@@ -30,8 +30,12 @@ KEPT_ENDED = 64
 # Times its prediction that nearly every wait is at most: under overload, and with neighbors, a machine is a tenth slower than it was.
 PREDICTION_ERROR = 1.15
 
-# A job of more predicted seconds of a lane is a long one. Lists of a few texts are not: at a slower pace each, none of them would end.
-LONG_S = 1.0
+# A job that takes more predicted seconds of a lane before its last entry is a long one.
+LONG_S = 0.05
+
+# One that takes more than so much keeps its pace, even if it then expires. A shorter one may have a lower one, but not overtake the time, so that
+# a short deadline gives no right of way.
+HEAVY_S, LEAST_PACE = 1.0, 1.0
 
 # When the queue is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
 SMALL_PARTS, SPARE_PARTS = 64, 8
@@ -62,7 +66,8 @@ class Backlog:
         self.lanes = lanes
         self._later = Later()
         self._tie = count()
-        # Jobs by a rank that is at most that of their first waiting entry: set right when it comes up. One with two stages may stand twice.
+        # Jobs by a rank that is at most that of their first waiting entry, which is corrected when it comes up. Each stage of a job has its own
+        # item; an earlier one is dropped.
         self._ranked: list[tuple[float, int, Job]] = []
         self._groups: dict[Hashable, Group] = {}
         self._deadlines: list[tuple[float, int, Job]] = []
@@ -108,23 +113,33 @@ class Backlog:
         is_small = share is None and tokens * SMALL_PARTS <= self.max_queue_tokens
         self._check_room(tokens, busy_s, is_small=is_small)
         wait = self.wait_s(now, busy_s)
-        # the last entry of a long job waits for the later entries of others too
-        last_wait = max(wait, (self.queue_seconds + busy_s) / self.lanes) if seconds > LONG_S else wait
-        # not with its own run: where the queue is always as long as it may be, there would be room for short texts alone
-        if now + PREDICTION_ERROR * last_wait > deadline:
+        before = _before_last(seconds, entries)
+        # the last entry of a long job, and a job of a share, wait for the later entries of others too
+        last_wait = max(wait, (self.queue_seconds + busy_s) / self.lanes) if before > LONG_S or share is not None else wait
+        # its own entries count within the error only: otherwise a queue that is always as long as allowed would admit nothing but short texts
+        left, own = deadline - now, before / self.lanes
+        if now + (max(PREDICTION_ERROR * last_wait, last_wait + own) if last_wait else 0.0) > deadline:
             raise RefusedError(
                 "the queue is about {wait:.1f} s long, so the request would probably expire before it could start; try again "
                 "later, or allow more time.",
                 wait=last_wait,
                 reason="deadline",
-                retry_after_s=last_wait - (deadline - now) / PREDICTION_ERROR,
+                retry_after_s=last_wait - min(left / PREDICTION_ERROR, left - own),
             )
         job = Job(
-            deadline=deadline, tokens=tokens, seconds=seconds, arrived=now, rank=now, is_small=is_small, predicted_wait_s=wait, share=share
+            deadline=deadline,
+            tokens=tokens,
+            seconds=seconds,
+            arrived=now,
+            rank=now,
+            slack_s=max(left - PREDICTION_ERROR * last_wait - own, 0.0),
+            is_small=is_small,
+            predicted_wait_s=wait,
+            share=share,
         )
         self._open_jobs += 1
         self._hold(job, tokens, seconds)
-        self._enter_share(job, seconds, is_long=seconds > LONG_S)
+        self._enter_share(job, seconds, before)
         self._later.expect(job, entries)
         return job
 
@@ -193,10 +208,10 @@ class Backlog:
         job.results = [None] * len(work)
         job.waiting = job.remaining = len(work)
         job.queued_at = now
-        self._pace(job, is_long=job.started_s + job.finish_s > LONG_S)
+        each = [self._share(key, tokens, cost, shape) for tokens, _ in work]
+        self._pace(job, _before_last(sum(each), len(each)))
         rank = first = job.rank + job.pace * (job.started_s + job.finish_s + job.delay_s)
-        for index, (tokens, payload) in enumerate(work):
-            seconds = self._share(key, tokens, cost, shape)
+        for index, ((tokens, payload), seconds) in enumerate(zip(work, each, strict=True)):
             job.entries.append(entry := Entry(job, index, tokens, payload, key, cost, shape, seconds, rank))
             self._group(entry)
             if rank > now:
@@ -206,7 +221,8 @@ class Backlog:
             job.seconds += seconds
         self._hold(job, job.tokens, job.seconds)
         self.queue_entries += len(work)
-        heapq.heappush(self._ranked, (first, next(self._tie), job))
+        job.place = next(self._tie)
+        heapq.heappush(self._ranked, (first, job.place, job))
         self._watch(job)
 
     def _check_underestimated(self, job: Job, tokens: int) -> None:
@@ -288,6 +304,7 @@ class Backlog:
         self._long_jobs -= job.is_long
         if job.share is not None:
             job.share.jobs -= 1
+            job.share.rank -= job.pace * job.seconds  # of what will not run
             job.share.answer_bytes -= job.answer_bytes
             self._long_jobs -= job.share.jobs == 0
         self._hold(job, -job.tokens, -job.seconds)
@@ -300,30 +317,44 @@ class Backlog:
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
             job = heapq.heappop(self._deadlines)[2]
-            if job.waiting and self.close(job):
+            job.watched = False
+            if job.waiting and job.expires and self.close(job):
                 expired.append(job)
         return expired
 
-    def _enter_share(self, job: Job, seconds: float, *, is_long: bool) -> None:
+    def _enter_share(self, job: Job, seconds: float, before: float) -> None:
         """Ranks a new job behind those of its share, if it has one, and sets its pace."""
         share = job.share
         if share is not None:
             share.jobs += 1
             self._long_jobs += share.jobs == 1
-        self._pace(job, is_long=is_long)
+        self._pace(job, before)
         if share is not None:
-            job.rank = max(job.rank, share.rank)
+            job.rank = min(max(job.rank, share.rank), job.rank + job.slack_s)
             share.rank = job.rank + job.pace * seconds
 
-    def _pace(self, job: Job, *, is_long: bool) -> None:
-        """Sets the pace of a job by how many long jobs share the lanes: all of them together must not fall behind the time."""
-        if is_long and not job.is_long and job.share is None:  # all jobs of a share together count as a long one
+    def _pace(self, job: Job, before: float) -> None:
+        """Sets the pace of a job by how many long jobs share the lanes: all of them together must not fall behind the time.
+
+        Its last entry ranks so that it starts before the deadline, also where all that it must let through keeps the lanes busy.
+
+        Args:
+            job: An open job.
+            before: Predicted seconds of what it still has to do before its last entry.
+        """
+        before += job.started_s + job.finish_s
+        if before > LONG_S and not job.is_long and job.share is None:  # all jobs of a share together count as a long one
             job.is_long = True
             self._long_jobs += 1
         job.pace = PACE * max(1.0, self._long_jobs / self.lanes)
+        if before * job.pace > job.slack_s:
+            job.pace = max(job.slack_s / before, PACE if before > HEAVY_S else LEAST_PACE)
 
     def _watch(self, job: Job) -> None:
-        heapq.heappush(self._deadlines, (job.deadline, next(self._tie), job))
+        """Has `expire` look at a job when its deadline has passed, once however many stages it has."""
+        if job.expires and not job.watched:
+            job.watched = True
+            heapq.heappush(self._deadlines, (job.deadline, next(self._tie), job))
 
     def _let_go(self) -> None:
         """Forgets entries and jobs that have ended, before they are most of what is kept: all lanes may be busy, and nobody else comes by."""
@@ -332,7 +363,7 @@ class Backlog:
             self._deadlines = [item for item in self._deadlines if item[2].open]
             heapq.heapify(self._deadlines)
         if len(self._ranked) > 2 * self._open_jobs + slack:
-            self._ranked = [item for item in self._ranked if item[2].open]
+            self._ranked = [item for item in self._ranked if item[2].open and item[1] == item[2].place]
             heapq.heapify(self._ranked)
         if self._ended > self.queue_entries + slack:
             self._ended = 0
@@ -388,7 +419,7 @@ class Backlog:
             rank, tie, job = self._ranked[0]
             while job.entries and not job.entries[0].waiting:  # it has started as a companion
                 job.entries.popleft()
-            if not job.entries:
+            if tie != job.place or not job.entries:
                 heapq.heappop(self._ranked)
             elif job.entries[0].rank > rank:
                 heapq.heapreplace(self._ranked, (job.entries[0].rank, tie, job))
@@ -423,6 +454,11 @@ class Backlog:
             if saved * self.queue_entries > delay * rows and saved >= LEAST_GAIN * run_s:
                 return entry
         return None
+
+
+def _before_last(seconds: float, entries: int) -> float:
+    """Returns the predicted seconds of a job before its last entry, of `entries` about equal ones."""
+    return seconds - seconds / max(entries, 1)
 
 
 def predicted_s(batch: Sequence[Entry]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from bertserve.service.scheduling.share import Share
@@ -33,6 +34,7 @@ class Job:
         seconds: Predicted seconds of what it holds.
         arrived: Time at which it was admitted.
         rank: Order of service of its first entry, in seconds: its arrival, or later where jobs of its share come before it.
+        slack_s: Seconds after its arrival at which its last entry may rank and still start before the deadline, as predicted when it was admitted.
         results: One per entry, in order, filled as they finish.
         entries: Its entries in rank, from the first that waits on.
         waiting: Entries that have not started.
@@ -40,6 +42,9 @@ class Job:
         remaining: Entries that have not finished.
         open: Whether it is neither answered nor failed.
         estimated: Whether its entries are not known yet.
+        place: Which item of the queue's order is that of its current stage.
+        watched: Whether the queue will look at it when its deadline has passed.
+        expires: Whether the deadline ends it while entries wait.
         queued_at: Time at which its entries were put.
         queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
         predicted_wait_s: Seconds until its first entry would start, as predicted when it was admitted.
@@ -62,6 +67,7 @@ class Job:
     seconds: float
     arrived: float = 0.0
     rank: float = 0.0
+    slack_s: float = inf
     results: list[Any] = field(default_factory=list)
     entries: deque[Entry] = field(default_factory=deque)
     waiting: int = 0
@@ -69,6 +75,9 @@ class Job:
     remaining: int = 0
     open: bool = True
     estimated: bool = True
+    place: int = -1
+    watched: bool = False
+    expires: bool = True
     queued_at: float = 0.0
     queued_s: float = 0.0
     predicted_wait_s: float = 0.0

@@ -39,6 +39,17 @@ def _forgotten(results: Sequence[Any]) -> None:
     """Stands for the end of a job that has ended."""
 
 
+def _clear_frames(error: BaseException) -> None:
+    """Lets go of the locals of an error's frames, and of those of its causes: they hold texts and tokens until the caller has the answer."""
+    cleared: list[BaseException] = []
+    pending: list[BaseException | None] = [error]
+    while pending:
+        if (each := pending.pop()) is not None and each not in cleared:
+            cleared.append(each)
+            traceback.clear_frames(each.__traceback__)
+            pending += [each.__cause__, each.__context__]
+
+
 @dataclass(slots=True)
 class _Ticket:
     """What a submitted job waits with: the future to resolve, the stage it is in and the timer of its deadline."""
@@ -127,6 +138,7 @@ class Scheduler:
 
     def start(self) -> None:
         """Starts the lanes, for submissions from the running event loop."""
+        self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop)
@@ -231,6 +243,7 @@ class Scheduler:
         # a run that outlasts the grace cannot be interrupted; its thread is a daemon
         ending = [lane.thread for lane in self._lanes if (run := lane.run) is None or not run.hung]
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in ending))
+        sys.setswitchinterval(self._switch_s)
         return left
 
     def _serve(self, lane: Lane) -> None:
@@ -365,7 +378,7 @@ class Scheduler:
         """Queues a stage and wakes a waiting lane for each entry, but for the one that the calling lane takes itself (`own`)."""
         if not job.open:
             return
-        job.owner.stage, job.delay_s = stage, stage.delay_s
+        job.owner.stage, job.delay_s, job.expires = stage, stage.delay_s, stage.expires
         if job.share is not None:
             self._backlog.expect_answer(job, stage.answer_bytes)
         self._backlog.put(
@@ -410,7 +423,7 @@ class Scheduler:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         """Delivers what a job failed of, in words where the error has none."""
-        traceback.clear_frames(error.__traceback__)  # which hold texts and tokens until the caller has the answer
+        _clear_frames(error)
         if isinstance(error, MemoryError):
             error = EngineError("the service has not enough memory for the request; send less at once, or give the service more.")
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those

@@ -23,6 +23,7 @@ class Stage:
         reserve: Tokens of the stages that follow, at most, which the job goes on holding.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
         delay_s: Seconds that its entries count as if the job had run so long already: what is to be tokenized makes room for short texts.
+        expires: Whether the job's deadline ends it while this stage waits: not while only decoding is left.
         answer_bytes: Bytes of the job's answer, at most.
         run_solo: The same as `run` with several threads, for a solo run: one beside which no other runs or waits.
     """
@@ -36,6 +37,7 @@ class Stage:
     reserve: int = 0
     shape: Shape = exact
     delay_s: float = 0.0
+    expires: bool = True
     answer_bytes: int = 0
     run_solo: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
-from bertserve.service.backend.hardware import return_freed_memory
+from bertserve.service.backend.freed_memory import freed_memory
 from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -29,7 +29,6 @@ from bertserve.service.tasks.catalog import TASKS, tasks_of
 from bertserve.service.tasks.cost import MAX_CHARS, Budget, Cost
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
-from bertserve.service.tracing.trace import Stage as TraceStage
 from bertserve.service.tracing.trace import Trace
 
 logger = logging.getLogger("bertserve.model")
@@ -182,7 +181,7 @@ class Model:
             raise
         finally:
             if chars > MANY_CHARS:
-                asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
+                freed_memory.return_soon()
         _observe(metrics, done)
         prediction: Prediction = done.value
         return prediction
@@ -210,6 +209,7 @@ class Model:
         while (index := len(run.inputs)) < len(run.requests):
             if end - start > SLICE_S:
                 run.tokenize_s += end - start
+                run.note("tokenize", start, end, waits=True)
                 return _paused(partial(self._tokenize, run))
             task = run.begun or run.spec.run(run.requests[index], run.model)
             try:
@@ -226,9 +226,7 @@ class Model:
                 self._check_size(run.tokens, run.cost)
             end = time.perf_counter()
         run.tokenize_s += end - start
-        if run.trace is not None:
-            run.trace.add(TraceStage("tokenize", start, end))
-            run.trace.put(end)
+        run.note("tokenize", start, end, waits=True)
         run.prediction = begun_prediction([item.batch for item in run.inputs], run.tokens, tokenize_s=run.tokenize_s)
         run.prediction.answer_bytes = run.cost.answer_bytes
         run.open = list(range(len(run.inputs)))
@@ -278,13 +276,10 @@ class Model:
                     run.ready.appendleft((index, []))
             end = time.perf_counter()
         prediction.decode_s += end - start
+        run.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
             return _paused(partial(self._decode, run), reserve=run.reserve, answer_bytes=run.cost.answer_bytes)
-        if run.trace is not None:
-            run.trace.add(TraceStage("decode", start, end))
         if run.open:
-            if run.trace is not None:
-                run.trace.put(end)
             run.reserve = run.next_reserve
             return self._stage(run)
         prediction.results = [item.result for item in run.inputs]
@@ -395,6 +390,7 @@ def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: 
         cost=lambda rows, length: 0.0,
         keep_estimate=reserve is None,
         reserve=reserve or 0,
+        expires=reserve is None,
         delay_s=delay_s,
         answer_bytes=answer_bytes,
     )

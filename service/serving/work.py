@@ -14,7 +14,7 @@ from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun
 from bertserve.service.tasks.cost import NOTHING, Cost
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import Encoding
-from bertserve.service.tracing.trace import Trace
+from bertserve.service.tracing.trace import Stage, StageName, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,20 @@ class RequestRun:
     ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)
     reserve: int = 0
     next_reserve: int = 0
+
+    def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
+        """Adds a stage to the trace, if there is one.
+
+        Args:
+            name: The stage.
+            start: Seconds, by `time.perf_counter`.
+            end: The same.
+            waits: Whether the request waits in the queue from then on.
+        """
+        if self.trace is not None:
+            self.trace.add(Stage(name, start, end))
+            if waits:
+                self.trace.put(end)
 
 
 def trace_run(

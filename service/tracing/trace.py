@@ -5,6 +5,7 @@ The tracer that makes them needs OpenTelemetry, an extra, and is imported only w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,9 +15,11 @@ from bertserve.service.errors import SettingsError
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
 
-MAX_RUNS = 128  # that a trace keeps: a document of many windows may run in hundreds, and the last one takes the place of those between
+# Stages of a name that a trace keeps. A document of many windows can run in hundreds, and be decoded in as many slices of time: then the last one
+# takes the place of those between.
+MAX_STAGES = 128
 
-Name = Literal["queue", "tokenize", "run", "decode"]
+StageName = Literal["queue", "tokenize", "run", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Stage:
         batch: What the tracer knows the batch by that it ran in; None where it is no run.
     """
 
-    name: Name
+    name: StageName
     start: float
     end: float
     batch: Any = None
@@ -61,20 +64,19 @@ class Trace:
     epoch_ns: int
     stages: list[Stage] = field(default_factory=list)
     puts: list[float] = field(default_factory=list)
-    _runs: int = 0
+    _counts: Counter[StageName] = field(default_factory=Counter)
 
     def put(self, now: float) -> None:
         """Notes that it waits in the queue from now on."""
+        if len(self.puts) == MAX_STAGES:
+            self.puts.pop()
         self.puts.append(now)
 
     def add(self, stage: Stage) -> None:
         """Notes a part of it that has ended. Called from lanes."""
-        if stage.name == "run":
-            self._runs += 1
-            if self._runs > MAX_RUNS:
-                last = next(place for place in range(len(self.stages) - 1, -1, -1) if self.stages[place].name == "run")
-                self.stages[last] = stage
-                return
+        self._counts[stage.name] += 1
+        if self._counts[stage.name] > MAX_STAGES:
+            del self.stages[max(place for place, kept in enumerate(self.stages) if kept.name == stage.name)]
         self.stages.append(stage)
 
     def waits(self, end: float) -> Iterator[Stage]:
@@ -83,9 +85,11 @@ class Trace:
         Args:
             end: When the request ended, and with it a wait in which nothing started.
         """
-        starts = [stage.start for stage in self.stages if stage.name in ("run", "tokenize")]
         for put, following in zip(self.puts, [*self.puts, end][1:], strict=True):
-            yield Stage("queue", put, max((start for start in starts if put <= start < following), default=following))
+            started = [stage for stage in self.stages if put <= stage.start < following]
+            # decoding follows a run without a wait, unless there is none
+            starts = [stage.start for stage in started if stage.name != "decode"] or [stage.start for stage in started]
+            yield Stage("queue", put, max(starts, default=following))
 
 
 def tracer_class() -> type[Tracer]:

@@ -211,11 +211,14 @@ def test_a_deadline_that_cannot_be_kept_is_refused() -> None:
 
     assert ("deadline", pytest.approx(3 - 2 / 1.15)) == (refused.value.reason, refused.value.retry_after_s)
     assert queue.admit(tokens=10, seconds=1.0, deadline=3 * 1.15 + 1e-9, now=0.0).open
+    with pytest.raises(RefusedError) as refused:  # its first entry takes four seconds of one of two lanes
+        queue.admit(tokens=10, seconds=8.0, deadline=5.4, now=0.0, entries=2)
+    assert 3.5 + 4 / 2 - 5.4 == pytest.approx(refused.value.retry_after_s)
 
 
 def test_what_finds_nothing_before_it_is_admitted() -> None:
     """However long it takes itself: later it would have no better chance."""
-    assert backlog().admit(tokens=10, seconds=5.0, deadline=1.0, now=0.0).open
+    assert backlog().admit(tokens=10, seconds=5.0, deadline=1.0, now=0.0, entries=5).open
 
 
 def test_the_predicted_wait_counts_on_batches() -> None:
@@ -783,3 +786,93 @@ def test_the_jobs_of_a_share_make_no_more_answers_than_they_may_hold() -> None:
     for job in jobs:
         queue.close(job)
     assert 0 == share.answer_bytes
+
+
+def test_pauses_leave_nothing_behind() -> None:
+    """A job that comes back hundreds of times, to tokenize and to decode in slices, has one place in the order and one deadline."""
+    queue = backlog(max_queue_tokens=10_000)
+    jobs = [add(queue, 5, now=0.0, key=None) for _ in range(20)]
+    for i in range(300):
+        for entry in [entry for batch in drain(queue, float(i)) for entry in batch]:
+            entry.job.finish_s += 0.01
+            queue.put(entry.job, None, [(0, None)], no_fixed_cost, float(i))
+
+    assert len(jobs) == len(queue._deadlines)
+    assert len(queue._ranked) <= 2 * len(jobs)
+
+
+def test_a_later_rank_than_before_can_be_earlier() -> None:
+    """What was to be tokenized made room for others; it does no more once it is."""
+    queue = backlog()
+    job = queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0)
+    job.delay_s = 10.0
+    queue.put(job, None, [(0, None)], no_fixed_cost, 0.0, keep_estimate=True)
+    queue.take(0.0)
+    job.delay_s = 0.0
+    queue.put(job, None, [(9, None)], no_fixed_cost, 0.0)
+    other = add(queue, 9, now=1.0, key=None)
+
+    assert [job, other] == [batch[0].job for batch in drain(queue, 1.0)]
+
+
+def test_what_has_run_outlives_its_deadline_while_it_is_decoded() -> None:
+    """A pause of decoding does not expire, and a stage after it does."""
+    queue = backlog()
+    job = add(queue, 5, deadline=1.0)
+    queue.take(0.0)
+    job.expires = False
+    queue.put(job, None, [(0, None)], no_fixed_cost, 0.5)
+
+    assert [] == queue.expire(2.0)
+    queue.take(2.0)
+    job.expires = True
+    queue.put(job, KEY, [(5, None)], no_fixed_cost, 2.0)
+    assert [job] == queue.expire(2.0)
+
+
+def test_a_job_of_a_share_is_refused_if_those_before_it_take_too_long() -> None:
+    """It starts after the other lines of its stream, whatever the queue of others is."""
+    queue, share = backlog(max_queue_tokens=10_000), Share()
+    lines = [queue.admit(tokens=9, seconds=1.0, deadline=5.0, now=0.0, share=share) for _ in range(3)]
+    for line in lines:
+        queue.put(line, None, [(9, None)], lambda rows, length: 1.0, 0.0)
+
+    with pytest.raises(RefusedError) as error:
+        queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
+    assert "deadline" == error.value.reason
+    queue.close(lines[2])  # what will not run makes room
+    queue.admit(tokens=9, seconds=1.0, deadline=3.0, now=0.0, share=share)
+
+
+@pytest.mark.parametrize(("texts", "streams"), [(1, 0), (4, 0), (32, 0), (100, 0), (32, 30)])
+def test_what_is_admitted_is_answered_under_overload(texts: int, streams: int) -> None:
+    """Twice as much comes as a lane can do; nearly all that is admitted starts in time, lists and the lines of streams too."""
+    queue = backlog(max_queue_tokens=100_000, max_batch_tokens=512)
+    shares: list[Share | None] = [Share() for _ in range(streams)] or [None]
+    now, admitted, expired = 0.0, 0, 0
+    run_s = 0.01
+    for arrival in range(3000 // texts):
+        now = max(now, arrival * texts * run_s / 2)
+        size = 1 if streams else texts
+        for number in range(texts // size):
+            try:
+                job = queue.admit(
+                    tokens=9 * size,
+                    seconds=run_s * size,
+                    deadline=now + 2.0,
+                    now=now,
+                    entries=size,
+                    share=shares[(arrival * texts + number) % len(shares)],
+                )
+            except RefusedError:
+                continue
+            admitted += 1
+            queue.put(job, None, [(9, None)] * size, lambda rows, length: run_s, now)
+        while now < (arrival + 1) * texts * run_s / 2 and (batch := queue.take(now)):
+            now += run_s
+            expired += len(queue.expire(now))
+            for entry in batch:
+                if queue.finish(entry, None, run_s):
+                    queue.close(entry.job)
+    assert admitted * size > 1000
+    assert expired <= admitted / 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -17,7 +18,7 @@ import uvloop
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.job import Entry, Job
-from bertserve.service.scheduling.scheduler import Scheduler
+from bertserve.service.scheduling.scheduler import SWITCH_S, Scheduler
 from bertserve.service.scheduling.stage import JobResult, Stage
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S, TICKS_OF_FLOOR, UNPREDICTED_FLOORS
 from fakes import ManualClock
@@ -1047,16 +1048,25 @@ def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> N
     scenario(check, lanes=2)
 
 
-def test_an_error_keeps_nothing_of_its_request(scenario: Scenario) -> None:
-    """Tokens of a refused text are freed before its caller has the answer: the error has a traceback, whose frames had them."""
+@pytest.mark.parametrize("is_cause", [False, True])
+def test_an_error_keeps_nothing_of_its_request(scenario: Scenario, is_cause: bool) -> None:
+    """Tokens of a refused text are freed before its caller has the answer: the error, or its cause, has a traceback, whose frames had them."""
 
     async def check(bench: Bench) -> None:
         held: list[weakref.ref[Text]] = []
 
-        def refuse(results: Sequence[Any]) -> None:
+        def fail() -> None:
             tokens = Text()
             held.append(weakref.ref(tokens))
             raise InvalidValueError("no")
+
+        def refuse(results: Sequence[Any]) -> None:
+            try:
+                fail()
+            except InvalidValueError as error:
+                if is_cause:
+                    raise InvalidValueError("not this") from error
+                raise
 
         with pytest.raises(InvalidValueError) as error:
             await bench.submit("text", finish=refuse)
@@ -1064,3 +1074,14 @@ def test_an_error_keeps_nothing_of_its_request(scenario: Scenario) -> None:
         assert held[0]() is None
 
     scenario(check)
+
+
+def test_python_switches_threads_as_before_once_it_has_stopped(scenario: Scenario) -> None:
+    """The interval is the whole process's, which may do other things afterwards."""
+    before = sys.getswitchinterval()
+
+    async def check(bench: Bench) -> None:
+        assert SWITCH_S == pytest.approx(sys.getswitchinterval())
+
+    scenario(check)
+    assert before == sys.getswitchinterval()

@@ -25,7 +25,7 @@ from bertserve.service.errors import EngineError, SettingsError
 from bertserve.service.http.lines import MAX_TRACED_LINES
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings, parse
-from bertserve.service.tracing.trace import MAX_RUNS, Stage, Trace, tracer_to
+from bertserve.service.tracing.trace import MAX_STAGES, Stage, Trace, tracer_to
 from bertserve.service.tracing.tracer import Tracer
 from fakes import FakeEngine
 
@@ -396,17 +396,23 @@ def test_waits_are_from_each_put_to_the_last_start_of_it() -> None:
         trace.add(Stage("run", start, start + 0.5))
     trace.add(Stage("decode", 3.5, 3.6))
     trace.put(4.0)
-    assert [Stage("queue", 1.0, 3.0), Stage("queue", 4.0, 9.0)] == list(trace.waits(9.0))
+    trace.put(5.0)
+    trace.add(Stage("decode", 5.5, 5.6))
+    trace.put(6.0)
+    assert [(1.0, 3.0), (4.0, 5.0), (5.0, 5.5), (6.0, 9.0)] == [(wait.start, wait.end) for wait in trace.waits(9.0)]
 
 
-def test_a_trace_keeps_some_of_its_runs() -> None:
-    """A document of many windows keeps its first runs and its last one."""
+def test_a_trace_keeps_some_of_its_stages() -> None:
+    """A document of many windows keeps its first runs and its last one, and as many slices of decoding and waits."""
     trace = Trace(None, None, "", "", "", True, 0)  # type: ignore[arg-type]
-    for start in range(MAX_RUNS + 5):
+    for start in range(MAX_STAGES + 5):
+        trace.put(start)
         trace.add(Stage("run", start, start + 1))
         trace.add(Stage("decode", start, start + 1))
-    runs = [stage.start for stage in trace.stages if stage.name == "run"]
-    assert [*range(MAX_RUNS - 1), MAX_RUNS + 4] == runs
+    kept = [*range(MAX_STAGES - 1), MAX_STAGES + 4]
+    for name in ("run", "decode"):
+        assert kept == [stage.start for stage in trace.stages if stage.name == name]
+    assert kept == trace.puts
 
 
 @pytest.mark.full_grid

@@ -1,0 +1,33 @@
+"""Freed memory returns to the system, and costs no more than one call in a while, however many requests ask for it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from bertserve.service.backend import freed_memory
+from bertserve.service.backend.freed_memory import FreedMemory
+
+
+def test_memory_is_returned_at_once_and_then_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks while it is due shares one call; the last that asks is always followed by one."""
+    returned = threading.Semaphore(0)
+    monkeypatch.setattr(freed_memory, "_malloc_trim", lambda pad: returned.release())
+    monkeypatch.setattr(freed_memory, "RETURN_S", 0.5)
+    freed = FreedMemory()
+    freed.return_soon()
+    assert returned.acquire(timeout=20)
+    for _ in range(100):
+        freed.return_soon()
+    assert not returned.acquire(blocking=False)
+    assert returned.acquire(timeout=20)
+    assert not returned.acquire(timeout=0.6)
+
+
+def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other systems lack the function."""
+    monkeypatch.setattr(freed_memory, "_malloc_trim", None)
+    before = threading.active_count()
+    FreedMemory().return_soon()
+    assert before == threading.active_count()
