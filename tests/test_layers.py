@@ -46,11 +46,11 @@ HOMES = {
     "orjson": {"bertserve.service.wire"},
     "tokenizers": {"bertserve.service.text"},
     "onnxruntime": {"bertserve.service.backend", "bertserve.export", "bertserve.bench.engine"},
-    "prometheus_client": {"bertserve.service.metrics", "bertserve.service.process_metrics", "bertserve.bench.target.metrics"},
+    "prometheus_client": {"bertserve.service.metrics", "bertserve.service.process_metrics", "bertserve.bench.target"},
     "uvloop": {"bertserve.bench.load"},
     "httptools": {"bertserve.bench.load.connection", "bertserve.service.process.parsing"},
     "opentelemetry": {"bertserve.service.tracing.tracer"},
-    "matplotlib": {"bertserve.bench.report.plots", "bertserve.export.analyze.plots"},
+    "matplotlib": {"bertserve.bench.report.html", "bertserve.export.analyze.plots"},
     "asyncio": {
         "bertserve.service.http",
         "bertserve.service.serving.held_bytes",

@@ -1,4 +1,4 @@
-"""The bare engine: the graph of a bundle, or another graph of the same model, in a loop with nothing around it.
+"""The engine limit: what the graph of a bundle, or another graph of the same model, does in a loop with nothing around it.
 
 Bodies become encodings exactly as in the service, windows included, but before the loop. The loop times `session.run` of one row alone,
 on several threads over one session that uses one thread for each run. There is no HTTP, no queue, no batching and no decoding: this is
@@ -8,9 +8,11 @@ the speed that a caller with direct access to the session would see.
 from __future__ import annotations
 
 import itertools
+import statistics
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bertserve.bench.engine.limit import EncodedBodies, EngineLimit, Feed, summarize_runs
+from bertserve.bench.bodies import NO_LIMITS, Body
 from bertserve.bench.errors import BenchError
-from bertserve.bench.workload.bodies import Body
+from bertserve.bench.progress import Progress
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import BertServeError
@@ -28,10 +30,11 @@ from bertserve.service.tasks.batch import TaskModel, first_batch
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.reading import Limits, parse_json, requested_task, validate_body
+from bertserve.service.wire.reading import parse_json, requested_task, validate_body
+
+Feed = dict[str, NDArray[Any]]
 
 VERSION: str = ort.__version__
-_UNLIMITED = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 _WARMUP_SHARE = 0.1  # of the measured time, before it
 # inputs of exports that are not ours, by name -> what fills them
 _STOCK_INPUTS = {
@@ -41,6 +44,82 @@ _STOCK_INPUTS = {
     "mask_index": "mask_index",
     "attention_index": "attention_index",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBodies:
+    """The runs of the graph that some bodies need.
+
+    Attributes:
+        feeds: For each body, the inputs of its runs: one run for each text, or one for each window of a long text.
+        lengths: For each body, the length of each run in tokens, including special tokens.
+        texts: For each body, its number of texts.
+    """
+
+    feeds: Sequence[Sequence[Feed]]
+    lengths: Sequence[Sequence[int]]
+    texts: Sequence[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of each body, including special tokens."""
+        return [sum(lengths) for lengths in self.lengths]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimit:
+    """The figures of one bare loop. The field names are those of the JSON report.
+
+    Attributes:
+        threads: Number of threads that ran the graph.
+        seconds: Measured time.
+        runs: Runs of the graph.
+        runs_per_s: Runs per second on all threads together.
+        requests_per_s: Bodies per second that these runs amount to.
+        texts_per_s: Texts per second.
+        tokens_per_s: Tokens per second.
+        run_ms: Mean time of one run in milliseconds, while the other threads run too.
+        feed_s: For each body, the median time of each of its runs in seconds.
+    """
+
+    threads: int
+    seconds: float
+    runs: int
+    runs_per_s: float
+    requests_per_s: float
+    texts_per_s: float
+    tokens_per_s: float
+    run_ms: float
+    feed_s: Sequence[Sequence[float]]
+
+
+def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> EngineLimit:
+    """Returns the figures of a bare loop.
+
+    Args:
+        encoded: The bodies that were run.
+        runs: For each run, `(index of the body, index of the run in the body, seconds)`.
+        threads: Number of threads that ran the graph.
+        seconds: Measured time.
+    """
+    times: dict[tuple[int, int], list[float]] = {}
+    for body, part, taken in runs:
+        times.setdefault((body, part), []).append(taken)
+    mean = statistics.fmean(taken for _, _, taken in runs) if runs else 0.0
+    span = seconds or 1.0
+    shares = [1 / len(feeds) for feeds in encoded.feeds]  # of a body in each of its runs
+    return EngineLimit(
+        threads=threads,
+        seconds=seconds,
+        runs=len(runs),
+        runs_per_s=len(runs) / span,
+        requests_per_s=sum(shares[body] for body, _, _ in runs) / span,
+        texts_per_s=sum(shares[body] * encoded.texts[body] for body, _, _ in runs) / span,
+        tokens_per_s=sum(encoded.lengths[body][part] for body, part, _ in runs) / span,
+        run_ms=mean * 1000,
+        # a short loop may not reach the last text of a mix; the mean stands in for it
+        feed_s=[[statistics.median(times.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(encoded.feeds)],
+    )
 
 
 class BareEngine:
@@ -96,7 +175,7 @@ class BareEngine:
                 model = TaskModel(self._tokenizer, self.bundle.manifest, Budget())
                 encodings = [
                     encoding
-                    for request in validate_body(task, value, _UNLIMITED).requests(self.bundle.manifest)
+                    for request in validate_body(task, value, NO_LIMITS).requests(self.bundle.manifest)
                     for encoding in first_batch(TASKS[task].run, request, model).encodings
                 ]
             except BertServeError as error:
@@ -190,3 +269,42 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
         return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's exceptions share no base class but Exception
         raise BenchError(f"onnxruntime {ort.__version__} cannot load `{path}`: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBenchmark:
+    """A bare engine and what it runs.
+
+    Attributes:
+        engine: The engine.
+        encoded: The bodies of the load, as inputs of the graph.
+        threads: Number of threads of the bare loop.
+        stop: Set by Ctrl-C; ends a loop early.
+        progress: Gets a line for each loop.
+    """
+
+    engine: BareEngine
+    encoded: EncodedBodies
+    threads: int
+    stop: threading.Event
+    progress: Progress
+
+    def measure_limit(self, seconds: float) -> EngineLimit:
+        """Runs the bare loop for this many seconds."""
+        self.progress.start(f"engine alone on {self.threads} threads, {seconds:g} s")
+        return self.engine.run_loop(self.encoded, threads=self.threads, seconds=seconds, stop=self.stop)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the entry of a report: bundle, graph, precision, version of onnxruntime, threads."""
+        bundle = self.engine.bundle
+        spec = bundle.graph("cpu")
+        own = self.engine.graph == bundle.path / spec.file
+        return {
+            "bundle": bundle.manifest.name,
+            "digest": bundle.version,
+            "graph": self.engine.graph.name,
+            "graph_sha256": spec.identity if own else files.digest(self.engine.graph),
+            "onnxruntime": VERSION,
+            "precision": spec.precision if own else None,
+            "threads": self.threads,
+        }

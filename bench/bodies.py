@@ -1,18 +1,28 @@
-"""Request bodies, from a built-in mix or from the user's file."""
+"""Request bodies, from a built-in mix or from the user's file, and the number of texts in each. Both follow from the service's tasks.
+
+An endpoint is recognized by the last part of its path, so that it also works behind a proxy's prefix and with other servers of the same
+wire format. A body at the path of a model is counted as that of the task whose keys it has.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bertserve.bench import mixes
 from bertserve.bench.errors import BenchError
-from bertserve.bench.workload import endpoints, mixes
+from bertserve.service.errors import CallerError
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec, inputs_body
+from bertserve.service.wire.reading import Limits, requested_task, validate_body
 
 _MAX_BODIES = 512
+
+NO_LIMITS = Limits(max_inputs=1_000_000, max_chars=100_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +58,17 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
         return _group(path, lines, texts)
     if texts != 1:
         raise BenchError(f"--texts {texts} groups texts, but `{source}` has whole request bodies; leave the flag out.")
-    return [_encode(endpoints.request_body(path, [line]) if isinstance(line, str) else line) for line in lines]
+    return [_encode(request_body(path, [line]) if isinstance(line, str) else line) for line in lines]
 
 
 def _group(path: str, inputs: Sequence[Any], texts: int) -> list[Body]:
     """Returns bodies of `texts` texts each, in which every input stands equally often."""
     count = min(math.lcm(len(inputs), texts) // texts, max(len(inputs) // texts, _MAX_BODIES))
-    return [_encode(endpoints.request_body(path, [inputs[(i * texts + k) % len(inputs)] for k in range(texts)])) for i in range(count)]
+    return [_encode(request_body(path, [inputs[(i * texts + k) % len(inputs)] for k in range(texts)])) for i in range(count)]
 
 
 def _encode(value: dict[str, Any]) -> Body:
-    return Body(json.dumps(value).encode(), endpoints.count_texts(value))
+    return Body(json.dumps(value).encode(), count_texts(value))
 
 
 def _read_lines(path: Path) -> list[Any]:
@@ -87,3 +97,48 @@ def _read_lines(path: Path) -> list[Any]:
     if not lines:
         raise BenchError(f"`{path}` has no body; give an object or a string on each line.")
     return lines
+
+
+def request_body(path: str, inputs: Sequence[Any]) -> dict[str, Any]:
+    """Returns one body.
+
+    Args:
+        path: Path of the endpoint, with or without a query.
+        inputs: At least one. A single input is sent as itself if the endpoint also takes a list.
+
+    Raises:
+        BenchError: The endpoint takes texts, and the inputs are questions with passages.
+    """
+    spec = _spec_of(path)
+    body = inputs_body if spec is None else spec.load_body
+    if spec is not None and body is not inputs_body and not all(isinstance(item, str) for item in inputs):
+        raise BenchError(f"/{spec.path} takes texts, not questions with passages; give another mix, or a file of texts or whole bodies.")
+    return body(inputs)
+
+
+def count_texts(value: Mapping[str, Any]) -> int:
+    """Returns how many texts the model reads for a body: each text of a rerank request, each sentence, each pair of a text and a label.
+
+    Args:
+        value: A body. Of one that is none of our tasks' the items of `inputs` are counted.
+    """
+    names = {requested_task(spec.name, value) for spec in TASKS.values() if spec.derivation is None}
+    # the derived tasks that the body's keys name come before those that take any inputs
+    for name in sorted(names, key=lambda name: TASKS[name].derivation is None):
+        try:
+            return validate_body(name, value, NO_LIMITS).texts_read
+        except CallerError:
+            continue
+    inputs = value.get("inputs")
+    return len(inputs) if isinstance(inputs, list) else 1
+
+
+def default_mix(task: str) -> str:
+    """Returns the built-in mix for a task, by its Hugging Face name; of an unknown one that of short texts."""
+    return TASKS[task].load_mix if task in TASKS else "short"
+
+
+def _spec_of(path: str) -> TaskSpec | None:
+    """Returns the task of a path, or None. The path of a model has none: its last part is the model's name."""
+    *above, last = path.partition("?")[0].rstrip("/").split("/")
+    return next((spec for spec in TASKS.values() if spec.path == last and above[-1:] != ["models"]), None)

@@ -9,16 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertserve.bench.engine.benchmark import EngineBenchmark
+from bertserve.bench.engine import EngineBenchmark
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations, LoadResult, poisson_arrivals
 from bertserve.bench.progress import Progress
-from bertserve.bench.report.generator_stats import generator_stats
-from bertserve.bench.report.measurement import measure
+from bertserve.bench.report.measurement import generator_stats, measure
 from bertserve.bench.report.report import Run
 from bertserve.bench.report.slo import FIGURES
-from bertserve.bench.target.metrics import Metrics, batch_stats, read_metrics
-from bertserve.bench.target.target import Target
+from bertserve.bench.target import Metrics, Target, batch_stats, read_metrics
 
 
 @dataclass(slots=True)
@@ -81,11 +79,6 @@ class LoadTest:
         arrivals = [poisson_arrivals(rate / count, seconds, seed=self.seed + i) for i in range(count)]
         load = generator.run_open_loop(self.targets, arrivals, self.max_connections, self.durations, stop=self.stop, progress=self.progress)
         return self._build_run(name, list(range(count)), load, before, open_loop=True), load, arrivals[0]
-
-    def require_engine(self) -> EngineBenchmark:
-        """Returns the engine benchmark of an experiment that always has one."""
-        assert self.engine is not None, "the command line requires --bundle"
-        return self.engine
 
     def _read_metrics(self) -> Metrics:
         return read_metrics(self.targets[0].address, self.headers)
