@@ -57,7 +57,6 @@ def _set_on_interrupt(stop: threading.Event) -> Iterator[None]:
 
 
 def _draw(args: argparse.Namespace) -> int:
-    """Runs `report`."""
     from bertserve.bench.report import html
 
     write(html.render_page([read(file) for file in args.files]), args.html)

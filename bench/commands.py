@@ -101,7 +101,9 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
         bare = BareEngine(args.bundle, args.bare_graph)
         engine = EngineBenchmark(bare, bare.encode(targets[0].bodies), args.threads, stop, progress)
         report.engine = engine.describe()
-        _warn_of_another_bundle((probed[0][1] or {}).get("version"), report.engine["digest"], progress)
+        served, given = (probed[0][1] or {}).get("version"), report.engine["digest"]
+        if served not in (None, given):
+            progress.log(f"warning: the service runs bundle {served}, but --bundle is {given}; the ratio compares two models")
     elif getattr(args, "bare_graph", None):
         raise BenchError("--bare-graph runs in place of a bundle's graph; give the bundle too, with --bundle.")
     return LoadTest(
@@ -115,11 +117,6 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
         max_connections=getattr(args, "max_connections", 512),
         seed=args.seed,
     )
-
-
-def _warn_of_another_bundle(served: str | None, given: str, progress: Progress) -> None:
-    if served not in (None, given):
-        progress.log(f"warning: the service runs bundle {served}, but --bundle is {given}; the ratio compares two models")
 
 
 def _add_engine_limit(args: argparse.Namespace, report: Report, test: LoadTest) -> None:

@@ -175,8 +175,6 @@ def _text(random_: random.Random, tokens: int) -> str:
 
 
 def _fill(random_: random.Random, template: str) -> str:
-    """Returns a sentence with its placeholders filled."""
-
     def word(match: re.Match[str]) -> str:
         placeholder = match.group(1)
         if placeholder == "year":

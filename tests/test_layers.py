@@ -50,7 +50,7 @@ HOMES = {
     "uvloop": {"bertserve.bench.load"},
     "httptools": {"bertserve.bench.load.connection", "bertserve.service.process.parsing"},
     "opentelemetry": {"bertserve.service.tracing.tracer"},
-    "matplotlib": {"bertserve.bench.report.html", "bertserve.export.analyze.plots"},
+    "matplotlib": {"bertserve.bench.report.html", "bertserve.export.analyze.report"},
     "asyncio": {
         "bertserve.service.http",
         "bertserve.service.serving.held_bytes",
@@ -74,7 +74,7 @@ HOMES = {
         "bertserve.service.scoring.part",
         "bertserve.service.scoring.runner",
         "bertserve.bench",
-        "bertserve.export.signals",
+        "bertserve.export.workspace",
         "bertserve.export.graph.rewrite",
     },
     "torch": {"bertserve.export"},

@@ -185,7 +185,6 @@ class _LoadRun:
             await self._tick(min(left, _TICK_S), start)
 
     async def _drain(self) -> None:
-        """Waits for the requests in flight."""
         begun = time.perf_counter()
         while any(stream.pending for stream in self._streams):
             if time.perf_counter() - begun > (_DRAIN_S if self._stop.is_set() else self._durations.timeout_s + _DRAIN_S):

@@ -1,30 +1,85 @@
-"""Renders the bundle's README.md, a model card, from its manifest."""
+"""What lands on disk: manifest, model card, and the rename into place. A bundle is there whole or not at all."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
+from bertserve.export.errors import OutputExistsError
+from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.evidence_policy import describe_agreement, is_low, summarize_agreement
+from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import Evidence, GraphSpec
 from bertserve.service.bundle.manifest import Manifest, Source
 
 
-def model_card(manifest: Manifest, sizes: dict[str, int], card: str | None) -> str:
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
+    """Refuses an existing target before minutes of work.
+
+    Raises:
+        OutputExistsError: `target` exists and `overwrite` is false.
+    """
+    if os.path.lexists(target) and not overwrite:
+        raise OutputExistsError(f"`{target}` exists; choose another --name or --output, or give --overwrite to replace it.")
+
+
+def package_bundle(workspace: Path, target: Path, manifest: Manifest, *, card: str | None) -> None:
+    """Completes the bundle in `workspace` and renames it to `target`.
+
+    Args:
+        workspace: Folder on the target's file system that holds the graphs and the tokenizer, and nothing else.
+        target: `models/<name>`. An existing bundle, file or link there is renamed aside first and deleted last.
+        manifest: The finished manifest.
+        card: The checkpoint's own card, which the bundle's card quotes.
+    """
+    (workspace / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    (workspace / CARD_FILE).write_text(model_card(manifest, workspace, card), encoding="utf-8")
+    workspace.chmod(0o755)  # tempfile makes it private; another user may run the service
+    with ignore_signals():
+        _move_into_place(workspace, target)
+
+
+def _move_into_place(workspace: Path, target: Path) -> None:
+    aside = target.with_name(f".{target.name}.old")
+    try:
+        if os.path.lexists(target):
+            _remove(aside)
+            target.rename(aside)
+        workspace.rename(target)
+    except BaseException:  # whatever stopped it, the old bundle is restored
+        if os.path.lexists(aside) and not os.path.lexists(target):
+            aside.rename(target)
+        raise
+    with suppress(OSError):  # the new bundle is in place; the remains of the old one are hidden, and the next export removes them
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
     """Returns the bundle's README.md in Markdown.
 
     Args:
         manifest: The finished manifest.
-        sizes: Bytes of each graph by its file, with the weights in files beside it.
+        folder: Where its graphs are.
         card: The checkpoint's own card, if it has one.
     """
     sections = [
         [f"# {manifest.name}", "", _summary(manifest)],
         _embedding(manifest),
         _attention(manifest),
-        ["## Graphs and evidence", "", *_graph_table(manifest, sizes)],
+        ["## Graphs and evidence", "", *_graph_table(manifest, folder)],
         _low_agreement(manifest.graphs),
         _omitted(manifest),
         _span_agreement(manifest.graphs),
@@ -54,7 +109,6 @@ def _summary(manifest: Manifest) -> str:
 
 
 def _embedding(manifest: Manifest) -> list[str]:
-    """Returns the paragraph on an embedding model's vectors."""
     if manifest.embedding is None:
         return []
     spec = manifest.embedding
@@ -74,7 +128,6 @@ def _embedding(manifest: Manifest) -> list[str]:
 
 
 def _attention(manifest: Manifest) -> list[str]:
-    """Returns the paragraph on the attention that the graphs give out."""
     if not manifest.attention_heads:
         return []
     errors = [
@@ -86,14 +139,14 @@ def _attention(manifest: Manifest) -> list[str]:
     ]
 
 
-def _graph_table(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
+def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
     header = ["graph", "provider", "precision", "MiB", "batch-invariant", "worst logit error to PyTorch"]
     rows = [
         [
             f"`{graph.file}`{' (default)' if graph.default else ''}",
             graph.provider,
             graph.precision,
-            f"{sizes[graph.file] / 2**20:.1f}",
+            f"{graph_mib(graph, folder):.1f}",
             "yes" if graph.batch_invariant else "no",
             f"{graph.evidence.worst_abs_error:.1e}",
             summarize_agreement(graph.evidence.agreement),
@@ -112,8 +165,12 @@ def _graph_table(manifest: Manifest, sizes: dict[str, int]) -> list[str]:
     ]
 
 
+def graph_mib(graph: GraphSpec, folder: Path) -> float:
+    """Returns the size of a graph, with the weights in files beside it."""
+    return sum((folder / file.file).stat().st_size for file in graph.files) / 2**20
+
+
 def _low_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
-    """Returns a warning of the graphs that answer too seldom as the checkpoint does."""
     return [
         f"**Warning:** graph {_name(graph)}: {describe_agreement(graph.evidence)}. Measure it on your own texts before you rely on it."
         for graph in graphs
@@ -122,12 +179,10 @@ def _low_agreement(graphs: Sequence[GraphSpec]) -> list[str]:
 
 
 def _omitted(manifest: Manifest) -> list[str]:
-    """Returns a paragraph on each graph that was tried and is not there."""
     return [f"**There is no {graph.provider}/{graph.precision}.** It was tried: {graph.reason}" for graph in manifest.omitted]
 
 
 def _how_made(graph: GraphSpec) -> str:
-    """Returns a line on how a graph was made."""
     evidence = graph.evidence
     parts = [f"{graph.provider}/{graph.precision}: {graph.form}", f"{evidence.nodes} nodes", f"fused {describe_counts(evidence.fusions)}"]
     if evidence.quantized:
@@ -193,7 +248,6 @@ def _longest(graphs: Sequence[GraphSpec], max_length: int) -> str:
 
 
 def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
-    """Returns the speed table: median milliseconds of one text."""
     timed = [(_name(graph), graph.evidence.speed) for graph in graphs if graph.evidence.speed]
     if not timed:
         return []
@@ -225,7 +279,6 @@ def _figure_table(manifest: Manifest) -> list[str]:
 
 
 def _origin(manifest: Manifest) -> list[str]:
-    """Returns the section on the checkpoint, the versions and the digests."""
     source = manifest.source
     facts = [f"checkpoint `{source.checkpoint}`"]
     if source.commit:
