@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -167,33 +167,27 @@ class Result:
     generator_share: float
 
 
+@dataclass(slots=True)
 class Comparison:
     """Rounds of contenders in turn.
 
     Attributes:
+        contenders: Each of them is started for its turn in each round, so that no other one is there to take time from it.
+        loads: What each is loaded with in its turn.
+        durations: How long each load is.
+        models: Folder of bundles, of which one answers `/classify`.
+        lanes: Lanes of each contender in all.
+        progress: Gets the counts.
         results: Contender's name and load -> its result of each round.
     """
 
-    def __init__(
-        self, contenders: Sequence[Contender], loads: Sequence[Load], durations: Durations, *, models: Path, lanes: int, progress: Progress
-    ) -> None:
-        """Remembers what to compare.
-
-        Args:
-            contenders: Each of them is started for its turn in each round, so that no other one is there to take time from it.
-            loads: What each is loaded with in its turn.
-            durations: How long each load is.
-            models: Folder of bundles, of which one answers `/classify`.
-            lanes: Lanes of each contender in all.
-            progress: Gets the counts.
-        """
-        self._contenders = contenders
-        self._loads = loads
-        self._durations = durations
-        self._models = models
-        self._lanes = lanes
-        self._progress = progress
-        self.results: dict[tuple[str, Load], list[Result]] = {}
+    contenders: Sequence[Contender]
+    loads: Sequence[Load]
+    durations: Durations
+    models: Path
+    lanes: int
+    progress: Progress
+    results: dict[tuple[str, Load], list[Result]] = field(default_factory=dict)
 
     def run_round(self) -> None:
         """Starts each contender, loads it with each load, and ends it.
@@ -201,9 +195,9 @@ class Comparison:
         Raises:
             BenchError: A contender does not start or cannot be reached, or answered nothing.
         """
-        for contender in self._contenders:
-            with tempfile.TemporaryDirectory() as folder, contender.serve(self._models, self._lanes, Path(folder)) as running:
-                for load in self._loads:
+        for contender in self.contenders:
+            with tempfile.TemporaryDirectory() as folder, contender.serve(self.models, self.lanes, Path(folder)) as running:
+                for load in self.loads:
                     # with fewer connections than addresses some would have none: there is no such load
                     if load.connections % len(running.urls) == 0:
                         self.results.setdefault((contender.name, load), []).append(self._measure(contender.name, running, load))
@@ -220,11 +214,11 @@ class Comparison:
         return statistics.median(ratios) if ratios else None
 
     def _measure(self, name: str, running: Running, load: Load) -> Result:
-        self._progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
+        self.progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
         targets = [_target(f"{url}/classify", load.mix) for url in running.urls]
         connections = load.connections // len(targets)
         before = _cpu_s(running.pids())
-        done = generator.run_closed_loop(targets, connections, self._durations, stop=threading.Event(), progress=self._progress)
+        done = generator.run_closed_loop(targets, connections, self.durations, stop=threading.Event(), progress=self.progress)
         used = sum(seconds - before.get(pid, 0.0) for pid, seconds in _cpu_s(running.pids()).items())
         records = [record for each in done.records for record in each]
         measured = measure(name, records, done.measured, texts=[body.texts for body in targets[0].bodies])

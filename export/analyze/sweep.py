@@ -115,7 +115,7 @@ def random_checkpoint(config: Any) -> Checkpoint:
         tokenizer_spec=TokenizerSpec(
             sha256="",
             max_length=int(getattr(config, "max_position_embeddings", None) or _DEFAULT_LENGTH),
-            pad_id=config.pad_token_id or 0,
+            pad_id=max(config.pad_token_id or 0, 0),  # some configurations name -1
             padding_side="right",
             single=(),
             pair=(),

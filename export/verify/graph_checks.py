@@ -40,22 +40,24 @@ class Check:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class LoadedGraph:
-    """A graph of a bundle.
+    """A graph of a bundle; `tokenizer` and `engine` load it.
 
     Attributes:
         bundle: The bundle.
         graph: Its entry in the manifest.
-        name: Its provider and precision, such as `cpu/int8`.
         runs_on: The execution provider that runs it here.
     """
 
-    def __init__(self, bundle: Bundle, graph: GraphSpec, runs_on: Provider) -> None:
-        """Stores what to load; `tokenizer` and `engine` load it."""
-        self.bundle = bundle
-        self.graph = graph
-        self.name = f"{graph.provider}/{graph.precision}"
-        self.runs_on = runs_on
+    bundle: Bundle
+    graph: GraphSpec
+    runs_on: Provider
+
+    @property
+    def name(self) -> str:
+        """Its provider and precision, such as `cpu/int8`."""
+        return f"{self.graph.provider}/{self.graph.precision}"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
