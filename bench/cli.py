@@ -19,8 +19,8 @@ from typing import Any
 from bertserve.bench import flags
 from bertserve.bench.errors import BenchError, MissingExtraError
 from bertserve.bench.progress import Progress
-from bertserve.bench.report import plots, slo
-from bertserve.bench.report.report import Report, read, write
+from bertserve.bench.report import html, slo
+from bertserve.bench.report.report import Report, read, summary_lines, write
 
 _INCONCLUSIVE = 4
 _INTERRUPTED = 130
@@ -57,7 +57,6 @@ def _set_on_interrupt(stop: threading.Event) -> Iterator[None]:
 
 
 def _draw(args: argparse.Namespace) -> int:
-    """Runs `report`."""
     from bertserve.bench.report import html
 
     write(html.render_page([read(file) for file in args.files]), args.html)
@@ -68,7 +67,7 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
     """Runs a command that measures. What was measured before an error is reported too."""
     objectives = slo.parse_objectives(args.slo or flags.DEFAULT_OBJECTIVES.get(args.command, ()))
     if args.html:
-        plots.require_matplotlib()  # before the load, not after it
+        html.require_matplotlib()  # before the load, not after it
     report = Report(args.command, flags.settings(args))
     progress = Progress(quiet=args.quiet)
     # tokenizers, pydantic and onnxruntime take a second to import; --help and wrong flags need not wait for them
@@ -91,13 +90,13 @@ def _measure(args: argparse.Namespace, stop: threading.Event) -> int:
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
-    from bertserve.bench.report import html, summary
+    from bertserve.bench.report import html
 
     document: dict[str, Any] = report.document()
     if args.json == Path("-"):
         print(json.dumps(document, indent=1))
     else:
-        for line in summary.summary_lines(report):
+        for line in summary_lines(report):
             print(line)
         if args.json:
             write(json.dumps(document, indent=1) + "\n", args.json)

@@ -7,21 +7,16 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bertserve.bench.engine.bare_engine import BareEngine
-from bertserve.bench.engine.benchmark import EngineBenchmark, load_benchmark
+from bertserve.bench import bodies, mixes
+from bertserve.bench.engine import BareEngine, EngineBenchmark
 from bertserve.bench.errors import BenchError
-from bertserve.bench.experiments.compare import compare
-from bertserve.bench.experiments.concurrent_targets import compare_concurrent_targets
-from bertserve.bench.experiments.load_test import LoadTest, run_figures
-from bertserve.bench.experiments.sweep import sweep
-from bertserve.bench.experiments.tail_latency import compare_tail_latency
+from bertserve.bench.experiments import compare, compare_concurrent_targets, compare_tail_latency, sweep
 from bertserve.bench.load.generator import Durations
+from bertserve.bench.load_test import LoadTest, run_figures
 from bertserve.bench.progress import Progress
 from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import Objective
-from bertserve.bench.target.fetch import service_info
-from bertserve.bench.target.probe import probe_target
-from bertserve.bench.workload import bodies, endpoints, mixes
+from bertserve.bench.target import fetch_json, probe_target
 
 _ENGINE_LIMIT_SHARE = 0.5  # of --seconds, for an engine limit that only accompanies a load
 
@@ -78,7 +73,7 @@ def has_results(report: Report) -> bool:
 
 def _measure_engine_limit(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> None:
     engine = BareEngine(args.bundle, args.bare_graph)
-    mix = args.mix or endpoints.default_mix(engine.task)
+    mix = args.mix or bodies.default_mix(engine.task)
     encoded = engine.encode(bodies.build_bodies(mix, texts=args.texts, seed=args.seed, mask=engine.mask or mixes.MASK))
     benchmark = EngineBenchmark(engine, encoded, args.threads, stop, progress)
     report.engine = benchmark.describe() | {"mix": mix}
@@ -97,15 +92,18 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
     headers = _request_headers(args)
     probed = [probe_target(text, headers, texts=args.texts, seed=args.seed) for text in args.target or [args.default_target]]
     targets = [target for target, _ in probed]
-    report.service = service_info(targets[0].address, headers)
+    report.service = fetch_json(targets[0].address, "/info", headers)
     report.models = [model for _, model in probed if model]
     engine = None
     if getattr(args, "bundle", None):
         if len(targets) != 1:
             raise BenchError(f"{args.command} with --bundle takes one --target, not {len(targets)}.")
-        engine = load_benchmark(args.bundle, args.bare_graph, targets[0].bodies, threads=args.threads, stop=stop, progress=progress)
+        bare = BareEngine(args.bundle, args.bare_graph)
+        engine = EngineBenchmark(bare, bare.encode(targets[0].bodies), args.threads, stop, progress)
         report.engine = engine.describe()
-        _warn_of_another_bundle((probed[0][1] or {}).get("version"), report.engine["digest"], progress)
+        served, given = (probed[0][1] or {}).get("version"), report.engine["digest"]
+        if served not in (None, given):
+            progress.log(f"warning: the service runs bundle {served}, but --bundle is {given}; the ratio compares two models")
     elif getattr(args, "bare_graph", None):
         raise BenchError("--bare-graph runs in place of a bundle's graph; give the bundle too, with --bundle.")
     return LoadTest(
@@ -119,11 +117,6 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
         max_connections=getattr(args, "max_connections", 512),
         seed=args.seed,
     )
-
-
-def _warn_of_another_bundle(served: str | None, given: str, progress: Progress) -> None:
-    if served not in (None, given):
-        progress.log(f"warning: the service runs bundle {served}, but --bundle is {given}; the ratio compares two models")
 
 
 def _add_engine_limit(args: argparse.Namespace, report: Report, test: LoadTest) -> None:

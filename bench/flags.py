@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bertserve.bench import mixes
 from bertserve.bench.report import slo
-from bertserve.bench.workload import mixes
 from bertserve.service import __version__
 
 _DEFAULT_URL = "http://127.0.0.1:8000/classify"

@@ -1,7 +1,6 @@
 """Progress on stderr: one line that is redrawn on a terminal, and a line every few seconds in a log.
 
-tqdm would cover the terminal alone: in a log it writes carriage returns in place of lines, so the log lines would stay ours, and it
-would be a dependency of the base install.
+tqdm would cover only the terminal: in a log it writes carriage returns in place of lines.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +38,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("a bundle is analyzed as it is; --batch and --by are for configurations and checkpoints")
     if not is_bundle and "fp16" in (args.precision or ()):
         parser.error("argument --precision: fp16 is for GPUs, and runs are measured on the CPU; give fp32, int8 or both")
-    missing = [module for module in (OF_A_BUNDLE if is_bundle else PACKAGES) if find_spec(module) is None]
-    if missing:
-        print(
-            f"bert-export: {', '.join(missing)} not installed; analyzing needs the export extra: pip install 'bertserve[export,cpu]'",
-            file=sys.stderr,
-        )
+    if flags.say_missing(OF_A_BUNDLE if is_bundle else PACKAGES, "analyzing needs the export extra", "export,cpu"):
         return 3
     try:
         if args.output is not None:
@@ -64,9 +58,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _analyze_shapes(args: argparse.Namespace) -> None:
     # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
-    from bertserve.export.analyze import plots
+    from bertserve.export.analyze import report
+    from bertserve.export.analyze.report import sweep_tables
     from bertserve.export.analyze.sweep import SweepSpec, run_sweep
-    from bertserve.export.analyze.tables import sweep_tables
 
     precisions: tuple[Precision, ...] = args.precision or ("fp32", "int8")
     axes = AXES if args.by is None else args.by
@@ -74,13 +68,14 @@ def _analyze_shapes(args: argparse.Namespace) -> None:
     sweep = run_sweep(spec, lambda line: print(line, file=sys.stderr, flush=True))
     _report(args.output, sweep_tables(sweep), asdict(sweep))
     if args.output is not None:
-        _say_plots(plots.plot_sweep(sweep, args.output) if plots.can_plot() else [])
+        _say_plots(report.plot_sweep(sweep, args.output) if report.can_plot() else [])
 
 
 def _analyze_bundle(args: argparse.Namespace) -> None:
-    from bertserve.export.analyze import plots
+    from bertserve.export.analyze import report
     from bertserve.export.analyze.profiling import profile_graph
-    from bertserve.export.analyze.tables import profile_tables
+    from bertserve.export.analyze.report import profile_tables
+    from bertserve.export.verify.graph_checks import list_graphs
     from bertserve.service.bundle.files import load_bundle
 
     bundle = load_bundle(Path(args.source).resolve())
@@ -97,19 +92,18 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
             if args.output is not None:
                 folder = args.output / graph.precision
                 folder.mkdir(exist_ok=True)
-                _say_plots([path for profile in profiles for path in plots.plot_profile(profile, folder)] if plots.can_plot() else [])
+                _say_plots([path for profile in profiles for path in report.plot_profile(profile, folder)] if report.can_plot() else [])
     if not found:
-        raise ExportError(f"bundle `{bundle.manifest.name}` has no such graph for the CPU; it has {_list_graphs(bundle.manifest.graphs)}.")
+        raise ExportError(f"bundle `{bundle.manifest.name}` has no such graph for the CPU; it has {list_graphs(bundle.manifest.graphs)}.")
     _report(args.output, (), {"bundle": bundle.manifest.name, "graphs": found})
 
 
 def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) -> None:
     """Prints tables, and writes the same figures as JSON where a folder was given."""
-    from bertserve.export.evidence.latency import read_processor
-    from bertserve.service.backend.hardware import usable_cores
+    from bertserve.service.backend.hardware import cpu_instructions, cpu_name, usable_cores
     from bertserve.service.backend.sessions import VERSION
 
-    cpu, instructions = read_processor()
+    cpu, instructions = cpu_name(), cpu_instructions()
     for line in lines:
         print(line)
     print(
@@ -118,26 +112,19 @@ def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) 
     if output is not None:
         machine = {"cpu": cpu, "instructions": instructions, "cores": usable_cores(), "onnxruntime": VERSION, "bertserve": __version__}
         path = output / REPORT_FILE
-        path.write_text(json.dumps({"machine": machine} | figures, indent=1, default=_plain) + "\n", encoding="utf-8")
+        path.write_text(
+            json.dumps({"machine": machine} | figures, indent=1, default=lambda record: record.model_dump()) + "\n", encoding="utf-8"
+        )
         print(f"wrote {path}")
 
 
-def _plain(record: Any) -> Any:
-    """Returns a record of the manifest as JSON has it."""
-    return record.model_dump()
-
-
 def _say_plots(written: Sequence[Path]) -> None:
-    from bertserve.export.analyze.plots import MISSING
+    from bertserve.export.analyze.report import MISSING
 
     for path in written:
         print(f"wrote {path}")
     if not written:
         print(f"bert-export: {MISSING}", file=sys.stderr)
-
-
-def _list_graphs(graphs: Iterable[Any]) -> str:
-    return ", ".join(f"{graph.provider}/{graph.precision}" for graph in graphs)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,14 +1,18 @@
-"""A graph that was made of a checkpoint, and how. The stages that make graphs hand it to the stages that measure them."""
+"""A graph that was made of a checkpoint, and the precisions that each provider's graphs are made in.
+
+The stages that make graphs hand them to the stages that measure them. Nothing heavy is imported: the command checks its flags with this.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from bertserve.service.bundle.graph_spec import InputSpec, Precision
 from bertserve.service.bundle.shape_plan import ShapePlan
-from bertserve.service.providers import Provider
+from bertserve.service.providers import PROVIDERS, Provider
 
 Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by the names that torch has for them
 
@@ -40,3 +44,28 @@ class Artifact:
     quantized: dict[str, int] = field(default_factory=dict)
     error: float = 0.0
     max_error: float = 0.0
+
+
+def choose_precisions(providers: Sequence[Provider], requested: Sequence[Precision] | None) -> dict[Provider, tuple[Precision, ...]]:
+    """Returns the precisions to make for each provider, in the given order; the last of each is its default graph.
+
+    Args:
+        providers: Different providers.
+        requested: Different precisions; None for all that each provider has.
+
+    Raises:
+        ValueError: A precision is made for none of the providers, or a provider is left with none.
+    """
+    have = {provider: PROVIDERS[provider].precisions for provider in providers}
+    chosen = {provider: tuple(p for p in (requested or known) if p in known) for provider, known in have.items()}
+    for precision in requested or ():
+        if not any(precision in precisions for precisions in chosen.values()):
+            raise ValueError(f"`{precision}` is made for none of {', '.join(providers)}: {_list_precisions()}")
+    for provider, precisions in chosen.items():
+        if not precisions:
+            raise ValueError(f"`{', '.join(requested or ())}` leaves nothing to make for {provider}: {_list_precisions()}")
+    return chosen
+
+
+def _list_precisions() -> str:
+    return "; ".join(f"{name} takes {', '.join(provider.precisions)}" for name, provider in PROVIDERS.items())

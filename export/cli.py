@@ -11,17 +11,15 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from bertserve.export import analyze_cli, flags, verify_cli
-from bertserve.export.artifact import Tracer
-from bertserve.export.bundle.card import describe_counts, describe_quantization
+from bertserve.export.artifact import Tracer, choose_precisions
+from bertserve.export.bundle import describe_counts, describe_quantization, graph_mib
 from bertserve.export.errors import ExportError
-from bertserve.export.precisions import choose_precisions
-from bertserve.export.signals import Stopped, raise_on_signals
 from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
@@ -60,18 +58,12 @@ def _export(argv: Sequence[str]) -> int:
         choose_precisions(args.providers, args.precisions)
     except ValueError as error:
         parser.error(f"argument --precision: {error}")
-    missing = [module for module in PACKAGES if find_spec(module) is None]
-    if missing:
-        print(
-            f"bert-export: {', '.join(missing)} not installed; exporting needs the export extra: pip install 'bertserve[export,cpu]'",
-            file=sys.stderr,
-        )
+    if flags.say_missing(PACKAGES, "exporting needs the export extra", "export,cpu"):
         return 3
     return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Exports as the flags say and prints the evidence; returns the exit code."""
     # torch and transformers take seconds to import, and --help and wrong flags must not wait for them
     from transformers.utils import logging
 
@@ -106,7 +98,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _misused_module(args: argparse.Namespace) -> str | None:
-    """Returns what is wrong with the flags of a module, or None."""
     if (args.source is None) == (args.module is None):
         return "give a SOURCE, or --module FILE:FACTORY in its place"
     if args.module is not None and not args.trust_module:
@@ -122,7 +113,6 @@ def _misused_module(args: argparse.Namespace) -> str | None:
 
 
 def _misused_attentions(args: argparse.Namespace) -> str | None:
-    """Returns what is wrong with --attentions, or None."""
     if args.attentions and args.module is not None:
         return "argument --attentions: which outputs of a module are attention nothing says; leave it out with --module"
     if args.attentions and args.providers != ("cpu",):
@@ -153,12 +143,11 @@ def missing_graphs(manifest: Manifest) -> list[str]:
 
 
 def _print_evidence(target: Path, manifest: Manifest) -> None:
-    """Prints a few lines for each graph of a finished bundle."""
     print(f"{target}: {manifest.task}" + (f", labels {', '.join(manifest.labels)}" if manifest.labels else ""))
     for graph in manifest.graphs:
         evidence = graph.evidence
         print(
-            f"  {graph.file}  {sum((target / file.file).stat().st_size for file in graph.files) / 2**20:.1f} MiB{'  default' if graph.default else ''}\n"
+            f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}\n"
             f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, {describe_agreement(evidence)}, row in batch against row alone {evidence.worst_row_error:.1e}"
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
             f"    {evidence.nodes} nodes; fused {describe_counts(evidence.fusions)}; quantized {describe_quantization(evidence)}"
@@ -233,7 +222,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say how graphs are made."""
     parser.add_argument(
         "--calibration",
         type=Path,

@@ -1,15 +1,31 @@
-"""Parsers of the flags that `bert-export` and `bert-export verify` share."""
+"""What the commands of `bert-export` share: parsers of flags, and the check for packages."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from typing import get_args
 
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.providers import PROVIDERS, Provider
+
+
+def say_missing(packages: Iterable[str], purpose: str, extra: str) -> bool:
+    """Says which packages are not installed and what to install; returns whether there are any.
+
+    Args:
+        packages: Names of modules.
+        purpose: What needs them, for the message.
+        extra: The extras to install.
+    """
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        print(f"bert-export: {', '.join(missing)} not installed; {purpose}: pip install 'bertserve[{extra}]'", file=sys.stderr)
+    return bool(missing)
 
 
 def parse_share(text: str) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from bertserve.export import parallel
+from bertserve.export import progress
 from bertserve.export.checkpoint.signature import MASK_INDEX
 
 BATCH_SIZE, BATCH_TOKENS = 16, 1024
@@ -26,7 +26,7 @@ def run(session: Any, feeds: Iterable[Feed], names: Sequence[str] | None = None)
         feeds: The inputs.
         names: Which outputs; all by default.
     """
-    return list(parallel.each(lambda feed: session.run(names, dict(feed)), feeds))
+    return list(progress.each(lambda feed: session.run(names, dict(feed)), feeds))
 
 
 def batches(feeds: Sequence[Feed]) -> list[Feed]:

@@ -15,19 +15,16 @@ import torch
 import transformers
 
 from bertserve import service
-from bertserve.export import calibration, trace
-from bertserve.export.artifact import Artifact, Tracer
-from bertserve.export.bundle.package import package_bundle, refuse_existing
+from bertserve.export import calibration, cpu, gpu, trace
+from bertserve.export.artifact import Artifact, Tracer, choose_precisions
+from bertserve.export.bundle import package_bundle, refuse_existing
 from bertserve.export.calibration import Split, Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
-from bertserve.export.cpu import build as cpu
 from bertserve.export.errors import CheckpointError, ParityError
 from bertserve.export.evidence.reference import NO_TEXTS, Reference, sample_reference
-from bertserve.export.gpu import build as gpu
-from bertserve.export.precisions import choose_precisions
 from bertserve.export.progress import Progress, stage
 from bertserve.export.provider_graphs import BundleGraphs, Comparison, measure_graphs
 from bertserve.export.workspace import workspace
@@ -120,7 +117,6 @@ def export(spec: ExportSpec, progress: Progress) -> tuple[Path, Manifest]:
 
 
 def _load(spec: ExportSpec) -> Checkpoint:
-    """Returns the checkpoint."""
     if spec.module:
         return load_module(spec.source)
     return load_checkpoint(
@@ -135,7 +131,6 @@ def _load(spec: ExportSpec) -> Checkpoint:
 
 
 def _default_name(spec: ExportSpec) -> str:
-    """Returns the source's own name."""
     if spec.module:
         return module_name(spec.source)
     return (Path(spec.source).resolve() if Path(spec.source).is_dir() else Path(spec.source)).name
@@ -147,7 +142,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
     refuse_ordinary_padding(
         spec.source,
         checkpoint.tokenizer,
-        checkpoint.pad_id,
+        checkpoint.tokenizer_spec.pad_id,
         [line for texts in (lines.calibration, lines.gate, lines.report) for line in texts.lines],
     )
     raw = work / "raw.onnx"
@@ -157,7 +152,7 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
     with stage(progress, "optimize", f"cpu, from {traced.form}"):
         fused = cpu.optimize(raw, checkpoint, traced.form)
     (bundle / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    tokenizer_spec = checkpoint.tokenizer_spec(digest(bundle / TOKENIZER_FILE))
+    tokenizer_spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(bundle / TOKENIZER_FILE)})
     tokenizer = Tokenizer(bundle / TOKENIZER_FILE, tokenizer_spec)
     texts = lines.with_passages(tokenizer)
     with stage(progress, "reference", "PyTorch float32"):
@@ -170,10 +165,8 @@ def _build(spec: ExportSpec, name: str, checkpoint: Checkpoint, lines: Split, bu
             int8 = cpu.Int8Options(texts, spec.max_int8_error, spec.quick)
             made[provider] = cpu.build_graphs(fused, precisions[provider], bundle, checkpoint, tokenizer, int8, progress)
         else:
-            traced_graph = gpu.TracedGraph(raw, traced.form)
-            made[provider] = gpu.build_graphs(
-                provider, precisions[provider], traced_graph, bundle, checkpoint, tokenizer, texts.calibration, progress
-            )
+            order = gpu.Order(precisions[provider], raw, traced.form, bundle, checkpoint, tokenizer, texts.calibration, progress)
+            made[provider] = gpu.build_graphs(provider, order)
     comparison = Comparison(bundle, checkpoint, tokenizer, reference, progress)
     graphs = measure_graphs(made, precisions, comparison, default_must_agree=spec.precisions is None)
     manifest = _manifest(spec, name, checkpoint, tokenizer_spec, flops, graphs)
@@ -195,7 +188,7 @@ def _reference(checkpoint: Checkpoint, texts: Texts) -> Reference:
         if not of_tokenizers and not isinstance(error, RuntimeError | ValueError | IndexError | TypeError):
             raise
         raise ParityError(
-            f"{type(checkpoint.model).__name__} itself cannot run all samples of up to {checkpoint.max_length} tokens in PyTorch: {error}; it is "
+            f"{type(checkpoint.model).__name__} itself cannot run all samples of up to {checkpoint.tokenizer_spec.max_length} tokens in PyTorch: {error}; it is "
             "of a kind that is not understood, or its configuration gives wrong lengths, or ones too short for its task."
         ) from error
 
@@ -208,7 +201,6 @@ def _manifest(
     flops: Flops,
     graphs: BundleGraphs,
 ) -> Manifest:
-    """Returns the manifest of a finished bundle."""
     return Manifest(
         format="bertserve-bundle",
         format_version=1,
@@ -237,7 +229,6 @@ def _manifest(
 
 
 def _versions() -> dict[str, str]:
-    """Returns the versions of what the graphs depend on, for the manifest."""
     return {
         "bertserve": service.__version__,
         "python": platform.python_version(),

@@ -1,17 +1,23 @@
-"""What an export tells while it runs: a line for each finished stage, and bars for its long loops."""
+"""Long work: a line for each finished stage, bars for long loops, and loops on all cores."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
 from tqdm import tqdm
 
+from bertserve.service.backend.hardware import usable_cores
+
 Progress = Callable[[str], None]
 Item = TypeVar("Item")
 _BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{unit}, {elapsed} so far, {remaining} left"
+
+MAX_WORKERS = 8  # each has the rows of a matrix in memory, or the activations of a batch
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -41,3 +47,32 @@ def track(items: Iterable[Item], step: str, *, unit: str, total: int | None = No
     """
     bar: Iterable[Item] = tqdm(items, desc=step, unit=f" {unit}", total=total, leave=False, disable=None, bar_format=_BAR)
     return bar
+
+
+def each(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yields what a function makes of each item, in their order.
+
+    Args:
+        function: Called in several threads.
+        items: What it is called with.
+    """
+    with ThreadPoolExecutor(min(usable_cores(), MAX_WORKERS)) as pool:
+        yield from pool.map(function, items)
+
+
+def time_runs(run: Callable[[], object], bounds: tuple[int, int], seconds: float) -> list[float]:
+    """Returns the seconds of runs, after one that is not timed.
+
+    Args:
+        run: What is timed.
+        bounds: How often at least, and at most.
+        seconds: When the runs have taken so long, they end.
+    """
+    run()
+    times: list[float] = []
+    least, most = bounds
+    while len(times) < least or (len(times) < most and sum(times) < seconds):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return times

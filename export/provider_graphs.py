@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertserve.export.artifact import Artifact
-from bertserve.export.bundle.example import answer_example
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ExportError
 from bertserve.export.evidence.measure import measure_graph
 from bertserve.export.evidence.reference import Reference
+from bertserve.export.evidence.samples import predict, read_request
 from bertserve.export.graph import onnx_files
 from bertserve.export.progress import Progress, stage
+from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.evidence_policy import is_low
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
@@ -152,7 +153,6 @@ def _measure_graph(artifact: Artifact, comparison: Comparison, *, default: bool)
 
 
 def _omitted(provider: Provider, precision: Precision, error: Exception) -> OmittedGraph:
-    """Returns the manifest's entry of a graph that failed."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     reason = str(error) if isinstance(error, ExportError) else f"{type(error).__name__}: {first}"
     return OmittedGraph(provider=provider, precision=precision, reason=reason)
@@ -172,8 +172,8 @@ def _with_default(graphs: Sequence[GraphSpec], default: GraphSpec, comparison: C
     engine = OnnxEngine(
         comparison.folder / default.file,
         default,
-        pad_id=checkpoint.pad_id,
-        padding_side=checkpoint.padding_side,
+        pad_id=checkpoint.tokenizer_spec.pad_id,
+        padding_side=checkpoint.tokenizer_spec.padding_side,
         provider=default.evidence.provider,
     )
     return _Measured([graph.model_copy(update={"default": graph is default}) for graph in graphs], engine, omitted)
@@ -183,3 +183,11 @@ def _better_default(graphs: Sequence[GraphSpec]) -> GraphSpec | None:
     """Returns a provider's float32 graph where its default one answers too seldom as the checkpoint does; for those who did not ask for it."""
     default = next(graph for graph in graphs if graph.default)
     return next((graph for graph in graphs if graph.precision == "fp32"), None) if is_low(default) else None
+
+
+def answer_example(checkpoint: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:
+    """Returns a request body and the graph's answer to it, as they are sent over HTTP."""
+    example = TASKS[checkpoint.task].example(checkpoint.tokenizer_spec)
+    body = read_request(checkpoint.task, example)
+    (request,) = body.requests(checkpoint)
+    return Example(request=example, result=body.answer([predict(checkpoint.task, request, tokenizer, engine, checkpoint)]))

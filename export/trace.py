@@ -9,22 +9,22 @@ from __future__ import annotations
 import logging
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
 from bertserve.export.artifact import Tracer
-from bertserve.export.checkpoint.attention_heads import returning_attention
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.model_patches import patch_for_tracing
-from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, read_output
+from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, LAYER_ATTENTION, read_output, returning_attention
 from bertserve.export.errors import GraphError
-from bertserve.export.graph import attention_maps, normalize, onnx_files
+from bertserve.export.graph import normalize, onnx_files, rewrite
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 
 # each exporter's own: dynamo's operators are written for 18, and an older opset is made of that by conversion
@@ -140,7 +140,7 @@ def _trace_attention(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tupl
     whole = path.with_name(f"whole_{path.name}")
     used = _trace(replace(checkpoint, inputs=inputs, outputs=outputs), whole, tracer)
     names = [spec.name for spec in layers]
-    attention_maps.select_maps(whole, path, names, index_name=ATTENTION_INDEX.name, output_name=ATTENTIONS.name)
+    select_maps(whole, path, names, index_name=ATTENTION_INDEX.name, output_name=ATTENTIONS.name)
     onnx_files.remove(whole)
     return (*used, ATTENTION_INDEX)
 
@@ -150,7 +150,7 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpe
     inputs, outputs = checkpoint.inputs, checkpoint.outputs
     module = _MaskedLanguageModel(checkpoint) if checkpoint.mask is not None else _PositionalModel(checkpoint)
     attention = returning_attention(checkpoint.model) if checkpoint.attention_heads else nullcontext()
-    with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.max_length):
+    with torch.no_grad(), _silence(), attention, patch_for_tracing(checkpoint.model, checkpoint.tokenizer_spec.max_length):
         try:
             # the exporter restores the wrapper's mode afterwards, and with it the model's
             module.eval()(*_examples(checkpoint))  # fills the tables of the patches
@@ -172,9 +172,8 @@ def _trace(checkpoint: Checkpoint, path: Path, tracer: Tracer) -> tuple[InputSpe
 
 
 def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
-    """Exports through `torch.export`."""
     axes = {name: torch.export.Dim(name) for name in ("rows", "masks")}
-    axes["length"] = torch.export.Dim("length", max=checkpoint.max_length)
+    axes["length"] = torch.export.Dim("length", max=checkpoint.tokenizer_spec.max_length)
     program = torch.onnx.export(
         module,
         _examples(checkpoint),
@@ -193,12 +192,11 @@ def _export_program(module: torch.nn.Module, checkpoint: Checkpoint, path: Path)
         # the model computes with a size as a number, and the exporter keeps the one that it saw
         raise GraphError(f"{type(checkpoint.model).__name__} cannot be traced by dynamo for any length: inputs {fixed} have a fixed one.")
     mask = next((spec.name for spec in checkpoint.inputs if spec.fill == "attention_mask"), None)
-    normalize.normalize(program.model, mask, checkpoint.max_length)
+    normalize.normalize(program.model, mask, checkpoint.tokenizer_spec.max_length)
     onnx_files.save(program.model, path)
 
 
 def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) -> None:
-    """Exports through TorchScript."""
     specs = [(spec.name, spec.fill) for spec in checkpoint.inputs] + [(spec.name, spec.kind) for spec in checkpoint.outputs]
     # this exporter puts each weight of a large model into a file of its own, beside the graph
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -218,8 +216,8 @@ def _export_script(module: torch.nn.Module, checkpoint: Checkpoint, path: Path) 
 def _examples(checkpoint: Checkpoint) -> tuple[torch.Tensor, ...]:
     """Returns inputs of two rows of different length, so that no axis is traced as a constant 1 and masking is in the graph."""
     length, short = 7, 5
-    padding = slice(short, None) if checkpoint.padding_side == "right" else slice(0, length - short)
-    ids = torch.full((2, length), checkpoint.pad_id)
+    padding = slice(short, None) if checkpoint.tokenizer_spec.padding_side == "right" else slice(0, length - short)
+    ids = torch.full((2, length), checkpoint.tokenizer_spec.pad_id)
     mask = torch.ones(2, length, dtype=torch.int64)
     mask[1, padding] = 0
     for row in (0, 1):
@@ -244,3 +242,49 @@ def _silence() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+def select_maps(source: Path, target: Path, layers: Sequence[str], *, index_name: str, output_name: str) -> None:
+    """Writes the graph with one more input, and one output in place of those of the layers, to a new file.
+
+    Args:
+        source: The graph.
+        target: The new graph.
+        layers: Its outputs with the attention of each layer, [rows, heads, length, length].
+        index_name: Name of the input: int64 [maps, 3], layer, row and head of each map, ascending.
+        output_name: Name of the output: float32 [maps, length, length].
+    """
+    model = rewrite.load(source)
+    graph = model.graph
+    weights = {value.name: value for value in graph.outputs if value.name in layers}
+    graph.outputs[:] = [value for value in graph.outputs if value.name not in layers]
+    index = ir.Value(name=index_name, type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape(["maps", 3]))
+    graph.inputs.append(index)
+    layer_of, place_of = _columns(graph, index)
+    maps = [_maps_of_layer(graph, weights[name], number, layer_of, place_of) for number, name in enumerate(layers)]
+    every = ir.Value(name=output_name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["maps", "length", "length"]))
+    graph.append(ir.Node("", "Concat", maps, [ir.AttrInt64("axis", 0)], outputs=[every]))
+    graph.outputs.append(every)
+    rewrite.save(model, target)
+
+
+def _columns(graph: ir.Graph, index: ir.Value) -> Sequence[ir.Value]:
+    """Returns the layer of each map, [maps], and its row and head, [maps, 2]."""
+    bounds = [rewrite.add_constant(graph, f"attention/{name}", np.array([i], dtype=np.int64)) for name, i in (("one", 1), ("three", 3))]
+    tape = ir.tape.Tape()
+    zero = rewrite.add_constant(graph, "attention/zero", np.array(0, dtype=np.int64))
+    made = tape.op("Gather", [index, zero], {"axis": 1}), tape.op("Slice", [index, *bounds, bounds[0]])
+    graph.insert_before(graph[0], tape.nodes)
+    return made
+
+
+def _maps_of_layer(graph: ir.Graph, weights: ir.Value, number: int, layer_of: ir.Value, place_of: ir.Value) -> ir.Value:
+    """Returns the maps of one layer, [maps of it, length, length]."""
+    producer = weights.producer()
+    assert producer is not None, "weights are computed"
+    tape = ir.tape.Tape()
+    is_here = tape.op("Equal", [layer_of, rewrite.add_constant(graph, f"attention/layer_{number}", np.array(number, dtype=np.int64))])
+    found = tape.op("GatherND", [weights, tape.op("Compress", [place_of, is_here], {"axis": 0})])
+    # right behind the weights, so that an order of execution by the order of nodes lets go of them before the next layer's
+    graph.insert_after(producer, tape.nodes)
+    return found

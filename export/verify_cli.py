@@ -9,7 +9,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
-    from bertserve.export.verify.loaded_graph import Check
+    from bertserve.export.verify.graph_checks import Check
     from bertserve.export.verify.verify import VerifySpec
 
 PACKAGES = {False: ("onnxruntime",), True: ("torch", "transformers", "onnx", "onnxruntime")}  # without and with a checkpoint
@@ -45,10 +44,8 @@ def main(argv: Sequence[str]) -> int:
         )
     if args.validation is not None and not args.update:
         parser.error("--validation gives the texts that --update judges int8 on; give --update too")
-    missing = [module for module in PACKAGES[args.checkpoint is not None] if find_spec(module) is None]
-    if missing:
-        extra = "export,cpu" if args.checkpoint is not None else "cpu"
-        print(f"bert-export: {', '.join(missing)} not installed; verifying needs it: pip install 'bertserve[{extra}]'", file=sys.stderr)
+    needs_torch = args.checkpoint is not None
+    if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", "export,cpu" if needs_torch else "cpu"):
         return 3
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
     from bertserve.export.verify.verify import VerifySpec, verify
@@ -82,7 +79,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _misused_checkpoint(args: argparse.Namespace) -> str | None:
-    """Returns what is wrong with the flags of the checkpoint, or None."""
     if args.module is not None and args.checkpoint is not None:
         return "argument --module: it takes the place of --checkpoint; leave one of them out"
     if args.module is not None and not args.trust_module:
@@ -96,9 +92,8 @@ def _misused_checkpoint(args: argparse.Namespace) -> str | None:
 
 def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, silent: bool) -> bool:
     """Measures the graphs again and writes that into the manifest; appends the check of that, and returns whether it passed."""
-    from bertserve.export.verify.checkpoint_checks import load_checkpoint_of
-    from bertserve.export.verify.loaded_graph import Check
-    from bertserve.export.verify.remeasure import remeasure
+    from bertserve.export.verify.checkpoint_checks import load_checkpoint_of, remeasure
+    from bertserve.export.verify.graph_checks import Check
     from bertserve.service.bundle.files import load_bundle
 
     try:
@@ -170,7 +165,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_data_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of the user's data."""
     parser.add_argument(
         "--data",
         metavar="FILE",
@@ -204,7 +198,6 @@ def _figures() -> dict[str, str]:
 
 
 def _parse_floor(text: str) -> tuple[str, float]:
-    """Returns a figure and the least that it may be, of `FIGURE=SHARE`."""
     name, equals, share = text.partition("=")
     known = _figures()
     if not equals or name.lower() not in known:

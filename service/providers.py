@@ -1,6 +1,6 @@
 """The execution providers of ONNX Runtime, one record each: what a session on one needs, and which graphs are made for it.
 
-Adding a provider: write its record here, a graph builder in `export/gpu/build.py`, and the extra with its package in `pyproject.toml`.
+Adding a provider: write its record here, a graph builder in `export/gpu.py`, and the extra with its package in `pyproject.toml`.
 """
 
 from __future__ import annotations

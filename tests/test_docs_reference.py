@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import facts
+from bertserve.bench import mixes
 from bertserve.bench.report import slo
-from bertserve.bench.workload import mixes
 from bertserve.service.bundle.manifest import Manifest  # and with it all records
 from bertserve.service.bundle.record import Record
 from bertserve.service.http import errors

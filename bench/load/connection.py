@@ -1,29 +1,29 @@
-"""One keep-alive HTTP/1.1 connection with at most one request in flight. Responses are parsed by httptools.
+"""One keep-alive HTTP/1.1 connection with at most one request in flight, and a timer that is exact to microseconds.
 
 A request must cost little CPU time, which the service under test may need. The connection is therefore an asyncio protocol with
-callbacks, without streams or tasks, and it keeps only the status and two headers of a response, `server-timing` and `retry-after`. Its
-owner decides what is sent next.
+callbacks, without streams or tasks. httptools parses the responses, and only the status and two headers are kept, `server-timing` and
+`retry-after`. The stream that owns the connection decides what is sent next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
+import os
+import sys
 import time
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+if TYPE_CHECKING:
+    from bertserve.bench.load.stream import Stream
 
-class Owner(Protocol):
-    """Receives the events of a connection."""
-
-    def on_response(self, connection: Connection, status: int, server_timing: bytes, now: float) -> None:
-        """Handles a complete response. The connection takes another request, unless it is `closing`."""
-        ...
-
-    def on_connection_lost(self, connection: Connection, kind: str | None) -> None:
-        """Handles the end of the connection; `kind` says why the request in flight, if any, has no response."""
-        ...
+_CLOCK_MONOTONIC = 1
+_TFD_TIMER_ABSTIME = 1
+_TimerSpec = ctypes.c_long * 4  # interval in seconds and nanoseconds, then the expiry in seconds and nanoseconds
 
 
 class Connection(asyncio.Protocol):
@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         "sent",
     )
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Stream) -> None:
         self._owner = owner
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
@@ -138,3 +138,47 @@ class Connection(asyncio.Protocol):
     def _finish(self) -> None:
         self.busy = False
         self._owner.on_response(self, self._parser.get_status_code(), self._server_timing, time.perf_counter())
+
+
+class PreciseTimer:
+    """Calls back once for each `set`, on the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        """Creates a timer that is not set.
+
+        Args:
+            loop: The loop that calls back.
+            callback: What it calls.
+        """
+        self._loop = loop
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+        self._file = -1
+        if sys.platform == "linux":
+            self._libc = ctypes.CDLL(None)
+            self._file = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._file >= 0:
+            loop.add_reader(self._file, self._on_expired)
+
+    def set(self, at: float) -> None:
+        """Sets the time of the next call, on the clock of `time.perf_counter`; a time in the past calls at once."""
+        if self._file < 0:
+            self._handle = self._loop.call_later(max(at - time.perf_counter(), 0), self._callback)
+            return
+        # perf_counter is CLOCK_MONOTONIC on Linux; all zero would disarm the timer
+        at_ns = max(int(at * 1e9), 1)
+        self._libc.timerfd_settime(self._file, _TFD_TIMER_ABSTIME, _TimerSpec(0, 0, at_ns // 10**9, at_ns % 10**9), None)
+
+    def close(self) -> None:
+        """Cancels the timer and frees its file descriptor."""
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._file >= 0:
+            self._loop.remove_reader(self._file)
+            os.close(self._file)
+            self._file = -1
+
+    def _on_expired(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it was set again after it expired
+            os.read(self._file, 8)
+        self._callback()

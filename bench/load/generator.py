@@ -18,7 +18,7 @@ import uvloop
 
 from bertserve.bench.load.stream import ClosedLoopStream, OpenLoopStream, Record, Stream
 from bertserve.bench.progress import Progress
-from bertserve.bench.target.target import Target
+from bertserve.bench.target import Target
 
 _TICK_S = 0.05  # each costs a wake-up of the process, about 0.1 ms of CPU
 _DRAIN_S = 1.0  # for requests in flight after Ctrl-C
@@ -81,11 +81,7 @@ def run_closed_loop(
     Raises:
         BenchError: A target cannot be reached.
     """
-
-    def streams() -> list[Stream]:
-        return [ClosedLoopStream(target, durations.timeout_s) for target in targets]
-
-    return _run(streams, connections, durations, stop, progress)
+    return _run(lambda: [ClosedLoopStream(target, durations.timeout_s) for target in targets], connections, durations, stop, progress)
 
 
 def run_open_loop(
@@ -110,13 +106,14 @@ def run_open_loop(
     Raises:
         BenchError: A target cannot be reached.
     """
-
-    def streams() -> list[Stream]:
-        return [
-            OpenLoopStream(target, durations.timeout_s, times, max_connections) for target, times in zip(targets, arrivals, strict=True)
-        ]
-
-    return _run(streams, min(_INITIAL_CONNECTIONS, max_connections), durations, stop, progress)
+    pairs = list(zip(targets, arrivals, strict=True))
+    return _run(
+        lambda: [OpenLoopStream(target, durations.timeout_s, times, max_connections) for target, times in pairs],
+        min(_INITIAL_CONNECTIONS, max_connections),
+        durations,
+        stop,
+        progress,
+    )
 
 
 def _run(
@@ -188,7 +185,6 @@ class _LoadRun:
             await self._tick(min(left, _TICK_S), start)
 
     async def _drain(self) -> None:
-        """Waits for the requests in flight."""
         begun = time.perf_counter()
         while any(stream.pending for stream in self._streams):
             if time.perf_counter() - begun > (_DRAIN_S if self._stop.is_set() else self._durations.timeout_s + _DRAIN_S):

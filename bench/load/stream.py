@@ -17,9 +17,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bertserve.bench.errors import BenchError
-from bertserve.bench.load.connection import Connection
-from bertserve.bench.load.timer import PreciseTimer
-from bertserve.bench.target.target import Target
+from bertserve.bench.load.connection import Connection, PreciseTimer
+from bertserve.bench.target import Target
 
 OK = 200
 

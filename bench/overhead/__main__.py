@@ -12,8 +12,7 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead.comparison import BARS, Comparison, Load
-from bertserve.bench.overhead.contender import CONTENDERS
+from bertserve.bench.overhead.comparison import BARS, CONTENDERS, Comparison, Load
 from bertserve.bench.progress import Progress
 
 _TIMEOUT_S = 30

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead.comparison import Comparison, Load
-from bertserve.bench.overhead.contender import Contender, Running
+from bertserve.bench.overhead.comparison import Comparison, Contender, Load, Running
 from bertserve.bench.overhead.replica import Replica, free_ports
 from bertserve.bench.progress import Progress
 

@@ -1,4 +1,8 @@
-"""Contenders in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line."""
+"""Contenders in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line.
+
+A contender is a way to serve one model with the same number of lanes: a name and a function that runs it. Another way is one more line in
+`CONTENDERS`.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,103 @@ import os
 import statistics
 import tempfile
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from bertserve.bench import bodies
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations
 from bertserve.bench.load.stream import OK
-from bertserve.bench.overhead.contender import Contender, Running
+from bertserve.bench.overhead.ray_cluster import RayCluster
+from bertserve.bench.overhead.replica import haproxy, replicas
 from bertserve.bench.progress import Progress
-from bertserve.bench.report.generator_stats import generator_stats
-from bertserve.bench.report.measurement import measure
-from bertserve.bench.target.address import parse_url
-from bertserve.bench.target.target import Target, build_target
-from bertserve.bench.workload import bodies
+from bertserve.bench.report.measurement import generator_stats, measure
+from bertserve.bench.target import Target, build_target, parse_url
+
+
+class Running(NamedTuple):
+    """A contender that runs.
+
+    Attributes:
+        urls: Addresses among which the load generator divides its connections.
+        pids: Returns the processes that do its work now, whose CPU time is counted.
+    """
+
+    urls: tuple[str, ...]
+    pids: Callable[[], Sequence[int]]
+
+
+Serve = Callable[[Path, int, Path], AbstractContextManager[Running]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A way to serve a model.
+
+    Attributes:
+        name: Its name on the command line and in tables.
+        description: The same in words.
+        serve: From a folder of bundles, the number of lanes in all, and a folder for files, runs it while a block runs.
+    """
+
+    name: str
+    description: str
+    serve: Serve
+
+
+def _replicas(count: int, *, behind_haproxy: bool) -> Serve:
+    """Returns a function that runs replicas, which divide the lanes, with or without a HAProxy before them."""
+
+    @contextmanager
+    def serve(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
+        with ExitStack() as stack:
+            made = stack.enter_context(replicas(models, count, folder, ["--lanes", str(lanes // count)]))
+            urls, pids = [each.url for each in made], [each.process.pid for each in made]
+            if behind_haproxy:
+                proxy = stack.enter_context(haproxy([each.port for each in made], folder))
+                urls, pids = [proxy.url], [proxy.process.pid, *pids]
+            yield Running(tuple(urls), lambda: pids)
+
+    return serve
+
+
+def _on_ray(count: int) -> Serve:
+    """Returns a function that runs replicas, which divide the lanes, on Ray Serve."""
+
+    @contextmanager
+    def serve(models: Path, lanes: int, _: Path) -> Iterator[Running]:
+        cpus = lanes // count
+        application = {
+            "name": "bertserve",
+            "route_prefix": "/",
+            "import_path": "bertserve.service.ray:app",
+            "args": {"models": str(models.resolve())},
+            "deployments": [{"name": "bertserve", "num_replicas": count, "ray_actor_options": {"num_cpus": cpus}}],
+        }
+        cluster = RayCluster(cpus=count * cpus)
+        try:
+            options = {"host": "127.0.0.1", "port": cluster.http}
+            cluster.put({"http_options": options, "logging_config": {"enable_access_log": False}, "applications": [application]})
+            cluster.wait()
+            yield Running((cluster.url,), cluster.pids)
+        finally:
+            cluster.close()
+
+    return serve
+
+
+CONTENDERS = (
+    Contender("process", "one process", _replicas(1, behind_haproxy=False)),
+    Contender("haproxy", "one replica behind HAProxy", _replicas(1, behind_haproxy=True)),
+    Contender("two", "two replicas of half the lanes, each asked directly", _replicas(2, behind_haproxy=False)),
+    Contender("two-haproxy", "two replicas of half the lanes behind HAProxy", _replicas(2, behind_haproxy=True)),
+    Contender("ray", "one replica on Ray Serve with HAProxy", _on_ray(1)),
+    Contender("two-ray", "two replicas of half the lanes on Ray Serve with HAProxy", _on_ray(2)),
+)
 
 
 class Load(NamedTuple):
@@ -82,33 +167,27 @@ class Result:
     generator_share: float
 
 
+@dataclass(slots=True)
 class Comparison:
     """Rounds of contenders in turn.
 
     Attributes:
+        contenders: Each of them is started for its turn in each round, so that no other one is there to take time from it.
+        loads: What each is loaded with in its turn.
+        durations: How long each load is.
+        models: Folder of bundles, of which one answers `/classify`.
+        lanes: Lanes of each contender in all.
+        progress: Gets the counts.
         results: Contender's name and load -> its result of each round.
     """
 
-    def __init__(
-        self, contenders: Sequence[Contender], loads: Sequence[Load], durations: Durations, *, models: Path, lanes: int, progress: Progress
-    ) -> None:
-        """Remembers what to compare.
-
-        Args:
-            contenders: Each of them is started for its turn in each round, so that no other one is there to take time from it.
-            loads: What each is loaded with in its turn.
-            durations: How long each load is.
-            models: Folder of bundles, of which one answers `/classify`.
-            lanes: Lanes of each contender in all.
-            progress: Gets the counts.
-        """
-        self._contenders = contenders
-        self._loads = loads
-        self._durations = durations
-        self._models = models
-        self._lanes = lanes
-        self._progress = progress
-        self.results: dict[tuple[str, Load], list[Result]] = {}
+    contenders: Sequence[Contender]
+    loads: Sequence[Load]
+    durations: Durations
+    models: Path
+    lanes: int
+    progress: Progress
+    results: dict[tuple[str, Load], list[Result]] = field(default_factory=dict)
 
     def run_round(self) -> None:
         """Starts each contender, loads it with each load, and ends it.
@@ -116,9 +195,9 @@ class Comparison:
         Raises:
             BenchError: A contender does not start or cannot be reached, or answered nothing.
         """
-        for contender in self._contenders:
-            with tempfile.TemporaryDirectory() as folder, contender.serve(self._models, self._lanes, Path(folder)) as running:
-                for load in self._loads:
+        for contender in self.contenders:
+            with tempfile.TemporaryDirectory() as folder, contender.serve(self.models, self.lanes, Path(folder)) as running:
+                for load in self.loads:
                     # with fewer connections than addresses some would have none: there is no such load
                     if load.connections % len(running.urls) == 0:
                         self.results.setdefault((contender.name, load), []).append(self._measure(contender.name, running, load))
@@ -135,11 +214,11 @@ class Comparison:
         return statistics.median(ratios) if ratios else None
 
     def _measure(self, name: str, running: Running, load: Load) -> Result:
-        self._progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
+        self.progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
         targets = [_target(f"{url}/classify", load.mix) for url in running.urls]
         connections = load.connections // len(targets)
         before = _cpu_s(running.pids())
-        done = generator.run_closed_loop(targets, connections, self._durations, stop=threading.Event(), progress=self._progress)
+        done = generator.run_closed_loop(targets, connections, self.durations, stop=threading.Event(), progress=self.progress)
         used = sum(seconds - before.get(pid, 0.0) for pid, seconds in _cpu_s(running.pids()).items())
         records = [record for each in done.records for record in each]
         measured = measure(name, records, done.measured, texts=[body.texts for body in targets[0].bodies])

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from bertserve.bench.errors import BenchError
-from bertserve.bench.overhead.replica import free_ports
+from bertserve.bench.overhead.replica import free_ports, is_ready
 
 ENVIRONMENT = Path(__file__).resolve().parents[2] / "deploy/ray/ray.env"
 PATIENCE_S = 90.0
@@ -124,7 +123,7 @@ class RayCluster:
             BenchError: It does not in time.
         """
         until(lambda: self.status()["status"] == "RUNNING", "the application runs")
-        until(lambda: self._is_ready(f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
+        until(lambda: is_ready(self.url, f"{route_prefix.rstrip('/')}/health/ready"), "it answers")
 
     def pids(self) -> list[int]:
         """Returns the processes that requests go through: replicas and HAProxy. Others of Ray's come and go."""
@@ -161,13 +160,6 @@ class RayCluster:
             connection.request(method, "/api/serve/applications/", body, {"content-type": "application/json"})
             response = connection.getresponse()
             return response.status, response.read().decode()
-
-    def _is_ready(self, path: str) -> bool:
-        connection = HTTPConnection(urlsplit(self.url).netloc, timeout=5)
-        with contextlib.closing(connection), contextlib.suppress(OSError):
-            connection.request("GET", path)
-            return connection.getresponse().status == _OK
-        return False
 
 
 def _processes() -> list[int]:

@@ -1,16 +1,25 @@
-"""Replicas: `bert-serve` processes on ports of loopback, each of which can be ended and started again at its address."""
+"""Replicas, which are `bert-serve` processes on ports of loopback, and a HAProxy before them.
+
+A replica can be ended and started again at its address. HAProxy runs with the configuration of `deploy/haproxy`, at other addresses.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import random
+import re
+import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from bertserve.bench.errors import BenchError
 
@@ -18,6 +27,10 @@ from bertserve.bench.errors import BenchError
 # for a hundred behind the last one
 PORTS = range(20_000, 32_000)
 _STOP_S = 60
+
+CONFIGURATION = Path(__file__).resolve().parents[2] / "deploy/haproxy/haproxy.cfg"
+_START_S = 10
+_READY = 200
 
 
 class Replica:
@@ -137,3 +150,69 @@ def free_ports(count: int) -> list[int]:
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
                 found.append(port)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class HAProxy:
+    """A HAProxy that runs.
+
+    Attributes:
+        url: Where it takes requests.
+        stats_url: Where it says how it is.
+        process: Its process.
+        log: What it writes: failures and replicas that come and go.
+    """
+
+    url: str
+    stats_url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+def installed() -> bool:
+    """Returns whether this system has a HAProxy."""
+    return shutil.which("haproxy") is not None
+
+
+def configuration(port: int, stats_port: int, replica_ports: Sequence[int]) -> str:
+    """Returns the configuration with other ports, and with as many replicas as there are ports for them."""
+    text = CONFIGURATION.read_text(encoding="utf-8")
+    text = text.replace("bind 127.0.0.1:8000", f"bind 127.0.0.1:{port}").replace("bind 127.0.0.1:8404", f"bind 127.0.0.1:{stats_port}")
+    lines = "".join(f"    server replica{i} 127.0.0.1:{each}\n" for i, each in enumerate(replica_ports, 1))
+    return re.sub(r"(^ +server replica\d+ \S+\n)+", lines, text, flags=re.MULTILINE)
+
+
+@contextmanager
+def haproxy(replica_ports: Sequence[int], folder: Path) -> Iterator[HAProxy]:
+    """Runs a HAProxy before replicas that listen, with its files in a folder, until the block ends.
+
+    Raises:
+        BenchError: There is none on this system, or it did not start.
+    """
+    if not installed():
+        raise BenchError("this system has no haproxy; install the package of that name.")
+    port, stats_port = free_ports(2)
+    file, log = folder / f"haproxy-{port}.cfg", folder / f"haproxy-{port}.log"
+    file.write_text(configuration(port, stats_port, replica_ports), encoding="utf-8")
+    with log.open("w") as errors:
+        process = subprocess.Popen(["haproxy", "-db", "-f", str(file)], stdout=subprocess.DEVNULL, stderr=errors)  # noqa: S603, S607
+    try:
+        started = HAProxy(f"http://127.0.0.1:{port}", f"http://127.0.0.1:{stats_port}", process, log)
+        end = time.monotonic() + _START_S
+        while not is_ready(started.url):
+            if process.poll() is not None or time.monotonic() > end:
+                raise BenchError(f"haproxy did not start: {log.read_text()}")
+            time.sleep(0.02)
+        yield started
+    finally:
+        process.kill()  # a stop would wait for connections
+        process.wait()
+
+
+def is_ready(url: str, path: str = "/health/ready") -> bool:
+    """Returns whether a service or a balancer answers a probe with 200."""
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=5)
+    with contextlib.closing(connection), contextlib.suppress(OSError, HTTPException):
+        connection.request("GET", path)
+        return connection.getresponse().status == _READY
+    return False

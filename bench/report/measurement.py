@@ -1,4 +1,4 @@
-"""The measurement of one target in one run: counts, rates and latencies, computed from its records.
+"""The figures of a run: counts, rates and latencies of each target, and what the load generator itself cost.
 
 Requests are counted by when they were due: those due in the measured time have latencies, and their failures are failures.
 Rates count a response for the share of its time, from when it was sent until it was complete, that lies in the measured time. If responses
@@ -8,16 +8,73 @@ whether a wave falls into the measured time.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bertserve.bench.load.generator import LoadResult
 from bertserve.bench.load.stream import OK, Record
-from bertserve.bench.report.latency import Latency, latency_distribution, percentile
-from bertserve.bench.target.metrics import BatchStats
+from bertserve.bench.target import BatchStats
+
+_CURVE_POINTS = 200
 
 _SERVER_TIMING = re.compile(rb"(\w+);dur=([0-9.]+)")
+
+# above these the generator is part of what it measures
+MAX_CPU_SHARE = 0.7
+MAX_LATENESS_MS = 5.0
+
+
+def percentile(ascending: Sequence[float], share: float) -> float:
+    """Returns the smallest value that at least this share of the values does not exceed (nearest rank).
+
+    Args:
+        ascending: At least one value, sorted.
+        share: Within (0, 1].
+    """
+    return ascending[max(math.ceil(share * len(ascending) - 1e-9), 1) - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """The latency distribution of answered requests, in milliseconds. The field names are those of the JSON report.
+
+    Attributes:
+        count: Number of requests.
+        curve: Points `[share, milliseconds]` of the cumulative distribution, denser towards a share of 1.
+    """
+
+    count: int
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    p999_ms: float
+    max_ms: float
+    curve: list[list[float]]
+
+
+def latency_distribution(milliseconds: Iterable[float]) -> Latency | None:
+    """Returns the distribution, or None if there are no values."""
+    ascending = sorted(milliseconds)
+    if not ascending:
+        return None
+    # equal steps of log(1 - share): as many points between 99 % and 99.9 % as between 90 % and 99 %
+    least = 1 / len(ascending)
+    shares = [1 - least ** (i / _CURVE_POINTS) for i in range(_CURVE_POINTS)] + [1.0]
+    p50, p90, p99, p999 = (percentile(ascending, share) for share in (0.5, 0.9, 0.99, 0.999))
+    return Latency(
+        count=len(ascending),
+        mean_ms=math.fsum(ascending) / len(ascending),
+        p50_ms=p50,
+        p90_ms=p90,
+        p99_ms=p99,
+        p999_ms=p999,
+        max_ms=ascending[-1],
+        curve=[[share, percentile(ascending, share)] for share in shares],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +189,53 @@ def _server_p50(records: Sequence[Record]) -> dict[str, float]:
         for name, milliseconds in _SERVER_TIMING.findall(record.server_timing):
             values.setdefault(name.decode(), []).append(float(milliseconds))
     return {name: percentile(sorted(given), 0.5) for name, given in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorStats:
+    """What the load generator cost, and how well it kept time. The field names are those of the JSON report.
+
+    Attributes:
+        cpu_share: Share of one core that it used, 0 to 1.
+        cpu_us_per_request: CPU time per request in microseconds.
+        lag_p99_ms: 99th percentile of how late its timer expired; above a few milliseconds it did not get a core when it needed one.
+        late_p99_ms: 99th percentile of the time from when a request was due until it was sent; None in a closed loop.
+        capped: Requests that waited because no more connections were allowed.
+        connections: Most connections open at once.
+        warnings: Reasons why the figures may be the generator's rather than the service's.
+    """
+
+    cpu_share: float
+    cpu_us_per_request: float
+    lag_p99_ms: float
+    late_p99_ms: float | None
+    capped: int
+    connections: int
+    warnings: list[str]
+
+    @property
+    def was_late(self) -> bool:
+        """Whether the generator itself did not keep time: the load was another one than was meant, and its latencies are not the service's."""
+        late = self.late_p99_ms or 0.0
+        return self.lag_p99_ms > MAX_LATENESS_MS or (late > MAX_LATENESS_MS and not self.capped)
+
+
+def generator_stats(load: LoadResult, *, open_loop: bool) -> GeneratorStats:
+    """Returns the generator's own figures of a load."""
+    start, end = load.measured
+    all_records = [record for records in load.records for record in records]
+    ended = sum(1 for record in all_records if start <= record.ended < end)
+    cpu_share = load.cpu_s / max(end - start, 1e-9)
+    lag = percentile(sorted(load.timer_lags_s), 0.99) * 1000 if load.timer_lags_s else 0.0
+    lateness = sorted((record.sent - record.intended) * 1000 for record in all_records if start <= record.intended < end)
+    late = percentile(lateness, 0.99) if open_loop and lateness else None
+    warnings = []
+    if cpu_share > MAX_CPU_SHARE:
+        warnings.append(f"the generator used {cpu_share:.0%} of a core; its own speed may be what was measured")
+    if lag > MAX_LATENESS_MS:
+        warnings.append(f"the generator's timer was {lag:.1f} ms late at p99: it did not get a core when it needed one; run it elsewhere")
+    if late is not None and late > MAX_LATENESS_MS and not load.capped:
+        warnings.append(f"requests were sent {late:.1f} ms late at p99, which their latencies include")
+    if load.capped:
+        warnings.append(f"{load.capped} requests waited for a connection, which their latencies include; raise --max-connections")
+    return GeneratorStats(cpu_share, load.cpu_s / max(ended, 1) * 1e6, lag, late, load.capped, load.peak_connections, warnings)

@@ -1,6 +1,11 @@
 """Runs a graph of a bundle under ONNX Runtime's profiler: how long each node takes, by layer, by kind of operator, and within attention.
 
 ONNX Runtime measures kernels. Attention is one kernel for all heads of a layer, which are of one size, so that a head's time is its share.
+
+Which layer a node belongs to follows from the attention before and behind it; names say too little after fusion. A layer begins with the
+matrices whose products attention reads, which come after the norm of the layer before, and ends with its last norm. What comes before the
+first layer is `embeddings`, what comes after the last one `head`. In a model without a norm before its first layer, as XLNet is, the first
+matrices count as embeddings.
 """
 
 from __future__ import annotations
@@ -8,7 +13,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +23,123 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
 
-from bertserve.export.analyze.layers import Node, find_attention, find_parts
 from bertserve.export.errors import GraphError
+from bertserve.export.progress import time_runs
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec
 
+EMBEDDINGS, HEAD = "embeddings", "head"
+_FUSED = frozenset({"Attention", "MultiHeadAttention", "QAttention", "GroupQueryAttention"})
+_NORMS = frozenset({"LayerNormalization", "SkipLayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"})
+_NORMS_OF_A_LAYER = 2
+
 RUNS = (5, 50)  # at least, at most, of each length
 _SUFFIX = "_kernel_time"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a graph.
+
+    Attributes:
+        op: Its operator.
+        inputs: Names of the values that it reads.
+        outputs: Names of the values that it gives.
+    """
+
+    op: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+
+def find_parts(nodes: Sequence[Node]) -> list[str]:
+    """Returns the part that each node belongs to: `embeddings`, `layer 1` and so on, `head`.
+
+    Args:
+        nodes: All nodes, each after those whose outputs it reads.
+
+    Returns:
+        The parts in the order of the nodes; all are `head` where there is no attention.
+    """
+    producers = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
+    marks = find_attention(nodes)
+    depths: list[int] = []
+    for i, node in enumerate(nodes):
+        above = max((depths[producer] for producer in _sources(node, producers)), default=0)
+        depths.append(above + (i in marks))
+    last = max(depths, default=0)
+    owners = list(depths)
+    for core in _cores(nodes, marks):
+        for i in _feeding(core, nodes, producers):
+            owners[i] = max(owners[i], depths[core])
+    head = _after_last_norm(nodes, owners, producers, last)
+    return [HEAD if i in head or not last else f"layer {owner}" if owner else EMBEDDINGS for i, owner in enumerate(owners)]
+
+
+def find_attention(nodes: Sequence[Node]) -> set[int]:
+    """Returns where attention is: its fused operators, and the softmax of each layer in which it is not fused."""
+    return {i for i, node in enumerate(nodes) if node.op in _FUSED or node.op == "Softmax"}
+
+
+def _sources(node: Node, producers: dict[str, int]) -> list[int]:
+    return [producers[name] for name in node.inputs if name in producers]
+
+
+def _cores(nodes: Sequence[Node], marks: Iterable[int]) -> set[int]:
+    """Returns the nodes that read queries, keys and values: attention, and behind a softmax the product with the values."""
+    consumers: dict[str, list[int]] = {}
+    for i, node in enumerate(nodes):
+        for name in node.inputs:
+            consumers.setdefault(name, []).append(i)
+    found: set[int] = set()
+    for mark in marks:
+        found.add(mark)
+        open_ = [mark] if nodes[mark].op == "Softmax" else []
+        while open_:
+            readers = [reader for name in nodes[open_.pop()].outputs for reader in consumers.get(name, ())]
+            found.update(reader for reader in readers if nodes[reader].op == "MatMul")
+            open_ += [reader for reader in readers if nodes[reader].op in ("Cast", "Where", "Dropout", "Mul")]
+    return found
+
+
+def _feeding(core: int, nodes: Sequence[Node], producers: dict[str, int]) -> set[int]:
+    """Returns the nodes between a part of attention and the norm before it."""
+    found: set[int] = set()
+    open_ = [core]
+    while open_:
+        for source in _sources(nodes[open_.pop()], producers):
+            if source not in found and nodes[source].op not in _NORMS and _reads_norm(source, nodes, producers):
+                found.add(source)
+                open_.append(source)
+    return found
+
+
+def _reads_norm(start: int, nodes: Sequence[Node], producers: dict[str, int]) -> bool:
+    """Returns whether there is a norm above a node: what has none, as the mask and the positions, belongs to no layer."""
+    seen, open_ = {start}, [start]
+    while open_:
+        for source in _sources(nodes[open_.pop()], producers):
+            if nodes[source].op in _NORMS:
+                return True
+            if source not in seen:
+                seen.add(source)
+                open_.append(source)
+    return False
+
+
+def _after_last_norm(nodes: Sequence[Node], owners: Sequence[int], producers: dict[str, int], last: int) -> set[int]:
+    """Returns the nodes of the last layer that come after as many norms as any layer has, of which a head may have one more."""
+    norms = Counter(owner for node, owner in zip(nodes, owners, strict=True) if node.op in _NORMS)
+    own = norms[1] if last > 1 else min(_NORMS_OF_A_LAYER, norms[1])
+    passed: list[int] = []
+    for i, node in enumerate(nodes):
+        above = max((passed[source] for source in _sources(node, producers)), default=0)
+        passed.append(above + (node.op in _NORMS and owners[i] == last))
+    return {
+        i
+        for i, (node, owner) in enumerate(zip(nodes, owners, strict=True))
+        if owner == last and own and (passed[i] > own or (passed[i] == own and node.op not in _NORMS))
+    }
 
 
 @dataclass(frozen=True)
@@ -112,7 +227,7 @@ def _profile(
     feed = make_feed(inputs, length, pad_id)
     try:
         session = ort.InferenceSession(str(path), _options(path.with_name(f"profile-{length}")), providers=["CPUExecutionProvider"])
-        runs = run_for(lambda: session.run(None, feed), seconds)
+        runs = time_runs(lambda: session.run(None, feed), RUNS, seconds)
         written = Path(session.end_profiling())
     except Exception as error:  # onnxruntime's pybind exceptions share no base class but Exception
         raise GraphError(f"the graph cannot be profiled at {length} tokens: {error}") from error
@@ -133,18 +248,6 @@ def _profile(
     found.sort(key=lambda node: order[node.part])
     of_parts = {parts[i]: count for i in sorted(marks) if (count := heads[i]) is not None}
     return Profile(length, 1000 * statistics.median(runs), len(runs), found, of_parts)
-
-
-def run_for(run: Any, seconds: float) -> list[float]:
-    """Returns the seconds of runs, after one that is not timed."""
-    run()
-    times: list[float] = []
-    least, most = RUNS
-    while len(times) < least or (len(times) < most and sum(times) < seconds):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return times
 
 
 def make_feed(inputs: Sequence[InputSpec], length: int, pad_id: int) -> dict[str, Any]:
@@ -183,7 +286,6 @@ def _heads(node: ir.Node) -> int | None:
 
 
 def _place(part: str) -> tuple[int, int]:
-    """Returns where a part stands in the model."""
     name, _, number = part.partition(" ")
     return ("embeddings", "layer", "head").index(name), int(number or 0)
 

@@ -1,28 +1,196 @@
-"""Measures a model, and others that differ from it in one thing, as long as there is time."""
+"""Measures a model, and others that differ from it in one thing, as long as there is time.
+
+Their graphs are made as an export makes them, float32 and int8 by `--quick`, without its evidence. Where there are no weights they are random,
+because how long a run takes does not depend on their values. Such a model is an encoder without a head and without a tokenizer, so that all
+layers are whole and every text is as long as it is said to be.
+"""
 
 from __future__ import annotations
 
+import copy
 import gc
+import inspect
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from bertserve.export.analyze.build import build_fp32, build_int8
-from bertserve.export.analyze.random_model import random_checkpoint, read_config, shape_of, with_shape
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModel, BertConfig, PreTrainedModel, initialization
+
+from bertserve.export import cpu, trace
+from bertserve.export.analyze.profiling import make_feed
 from bertserve.export.analyze.shapes import LENGTHS, MIDDLE, NAMED, Axis, Shape, choose_lengths, variants
 from bertserve.export.analyze.timing import BuiltGraph, Timing, measure_apart
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.errors import ExportError
+from bertserve.export.checkpoint.signature import INPUTS
+from bertserve.export.checkpoint.source import read_with_transformers
+from bertserve.export.errors import CheckpointError, ExportError
+from bertserve.export.graph import onnx_files
+from bertserve.export.inference import Feed
+from bertserve.export.int8 import quantize
 from bertserve.export.progress import Progress, stage
 from bertserve.export.tasks import feature_extraction
-from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.bundle.manifest import Flops
+from bertserve.service.bundle.graph_spec import Evidence, GraphSpec, Precision
+from bertserve.service.bundle.manifest import Flops, TokenizerSpec
 
+_SPREAD = 0.05  # of the random weights
+_DEFAULT_LENGTH = 512
+
+TEXTS, TOKENS = 16, 16  # for int8: scales of random weights need be no good, and few texts are soon seen
 CELL_SECONDS = 2.0  # for the runs of a length
+
+
+def read_config(source: str) -> Any:
+    """Returns the configuration of a named shape, or of a `config.json` or its folder.
+
+    Raises:
+        CheckpointError: It cannot be read, or does not say the shape.
+    """
+    if source in NAMED:
+        return with_shape(BertConfig(), NAMED[source])
+    path = Path(source)
+    config = read_with_transformers(f"the configuration `{source}`", AutoConfig.from_pretrained, path if path.is_dir() else path.absolute())
+    shape_of(config)
+    return config
+
+
+def shape_of(config: Any) -> Shape:
+    """Returns the shape that a configuration has.
+
+    Raises:
+        CheckpointError: It does not say its layers, heads or hidden size.
+    """
+    values = [getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")]
+    if not all(isinstance(value, int) for value in values):
+        raise CheckpointError(
+            f"a {type(config).__name__} does not say its layers, heads and hidden size, {values}; give a BERT-like encoder's."
+        )
+    inner = _inner_name(config)
+    layers, heads, hidden = (int(value) for value in values if value is not None)
+    return Shape(layers, heads, hidden, None if inner is None else int(getattr(config, inner)))
+
+
+def with_shape(config: Any, shape: Shape) -> Any:
+    """Returns a copy of a configuration with another shape."""
+    changed = copy.deepcopy(config)
+    changed.num_hidden_layers, changed.num_attention_heads, changed.hidden_size = shape.layers, shape.heads, shape.hidden
+    inner = _inner_name(config)
+    if inner is not None and shape.inner is not None:
+        setattr(changed, inner, shape.inner)
+    return changed
+
+
+def random_checkpoint(config: Any) -> Checkpoint:
+    """Returns an encoder of random weights, as the stages of an export take it.
+
+    Raises:
+        CheckpointError: transformers has no encoder of this configuration, or none that reads token ids.
+    """
+    try:
+        # ordinary ones take a hundred times as long to draw
+        with initialization.no_init_weights():
+            model = AutoModel.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"transformers makes no encoder of this {type(config).__name__} ({shape_of(config)}): {error}.") from error
+    _fill(model)
+    taken = inspect.signature(model.forward).parameters
+    if model.main_input_name not in INPUTS:
+        raise CheckpointError(f"{type(model).__name__} reads `{model.main_input_name}`, not token ids; only models of text are analyzed.")
+    return Checkpoint(
+        source="random weights",
+        model=model,
+        task=feature_extraction.TASK.name,
+        inputs=tuple(INPUTS[name] for name in taken if name in INPUTS),
+        outputs=feature_extraction.TASK.outputs,
+        labels=(),
+        activation="none",
+        tokenizer=None,
+        tokenizer_json="",
+        tokenizer_spec=TokenizerSpec(
+            sha256="",
+            max_length=int(getattr(config, "max_position_embeddings", None) or _DEFAULT_LENGTH),
+            pad_id=max(config.pad_token_id or 0, 0),  # some configurations name -1
+            padding_side="right",
+            single=(),
+            pair=(),
+            cls_index=None,
+            subword_prefix=None,
+            mask=None,
+        ),
+    )
+
+
+def _inner_name(config: Any) -> str | None:
+    """Returns the name of the field that has the feed-forward block's size, which has no common one."""
+    return next((name for name in ("intermediate_size", "hidden_dim", "ffn_dim") if isinstance(getattr(config, name, None), int)), None)
+
+
+def _fill(model: PreTrainedModel) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1:
+                parameter.uniform_(-_SPREAD, _SPREAD, generator=generator)
+            else:
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+
+
+def build_fp32(checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
+    """Makes the float32 graph in a folder.
+
+    Raises:
+        GraphError: The model cannot be traced.
+    """
+    raw = folder / "raw.onnx"
+    traced = trace.trace(checkpoint, raw)
+    optimized = cpu.optimize(raw, replace(checkpoint, inputs=traced.inputs), traced.form)
+    onnx_files.remove(raw)
+    return _describe(optimized.path, replace(checkpoint, inputs=traced.inputs), "fp32", optimized.form)
+
+
+def build_int8(fp32: BuiltGraph, checkpoint: Checkpoint, folder: Path) -> BuiltGraph:
+    """Makes the int8 graph of a float32 one in the same folder, whatever its error.
+
+    Raises:
+        GraphError: There is no matrix to quantize.
+    """
+    path = folder / "int8.onnx"
+    feeds = _random_feeds(fp32.spec, checkpoint)
+    quantize.quantize(fp32.path, path, folder, feeds, feeds, max_error=inf, quick=True)
+    return _describe(path, replace(checkpoint, inputs=fp32.spec.inputs), "int8", f"{fp32.spec.form}, int8 by --quick")
+
+
+def _random_feeds(graph: GraphSpec, checkpoint: Checkpoint) -> Sequence[Feed]:
+    """Returns texts of random tokens as the graph's inputs."""
+    rng = np.random.default_rng(0)
+    embeddings: Any = checkpoint.model.get_input_embeddings()
+    length = min(TOKENS, checkpoint.tokenizer_spec.max_length)
+    feed = make_feed(graph.inputs, length, checkpoint.tokenizer_spec.pad_id)
+    ids = next(spec.name for spec in graph.inputs if spec.fill == "token_ids")
+    return [feed | {ids: rng.integers(0, embeddings.weight.shape[0], (1, length))} for _ in range(TEXTS)]
+
+
+def _describe(path: Path, checkpoint: Checkpoint, precision: Precision, form: str) -> BuiltGraph:
+    unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
+    spec = GraphSpec(
+        file=path.name,
+        sha256="",
+        provider="cpu",
+        precision=precision,
+        form=form,
+        default=True,
+        batch_invariant=False,
+        inputs=checkpoint.inputs,
+        outputs=checkpoint.outputs,
+        evidence=unknown,
+    )
+    return BuiltGraph(path, spec, checkpoint.tokenizer_spec.pad_id, sum(file.stat().st_size for file in onnx_files.files(path)))
 
 
 @dataclass(frozen=True)
@@ -124,7 +292,8 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
     """
     checkpoint, config = _base(spec.source)
     base = shape_of(config)
-    lengths = choose_lengths(spec.lengths, LENGTHS, checkpoint.max_length)
+    lengths = choose_lengths(spec.lengths, LENGTHS, checkpoint.tokenizer_spec.max_length)
+    middle = min(lengths, key=lambda length: abs(length - MIDDLE))  # at which shapes are compared
     others = [(axis, shape) for axis in spec.axes for shape in variants(base, axis) if shape != base]
     named = {"the model itself": None} | {f"{axis}: {shape}": (axis, shape) for axis, shape in others}
     points: list[Point] = []
@@ -139,7 +308,7 @@ def run_sweep(spec: SweepSpec, progress: Progress) -> Sweep:
         else:
             axis, shape = chosen
             try:
-                points += _measure(random_checkpoint(with_shape(config, shape)), axis, shape, spec, [_middle(lengths)], progress)
+                points += _measure(random_checkpoint(with_shape(config, shape)), axis, shape, spec, [middle], progress)
             except ExportError as error:
                 omitted.append(f"{name}: {error}")
         gc.collect()
@@ -159,7 +328,6 @@ def _base(source: str) -> tuple[Checkpoint, object]:
 def _measure(
     checkpoint: Checkpoint, axis: Axis | Literal["base"], shape: Shape, spec: SweepSpec, lengths: Sequence[int], progress: Progress
 ) -> Iterator[Point]:
-    """Yields the points of a model, one a precision."""
     parameters, flops = sum(parameter.numel() for parameter in checkpoint.model.parameters()), checkpoint.flops
     with tempfile.TemporaryDirectory(prefix="bert-export-analyze-") as name:
         folder = Path(name)
@@ -171,14 +339,5 @@ def _measure(
                 with stage(progress, "build", f"{shape}, int8"):
                     graph = build_int8(fp32, checkpoint, folder)
             with stage(progress, "measure", f"{shape}, {precision}"):
-                timings = _timings(graph, lengths, spec)
+                timings = measure_apart(graph, lengths, batch=spec.batch, seconds=min(CELL_SECONDS, spec.seconds / 20))
             yield Point(axis, shape, precision, parameters, graph.bytes, flops, timings)
-
-
-def _timings(graph: BuiltGraph, lengths: Sequence[int], spec: SweepSpec) -> list[Timing]:
-    return measure_apart(graph, lengths, batch=spec.batch, seconds=min(CELL_SECONDS, spec.seconds / 20))
-
-
-def _middle(lengths: Sequence[int]) -> int:
-    """Returns the length at which shapes are compared: the one nearest to `MIDDLE`."""
-    return min(lengths, key=lambda length: abs(length - MIDDLE))

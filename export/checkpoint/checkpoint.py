@@ -1,28 +1,36 @@
-"""A loaded checkpoint as one plain record: a PyTorch model, a clean `tokenizer.json`, and what the later stages need to know of both."""
+"""A loaded checkpoint as one plain record: a PyTorch model, a clean `tokenizer.json`, and what the later stages need to know of both.
+
+Its floating-point operations are counted while the model runs, because layers may be shared and weights stand in any kind of product.
+Matrix products and convolutions are counted, two operations for each multiplication with its addition, at three lengths. What is the same
+at all lengths is left out: layers on [CLS] alone, and tables of relative positions, which a batch needs once.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
-from bertserve.export.checkpoint.card_metadata import CardMetadata
-from bertserve.export.checkpoint.flops import count_flops
+from bertserve.export.checkpoint.source import CardMetadata
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
 from bertserve.service.bundle.manifest import (
     Activation,
-    AddedToken,
     Embedding,
     Flops,
     MaskToken,
-    Piece,
-    Side,
     SpecialPiece,
     Task,
     TokenizerSpec,
 )
+
+MAX_LENGTH = 32  # tokens; counts are exact at any length, and a large model should not take seconds
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,6 @@ class Checkpoint:
     """Everything the later stages need of a checkpoint.
 
     Attributes:
-        name: Name of the source's last path component.
         source: Name of a local folder, or the hub id.
         revision: Hub revision, if any.
         commit: The hub's commit that was loaded, or None for a local folder.
@@ -43,29 +50,15 @@ class Checkpoint:
         activation: What turns logits into scores.
         tokenizer: The Hugging Face tokenizer, for the reference side of parity.
         tokenizer_json: Fast tokenizer without truncation and padding.
-        max_length: Usable length in tokens, special tokens counted.
-        pad_id: Padding token id.
-        padding_side: `left` or `right`.
-        single: Special-token template of one text.
-        pair: Special-token template of a pair.
-        cls_index: Position of [CLS] in both templates: 0, -1 for the end, or None.
-        subword_prefix: Prefix of a token that continues a word, or None.
-        mask: The mask token, for fill-mask.
-        added_tokens: Tokens that training added and that a text may spell.
+        tokenizer_spec: What the manifest says of it, without the digest of its file.
         card: The checkpoint's README.md, if it has one.
         card_metadata: What it says of license, language and data.
         embedding: How a text's vector is computed, for feature extraction.
-        pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
         attention_heads: Heads of each layer, where the graph gives attention maps out; else none.
         ignored_weights: Patterns of the names of weights that the model may leave unused, because the user said so.
-        truncation_side: At which end the tokenizer cuts a text over the length.
     """
 
-    name: str
     source: str
-    revision: str | None
-    commit: str | None
-    weights_sha256: str
     model: PreTrainedModel
     task: Task
     inputs: tuple[InputSpec, ...]
@@ -74,22 +67,20 @@ class Checkpoint:
     activation: Activation
     tokenizer: Any
     tokenizer_json: str
-    max_length: int
-    pad_id: int
-    padding_side: Side
-    single: tuple[Piece, ...]
-    pair: tuple[Piece, ...]
-    cls_index: int | None
-    subword_prefix: str | None
-    mask: MaskToken | None
-    added_tokens: tuple[AddedToken, ...]
-    card: str | None
-    card_metadata: CardMetadata
+    tokenizer_spec: TokenizerSpec
+    revision: str | None = None
+    commit: str | None = None
+    weights_sha256: str = ""
+    card: str | None = None
+    card_metadata: CardMetadata = field(default_factory=CardMetadata)
     embedding: Embedding | None = None
-    pairs_only: bool = False
     attention_heads: tuple[int, ...] = ()
     ignored_weights: tuple[str, ...] = ()
-    truncation_side: Side = "right"
+
+    @property
+    def mask(self) -> MaskToken | None:
+        """The mask token, for fill-mask."""
+        return self.tokenizer_spec.mask
 
     @property
     def attention_size(self) -> tuple[int, int]:
@@ -114,31 +105,90 @@ class Checkpoint:
         Args:
             length: Tokens, special tokens counted.
         """
-        word = 0 if self.pad_id else 1
-        place = next((i for i, piece in enumerate(self.single) if not isinstance(piece, SpecialPiece)), 0)
-        before, after = (
-            [piece.id for piece in side if isinstance(piece, SpecialPiece)] for side in (self.single[:place], self.single[place:])
-        )
+        word, single = 0 if self.tokenizer_spec.pad_id else 1, self.tokenizer_spec.single
+        place = next((i for i, piece in enumerate(single) if not isinstance(piece, SpecialPiece)), 0)
+        before, after = ([piece.id for piece in side if isinstance(piece, SpecialPiece)] for side in (single[:place], single[place:]))
         return [*before, *[word] * (length - len(before) - len(after)), *after][-length:]
-
-    def tokenizer_spec(self, sha256: str) -> TokenizerSpec:
-        """Returns the manifest's entry of the tokenizer, given the digest of its file."""
-        facts = (
-            "max_length",
-            "pad_id",
-            "padding_side",
-            "single",
-            "pair",
-            "cls_index",
-            "subword_prefix",
-            "mask",
-            "pairs_only",
-            "added_tokens",
-            "truncation_side",
-        )
-        return TokenizerSpec.model_validate({"sha256": sha256} | {fact: getattr(self, fact) for fact in facts})
 
     @cached_property
     def flops(self) -> Flops:
         """Floating-point operations of a text, counted on first access by running the model."""
-        return count_flops(self.model, self.inputs, self.example_ids, max_length=self.max_length)
+        return count_flops(self.model, self.inputs, self.example_ids, max_length=self.tokenizer_spec.max_length)
+
+
+def count_flops(
+    model: PreTrainedModel, inputs: Sequence[InputSpec], example_ids: Callable[[int], Sequence[int]], *, max_length: int
+) -> Flops:
+    """Returns the operations of a text: those that grow with its tokens, and those that grow with their square.
+
+    A head that reads every position is counted at all of them. The exception is a masked language model, whose graphs run the head on the
+    masks alone: if there is an input `mask_index`, the head is given one position, so that its count does not grow.
+
+    Args:
+        model: In evaluation mode, with eager attention, so that every product is an operator of its own.
+        inputs: The graph's inputs.
+        example_ids: Returns the token ids of a text of so many tokens.
+        max_length: Usable length in tokens.
+    """
+    longest = min(max_length, MAX_LENGTH)
+    lengths = [max(longest // 4, 1), max(longest // 2, 2), max(longest, 3)]
+    masked = any(spec.fill == "mask_index" for spec in inputs)
+    with torch.no_grad(), _head_on_one_position(model) if masked else nullcontext():
+        counts = [_count_operations(model, inputs, example_ids(length)) for length in lengths]
+    return fit_terms(lengths, counts)
+
+
+def fit_terms(lengths: Sequence[int], counts: Sequence[int]) -> Flops:
+    """Returns the two terms of `constant + linear * S + quadratic * S**2` through three points, neither below what is possible.
+
+    Args:
+        lengths: Three, ascending, in tokens.
+        counts: Operations at each length.
+    """
+    (s, t, u), (x, y, z) = lengths, counts
+    first, second = (y - x) / (t - s), (z - y) / (u - t)
+    quadratic = max((second - first) / (u - s), 0.0)
+    linear = first - quadratic * (s + t) if quadratic else (z - x) / (u - s)
+    return Flops(linear=max(linear, 1.0), quadratic=quadratic)
+
+
+def _count_operations(model: PreTrainedModel, inputs: Sequence[InputSpec], ids: Sequence[int]) -> int:
+    values = {"token_ids": ids, "attention_mask": [1] * len(ids), "type_ids": [0] * len(ids)}
+    feed = {spec.name: torch.tensor([values[spec.fill]]) for spec in inputs if spec.fill in values}
+    counter = _FlopCounter()
+    with counter:
+        model(**feed)
+    return counter.total
+
+
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # of its metaclass
+    """Sums the operations of all operators, by PyTorch's own formulas.
+
+    PyTorch's FlopCounterMode also tracks modules, by hooks for gradients, and here there are no gradients.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        formula = flop_registry.get(func.overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+@contextmanager
+def _head_on_one_position(model: PreTrainedModel) -> Iterator[None]:
+    """Makes the head read the encoder's first position alone until the block ends."""
+
+    def keep_first(module: torch.nn.Module, arguments: Any, output: Any) -> Any:
+        output["last_hidden_state"] = output["last_hidden_state"][:, :1]
+        return output
+
+    handle = model.base_model.register_forward_hook(keep_first)
+    try:
+        yield
+    finally:
+        handle.remove()

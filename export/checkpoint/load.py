@@ -15,22 +15,25 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from bertserve.export.checkpoint.attention_heads import count_heads
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.hidden_layers import choose_layers, number_layers
-from bertserve.export.checkpoint.modules_json import has_pooling
-from bertserve.export.checkpoint.padding import Padding, find_padding, settle_pad_token
-from bertserve.export.checkpoint.self_modifying import refuse_self_modifying
-from bertserve.export.checkpoint.sentence_transformers import SentenceSettings, read_sentence_settings
-from bertserve.export.checkpoint.signature import ATTENTION_INDEX, ATTENTIONS, MASK_INDEX, graph_outputs, model_inputs
+from bertserve.export.checkpoint.padding import Padding, find_padding, refuse_self_modifying, settle_pad_token
+from bertserve.export.checkpoint.sentence_transformers import SentenceSettings, has_pooling, read_sentence_settings
+from bertserve.export.checkpoint.signature import (
+    ATTENTION_INDEX,
+    ATTENTIONS,
+    MASK_INDEX,
+    choose_layers,
+    count_heads,
+    graph_outputs,
+    model_inputs,
+    number_layers,
+)
 from bertserve.export.checkpoint.source import SourceFiles, find_source, read_with_transformers
 from bertserve.export.checkpoint.task_head import adapt_head, choose_task, fixed_labels, judges_pairs, read_activation, read_labels
 from bertserve.export.checkpoint.tokenizer import (
-    find_cls_index,
+    describe_tokenizer,
     load_tokenizer,
-    read_added_tokens,
     read_mask_token,
-    read_subword_prefix,
     read_template,
     tokenizer_json,
     vocabulary_size,
@@ -122,21 +125,21 @@ def _describe(
     source, fixed, record = files.source, fixed_labels(model), TASKS[task]
     _check_vocabulary(source, model, vocabulary_size(tokenizer))
     inputs = model_inputs(model, tokenizer)
-    single, pair = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
-    _check_template(source, pair)
-    _check_types(source, config, inputs, (*single, *pair))
-    settle_pad_token(source, model, tokenizer, (*single, *pair))
+    templates = read_template(tokenizer, ("a",)), read_template(tokenizer, ("a", "b"))
+    pieces = (*templates[0], *templates[1])
+    _check_template(source, templates[1])
+    _check_types(source, config, inputs, pieces)
+    settle_pad_token(source, model, tokenizer, pieces)
     max_length = min(_usable_length(model, tokenizer), (sentences and sentences.max_length) or sys.maxsize)
     _check_length(source, task, max_length)
     padding = _padding(source, model, tokenizer, inputs, max_length)
-    added_tokens = read_added_tokens(tokenizer, (*single, *pair), padding.id)
     mask = read_mask_token(source, tokenizer) if record.fills_masks else None
+    spec = describe_tokenizer(tokenizer, templates, padding, max_length=max_length, mask=mask, pairs_only=judges_pairs(model))
     embedding = None
     if sentences is not None:
         given = choose_layers(model, tokenizer, layers)
         embedding = sentences.embedding(model, given, None if combine is None else number_layers(layers, given), combine or "concat")
     return Checkpoint(
-        name=Path(source.rstrip("/")).name,
         source=Path(source).name if files.is_local else source,
         revision=files.revision,
         commit=files.commit,
@@ -148,26 +151,15 @@ def _describe(
         labels=fixed or (read_labels(source, config) if record.labeled else ()),
         activation="softmax" if fixed else record.activation or read_activation(config),
         tokenizer=tokenizer,
-        tokenizer_json=tokenizer_json(tokenizer, mask, added_tokens),
-        added_tokens=added_tokens,
-        max_length=max_length,
-        pad_id=padding.id,
-        padding_side=padding.side,
-        single=single,
-        pair=pair,
-        cls_index=find_cls_index(tokenizer, single, pair),
-        subword_prefix=read_subword_prefix(tokenizer),
-        mask=mask,
+        tokenizer_json=tokenizer_json(tokenizer, spec),
+        tokenizer_spec=spec,
         card=files.card,
         card_metadata=files.card_metadata,
         embedding=embedding,
-        pairs_only=judges_pairs(model),
-        truncation_side=tokenizer.truncation_side,
     )
 
 
 def _with_attention(checkpoint: Checkpoint) -> Checkpoint:
-    """Returns the checkpoint with a graph that gives attention maps out."""
     heads = count_heads(checkpoint.model, checkpoint.tokenizer)
     inputs, outputs = (*checkpoint.inputs, ATTENTION_INDEX), (*checkpoint.outputs, ATTENTIONS)
     return replace(checkpoint, inputs=inputs, outputs=outputs, attention_heads=heads)
@@ -188,7 +180,6 @@ def _check_vocabulary(source: str, model: PreTrainedModel, vocabulary: int) -> N
 
 
 def _check_length(source: str, task: Task, max_length: int) -> None:
-    """Refuses a model that is too short for its task."""
     least = TASKS[task].min_length
     if max_length < least:
         raise CheckpointError(

@@ -286,7 +286,6 @@ def _sort_tensors(
 
 
 def _merge_with_peft(adapter: LoraAdapter, model: PreTrainedModel) -> None:
-    """Merges the updates into the model's linear layers, in place."""
     if not adapter.updates:
         return
     # peft takes seconds to import, and is not installed everywhere

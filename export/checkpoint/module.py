@@ -1,5 +1,12 @@
 """Loads a module of the user's own: runs the code of a file that the user names and trusts, and makes a checkpoint of what it returns.
 
+    def make():
+        module = Tagger()
+        module.load_state_dict(safetensors.torch.load_file("tagger.safetensors"))
+        return {"module": module, "tokenizer": "tokenizer.json", "task": "token-classification", "labels": ["O", "PER"], "pad_token": "[PAD]"}
+
+The function returns a `ModuleSpec`, or a dictionary of its fields, so that the file imports nothing of bertserve.
+
 This is the only place that runs code which does not come with the exporter or its packages. It is asked for with two flags of
 `bert-export`, and neither a checkpoint nor a bundle can ask for it.
 """
@@ -10,7 +17,8 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,16 +26,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import ModelOutput
 
-from bertserve.export.checkpoint.card_metadata import CardMetadata
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.module_spec import ModuleSpec
 from bertserve.export.checkpoint.padding import find_padding
 from bertserve.export.checkpoint.signature import INPUTS, graph_outputs
 from bertserve.export.checkpoint.task_head import read_activation, read_labels
 from bertserve.export.checkpoint.tokenizer import (
-    find_cls_index,
-    read_added_tokens,
-    read_subword_prefix,
+    describe_tokenizer,
     read_template,
     tokenizer_json,
     vocabulary_size,
@@ -35,6 +39,35 @@ from bertserve.export.checkpoint.tokenizer import (
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Embedding, Pooling
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleSpec:
+    """A PyTorch module with all that a checkpoint of transformers says in its files.
+
+    Attributes:
+        module: Takes `input_ids` and, where its `forward` has parameters of these names, `attention_mask` and `token_type_ids`, int64
+            [rows, length]. Returns float32 logits [rows, labels], of a tagger [rows, length, labels], of a reader a tuple of two
+            [rows, length], and without a head vectors [rows, length, values].
+        tokenizer: A `tokenizer.json`, with its special tokens in its post-processor; a relative path begins at the factory's file.
+        task: `text-classification`, `token-classification`, `question-answering` or `feature-extraction`.
+        pad_token: The token that fills up rows; it stands in no text.
+        labels: Names by id, of a classification.
+        problem_type: `single_label_classification`, `multi_label_classification` or `regression`, which says what turns logits into scores.
+        cls_token: What stands for "no answer" in question answering.
+        max_length: Usable length in tokens, special tokens counted.
+        pooling: What makes one vector of a text's, for feature-extraction.
+    """
+
+    module: torch.nn.Module
+    tokenizer: str | Path
+    task: str
+    pad_token: str
+    labels: Sequence[str] = field(default=())
+    problem_type: str = "single_label_classification"
+    cls_token: str | None = None
+    max_length: int = 512
+    pooling: Pooling = "mean"
 
 
 class _Config(PreTrainedConfig):  # type: ignore[misc]  # untyped in transformers
@@ -90,17 +123,14 @@ def load_module(reference: str) -> Checkpoint:
     )
     model = _Module(config, spec.module, tuple(output.name for output in task.outputs), vocabulary_size(spec_tokenizer)).eval().float()
     inputs = tuple(INPUTS[name] for name in names)
-    single, pair = read_template(spec_tokenizer, ("a",)), read_template(spec_tokenizer, ("a", "b"))
+    templates = read_template(spec_tokenizer, ("a",)), read_template(spec_tokenizer, ("a", "b"))
     with torch.no_grad():
         width = _check_outputs(reference, spec, model, names, vocabulary_size(spec_tokenizer))
         padding = find_padding(model, spec_tokenizer, names, spec.max_length)
-    added_tokens = read_added_tokens(spec_tokenizer, (*single, *pair), padding.id)
+    tokenizer_spec = describe_tokenizer(spec_tokenizer, templates, padding, max_length=spec.max_length)
     embedding = Embedding(pooling=spec.pooling, normalize=False, dimensions=width) if task.embeds else None
     return Checkpoint(
-        name=path.stem,
         source=f"{path.name}:{factory}",
-        revision=None,
-        commit=None,
         weights_sha256=_digest(spec.module),
         model=model,
         task=spec.task,
@@ -109,20 +139,9 @@ def load_module(reference: str) -> Checkpoint:
         labels=read_labels(reference, config) if task.labeled else (),
         activation=task.activation or read_activation(config),
         tokenizer=spec_tokenizer,
-        tokenizer_json=tokenizer_json(spec_tokenizer, None, added_tokens),
-        added_tokens=added_tokens,
-        max_length=spec.max_length,
-        pad_id=padding.id,
-        padding_side=padding.side,
-        single=single,
-        pair=pair,
-        cls_index=find_cls_index(spec_tokenizer, single, pair),
-        subword_prefix=read_subword_prefix(spec_tokenizer),
-        mask=None,
-        card=None,
-        card_metadata=CardMetadata(),
+        tokenizer_json=tokenizer_json(spec_tokenizer, tokenizer_spec),
+        tokenizer_spec=tokenizer_spec,
         embedding=embedding,
-        truncation_side=spec_tokenizer.truncation_side,
     )
 
 
@@ -139,7 +158,6 @@ def _split(reference: str) -> tuple[Path, str]:
 
 
 def _call(path: Path, factory: str) -> ModuleSpec:
-    """Runs the file and its factory."""
     name = f"bertserve_module_{path.stem}"
     found = importlib.util.spec_from_file_location(name, path)
     if found is None or found.loader is None:
@@ -223,7 +241,6 @@ def _check_outputs(reference: str, spec: ModuleSpec, model: _Module, names: list
 
 
 def _digest(module: torch.nn.Module) -> str:
-    """Returns the digest over a module's weights and their names."""
     hasher = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         hasher.update(name.encode())

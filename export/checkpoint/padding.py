@@ -2,12 +2,18 @@
 
 A decoder's classifier reads the last token that is no padding, and it knows padding by the id that its configuration names. So the id
 counts, and not only the mask. With an id that the configuration does not name the last position would be read, which is padding.
+
+These are the first runs of the model. A model that replaces layers of its own while it reads is refused then, because its answers depend on
+what it has read before. BigBird is one: a short text switches it for good to full attention, in place of the sparse attention that its
+configuration names. A graph of either attention differs from what transformers answers with the other, and only the checkpoint's owner can
+say which is meant.
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +125,6 @@ def _is_row(id_: int | None, model: PreTrainedModel) -> bool:
 
 
 def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max_length: int, padding: Padding) -> bool:
-    """Compares a text's outputs with padding and without."""
     short, long = "A", "Another text, which is a good deal longer than the one before it."
     side, cut = padding.side, {"truncation": True, "max_length": max_length, "return_tensors": "pt", "return_token_type_ids": True}
     batch = tokenizer([short, long], padding=True, padding_side=side, **cut)
@@ -137,3 +142,42 @@ def _tolerates(model: PreTrainedModel, tokenizer: Any, names: Sequence[str], max
         if not torch.allclose(padded[:1], expected, rtol=0, atol=MAX_DIFFERENCE):
             return False
     return True
+
+
+@contextmanager
+def refuse_self_modifying(source: str, model: PreTrainedModel) -> Iterator[None]:
+    """Compares a model's layers before and after the block, which runs it for the first time.
+
+    Args:
+        source: The checkpoint, for the message.
+        model: The model.
+
+    Raises:
+        CheckpointError: A layer is of another class afterwards.
+    """
+    classes_before, settings_before = _layer_classes(model), _effective_settings(model)
+    yield
+    for name, after in _layer_classes(model).items():
+        before = classes_before.get(name, after)
+        if after is before:
+            continue
+        changes = " and ".join(
+            f"`{key}` to {value!r} in place of {settings_before[key]!r}"
+            for key, value in _effective_settings(model).items()
+            if settings_before[key] != value
+        )
+        raise CheckpointError(
+            f"{type(model).__name__} of `{source}` puts a {after.__name__} in place of the {before.__name__} `{name}` when it reads a short text, "
+            "so its answers depend on what it read before. "
+            + (f"If all texts are to be read so, set {changes} in config.json." if changes else "Such a model is not understood.")
+        )
+
+
+def _layer_classes(model: PreTrainedModel) -> dict[str, type]:
+    return {name: type(module) for name, module in model.named_modules()}
+
+
+def _effective_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """Returns the plain fields of the configuration, with the values that the encoder holds of them where it holds any."""
+    fields = {key: value for key, value in model.config.to_dict().items() if isinstance(value, str | int | float | bool)}
+    return fields | {key: value for key, value in vars(model.base_model).items() if key in fields}

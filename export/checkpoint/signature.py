@@ -1,8 +1,14 @@
-"""The signature of a checkpoint's graph: its inputs and outputs by name, and how each output is read off the PyTorch model's own."""
+"""The signature of a checkpoint's graph: its inputs and outputs by name, and how each output is read off the PyTorch model's own.
+
+The layers of an encoder that an embedding graph gives out, and the attention that a graph gives out, are outputs of their own. Both are
+checked here: which layers the model has, and whether it returns its attention in the form that is served.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,7 +17,7 @@ from transformers import PreTrainedModel
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.graph_spec import InputSpec, OutputSpec
-from bertserve.service.bundle.manifest import LAST_FOUR, Embedding, Task
+from bertserve.service.bundle.manifest import LAST_FOUR, Embedding, Layers, Task
 
 INPUTS: dict[str, InputSpec] = {
     "input_ids": InputSpec(name="input_ids", fill="token_ids"),
@@ -20,11 +26,12 @@ INPUTS: dict[str, InputSpec] = {
 }
 MASK_INDEX = InputSpec(name="mask_index", fill="mask_index")
 ATTENTION_INDEX = InputSpec(name="attention_index", fill="attention_index")
-
 LAST_FOUR_LAYERS = "last_four_hidden_states"
 LAYERS = "hidden_states_"  # and their numbers
 ATTENTIONS = OutputSpec(name="attentions", kind="per_map")
 LAYER_ATTENTION = "attentions_"  # and the layer's number, from 0
+
+_TOLERANCE = 1e-3  # of the sum of a token's weights
 
 
 def model_inputs(model: PreTrainedModel, tokenizer: Any) -> tuple[InputSpec, ...]:
@@ -79,3 +86,107 @@ def read_output(outputs: Any, name: str) -> torch.Tensor:
         return weights
     tensor: torch.Tensor = outputs[name]
     return tensor
+
+
+def choose_layers(model: PreTrainedModel, tokenizer: Any, layers: Layers) -> Layers:
+    """Makes an encoder return the layers that are asked for; returns them as a manifest has them.
+
+    Args:
+        model: The encoder, which may run from now on.
+        tokenizer: Gives it a text.
+        layers: By name, or by the numbers of transformers' `hidden_states`: 0 for what the embeddings give, negative ones from the end.
+
+    Returns:
+        The name, or the numbers from 0 on, ascending, and with the last layer, which the graph gives out anyway.
+
+    Raises:
+        CheckpointError: It does not have them, or not of the shape of its last one.
+    """
+    if layers == "last":
+        return layers
+    if layers == "last_four" and (count := model.config.num_hidden_layers) < LAST_FOUR:
+        raise CheckpointError(f"the model has {count} layers, and --layers last_four needs {LAST_FOUR}; leave it out.")
+    model.config.output_hidden_states = True
+    if layers == "last_four":
+        return layers
+    depth = _depth(model, tokenizer)
+    if other := [layer for layer in layers if not -depth - 1 <= layer <= depth]:
+        raise CheckpointError(
+            f"--layers names {other[0]}, and the model has the layers 1 to {depth}, and 0 for what its embeddings give; or from the end -1 to "
+            f"{-depth - 1}."
+        )
+    numbers = [layer % (depth + 1) for layer in layers]
+    if len(set(numbers)) < len(numbers):
+        raise CheckpointError(f"--layers names a layer twice: {','.join(map(str, layers))}; name each once.")
+    return tuple(sorted({*numbers, depth})) if numbers != [depth] else "last"
+
+
+def number_layers(asked: Layers, given: Layers) -> tuple[int, ...]:
+    """Returns the layers that were asked for in their order, numbered as the manifest numbers them.
+
+    Args:
+        asked: What `choose_layers` took.
+        given: What it returned for that.
+    """
+    if isinstance(asked, str):
+        return (-1,) if asked == "last" else tuple(range(-LAST_FOUR, 0))
+    return (-1,) if isinstance(given, str) else tuple(layer % (given[-1] + 1) for layer in asked)
+
+
+def _depth(model: PreTrainedModel, tokenizer: Any) -> int:
+    """Returns the number of layers, counted on a text."""
+    with torch.no_grad():
+        outputs: Any = model(input_ids=torch.tensor([tokenizer("a")["input_ids"]]))
+    last, states = outputs.last_hidden_state, outputs.hidden_states
+    if states is None or any(state.shape != last.shape for state in states):
+        shapes = [] if states is None else [list(state.shape) for state in states]
+        raise CheckpointError(
+            f"{type(model).__name__} has layers of other shapes than its last one's {list(last.shape)}: {shapes}; export it without --layers."
+        )
+    return len(states) - 1
+
+
+@contextmanager
+def returning_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Makes a model return its attention; only where it is wanted, for all that of a long text is gigabytes."""
+    before = model.config.output_attentions
+    model.config.output_attentions = True
+    try:
+        yield
+    finally:
+        model.config.output_attentions = before
+
+
+def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+    """Returns the heads of each layer, as the model returns its attention.
+
+    Args:
+        model: With eager attention; others return none.
+        tokenizer: Gives it a text.
+
+    Raises:
+        CheckpointError: It returns none, or not for each token a weight of each token, whose sum is 1.
+    """
+    ids = torch.tensor([tokenizer("a b c")["input_ids"]])
+    with torch.no_grad(), returning_attention(model):
+        outputs: Any = model(input_ids=ids)
+    layers = outputs.get("attentions")
+    if layers is None:
+        raise CheckpointError(
+            f"{type(model).__name__} returns no attention of one text's tokens to each other; export it without --attentions."
+        )
+    length = ids.shape[1]
+    for number, weights in enumerate(layers):
+        if weights is None or tuple(weights.shape[:1] + weights.shape[2:]) != (1, length, length):
+            found = "none" if weights is None else f"a tensor of {list(weights.shape)}"
+            raise CheckpointError(
+                f"{type(model).__name__} returns {found} as the attention of layer {number} to a text of {length} tokens, and not one "
+                f"of [1, heads, {length}, {length}]; export it without --attentions."
+            )
+        sums = weights.sum(-1)
+        if weights.min() < 0 or (sums - 1).abs().max() > _TOLERANCE:
+            raise CheckpointError(
+                f"the attention of layer {number} of {type(model).__name__} is no share of each token: a token's weights add up to "
+                f"{sums.min():.3g} to {sums.max():.3g}, and the least is {weights.min():.3g}; export it without --attentions."
+            )
+    return tuple(int(weights.shape[1]) for weights in layers)

@@ -9,9 +9,10 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from bertserve.export.checkpoint.padding import Padding
 from bertserve.export.checkpoint.source import read_with_transformers
 from bertserve.export.errors import CheckpointError
-from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece
+from bertserve.service.bundle.manifest import AddedToken, MaskToken, Piece, SpecialPiece, TextPiece, TokenizerSpec
 
 
 def load_tokenizer(source: str, folder: Path) -> Any:
@@ -33,14 +34,44 @@ def load_tokenizer(source: str, folder: Path) -> Any:
     return tokenizer
 
 
-def read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> tuple[AddedToken, ...]:
-    """Returns the added tokens that a text may spell: all but those of the templates, of padding, of unknown text and of the mask.
+def describe_tokenizer(
+    tokenizer: Any,
+    templates: tuple[tuple[Piece, ...], tuple[Piece, ...]],
+    padding: Padding,
+    *,
+    max_length: int,
+    mask: MaskToken | None = None,
+    pairs_only: bool = False,
+) -> TokenizerSpec:
+    """Returns the manifest's entry of a tokenizer, without the digest of its file.
 
     Args:
         tokenizer: The tokenizer.
-        pieces: The pieces of its templates.
-        pad_id: The id of padding.
+        templates: Of one text, and of a pair.
+        padding: The padding that the model tolerates.
+        max_length: Usable length in tokens, special tokens counted.
+        mask: The mask token, for fill-mask.
+        pairs_only: Whether the model says how two texts go together, so that one alone means nothing to it.
     """
+    single, pair = templates
+    return TokenizerSpec(
+        sha256="",
+        max_length=max_length,
+        pad_id=padding.id,
+        padding_side=padding.side,
+        single=single,
+        pair=pair,
+        cls_index=_find_cls_index(tokenizer, single, pair),
+        subword_prefix=_read_subword_prefix(tokenizer),
+        mask=mask,
+        pairs_only=pairs_only,
+        added_tokens=_read_added_tokens(tokenizer, (*single, *pair), padding.id),
+        truncation_side=tokenizer.truncation_side,
+    )
+
+
+def _read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> tuple[AddedToken, ...]:
+    """Returns the added tokens that a text may spell: all but those of the templates, of padding, of unknown text and of the mask."""
     inert = {piece.id for piece in pieces if isinstance(piece, SpecialPiece)}
     inert |= {pad_id, tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.mask_token_id}
     return tuple(
@@ -50,7 +81,7 @@ def read_added_tokens(tokenizer: Any, pieces: Iterable[Piece], pad_id: int) -> t
     )
 
 
-def tokenizer_json(tokenizer: Any, mask: MaskToken | None, added_tokens: Iterable[AddedToken]) -> str:
+def tokenizer_json(tokenizer: Any, spec: TokenizerSpec) -> str:
     """Returns `tokenizer.json` without the truncation and padding settings of its training.
 
     The service reads special tokens that are spelled in a text as text. So the tokens that a text may spell are marked as not special:
@@ -64,11 +95,11 @@ def tokenizer_json(tokenizer: Any, mask: MaskToken | None, added_tokens: Iterabl
         document["added_tokens"] = [
             token for token in document["added_tokens"] if not token["special"] or token["id"] in named or token["content"] not in words
         ]
-    spelled = {token.id for token in added_tokens}
+    spelled = {token.id for token in spec.added_tokens}
     for token in document["added_tokens"]:
         if token["id"] in spelled:
             token["special"] = False
-        if mask is not None and token["id"] == mask.id:
+        if spec.mask is not None and token["id"] == spec.mask.id:
             token["special"] = token["normalized"] = False
     return json.dumps(document | {"truncation": None, "padding": None}, ensure_ascii=False)
 
@@ -95,7 +126,7 @@ def read_template(tokenizer: Any, texts: tuple[str, ...]) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
+def _find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece, ...]) -> int | None:
     """Returns the position of [CLS] in both templates: 0 for the first, -1 for the last, else None."""
     for index in (0, -1):
         pieces = single[index], pair[index]
@@ -104,7 +135,7 @@ def find_cls_index(tokenizer: Any, single: tuple[Piece, ...], pair: tuple[Piece,
     return None
 
 
-def read_subword_prefix(tokenizer: Any) -> str | None:
+def _read_subword_prefix(tokenizer: Any) -> str | None:
     """Returns the prefix of a token that continues a word, or None if white space begins a word instead."""
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     return model.get("continuing_subword_prefix") or None

@@ -1,19 +1,59 @@
-"""Loads a checkpoint's weights into its model, and refuses those that do not fit: a model with random parts would still answer."""
+"""Loads a checkpoint's weights into its model, and refuses those that do not fit: a model with random parts would still answer.
+
+transformers only warns of unexpected weights, those that the model has no place for. A classifier without the pooler of its pretraining is
+complete. One that leaves an encoder layer or an LSTM behind the encoder unread gives other answers than the model that was trained. So such
+a weight is harmless only where transformers has a model of this configuration that has it, with another head.
+
+Heads may be pruned: `pruned_heads` in config.json, layer -> heads.
+
+    {"pruned_heads": {"0": [1, 3], "5": [0]}}
+
+transformers 4 writes this, with matrices that lack the heads. transformers 5 reads such a checkpoint as one of wrong shapes. Here the model
+gets the attention that is left of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
+from unittest import mock
 
 import torch
-from transformers import PreTrainedModel
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForNextSentencePrediction,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
-from bertserve.export.checkpoint.pruned_heads import prune_while_loading
 from bertserve.export.checkpoint.source import SourceFiles, read_with_transformers
-from bertserve.export.checkpoint.unexpected_weights import refuse_unexpected_weights
 from bertserve.export.errors import CheckpointError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.bundle.manifest import Task
+
+# modules that only a training had: TinyBERT's matrices that compared its layers with those of its teacher
+_OF_TRAINING = ("fit_dense.",)
+_CLASSES = (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForNextSentencePrediction,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+# by the names of BERT's, RoBERTa's and ELECTRA's modules, and of DistilBERT's; the last one of each reads the heads
+_MODULE = re.compile(r"(?:^|\.)layer\.(\d+)\.attention\.(?:(?P<head>self\.(?:query|key|value)|[qkv]_lin)|output\.dense|out_lin)$")
 
 
 def load_model(files: SourceFiles, task: Task, auto_class: Any, config: Any, ignored_weights: Sequence[str] = ()) -> PreTrainedModel:
@@ -88,3 +128,121 @@ def _refuse_not_finite(source: str, model: PreTrainedModel) -> None:
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight).all():
             raise CheckpointError(f"`{source}` has NaN or infinite weights in `{name}`; the training diverged.")
+
+
+def refuse_unexpected_weights(source: str, unexpected: Collection[str], model: PreTrainedModel, ignored: Sequence[str] = ()) -> None:
+    """Refuses weights that the model should have used.
+
+    Harmless are the weights of other heads that transformers has for the model's configuration, and stored buffers of position ids.
+    transformers does not report the weights that a model's class itself declares to be ignored.
+
+    Args:
+        source: The checkpoint, for the message.
+        unexpected: Names of the weights that the model has no place for.
+        model: The loaded model.
+        ignored: Patterns of names, with `*` for any characters, that the user takes for harmless.
+
+    Raises:
+        CheckpointError: A weight is of a layer that the configuration leaves out, or of a part that the model lacks.
+    """
+    left = sorted(name for name in unexpected if not any(fnmatchcase(name, pattern) for pattern in ignored))
+    if not left:
+        return
+    patterns = {_without_layer_numbers(name) for name in model.state_dict()}
+    of_more_layers = [name for name in left if _without_layer_numbers(name) in patterns]
+    if of_more_layers:
+        raise CheckpointError(
+            f"`{source}` has weights of more layers than its config.json says: {len(of_more_layers)} would not be used, among them "
+            f"{_first_names(of_more_layers)}. "
+            "Set `num_hidden_layers` to what the weights have, or save the shortened model again with `save_pretrained`."
+        )
+    modules = {name for name, _ in model.named_modules()}
+    other_heads = _names_with_other_heads(model)
+    unknown = [name for name in left if not _is_harmless(name, modules, other_heads)]
+    if unknown:
+        raise CheckpointError(
+            f"`{source}` has {len(unknown)} weights that its architecture has no place for, among them {_first_names(unknown)}. The model "
+            "would answer without them. Name the architecture that it was trained as in config.json, merge or remove the weights, export the "
+            "module with --module, or, if they do not matter, pass --ignore-weights with a pattern such as "
+            f"`{unknown[0].partition('.')[0]}.*`."
+        )
+
+
+def _is_harmless(name: str, modules: Collection[str], other_heads: Collection[str]) -> bool:
+    """Returns whether a weight is of a part that the model does not have, and another head does; or a buffer of position ids."""
+    module, _, weight = name.rpartition(".")
+    return weight == "position_ids" or name.startswith(_OF_TRAINING) or (name in other_heads and module not in modules)
+
+
+def _names_with_other_heads(model: PreTrainedModel) -> set[str]:
+    """Returns the names of the weights of all models that transformers has for a configuration, with and without the encoder's prefix."""
+    names: set[str] = set()
+    config: Any = model.config
+    for auto_class in _CLASSES:
+        if type(config) not in auto_class._model_mapping:
+            continue
+        try:
+            with torch.device("meta"):  # only names are needed
+                other = auto_class.from_config(config, attn_implementation="eager")
+        except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, NotImplementedError):
+            continue  # a head that this configuration does not fit
+        own = set(other.state_dict())
+        prefix = f"{other.base_model_prefix}."
+        names |= own | {name.removeprefix(prefix) for name in own} | {prefix + name for name in own if auto_class is AutoModel}
+    return names
+
+
+def _first_names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:3])
+
+
+def _without_layer_numbers(name: str) -> str:
+    """Returns a weight's name with `*` in place of the numbers of its layers."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", name)
+
+
+@contextmanager
+def prune_while_loading(source: str, config: Any) -> Iterator[None]:
+    """Makes models that are made within the block lack the heads that their configuration says were pruned.
+
+    What fits no module of a known name is left as it is; its weights are then of another shape, which is refused where they are loaded.
+
+    Args:
+        source: The checkpoint, for the message.
+        config: Its configuration.
+
+    Raises:
+        CheckpointError: `pruned_heads` is not understood, or leaves a layer without a head.
+    """
+    kept = _kept_heads(source, config)
+    if not kept:
+        yield
+        return
+    post_init = PreTrainedModel.post_init
+
+    def prune(model: PreTrainedModel) -> None:
+        for name, module in list(model.named_modules()):
+            found = _MODULE.search(name)
+            if found is not None and isinstance(module, torch.nn.Linear) and int(found[1]) in kept:
+                size = kept[int(found[1])] * (config.hidden_size // config.num_attention_heads)
+                rows, columns = (size, module.in_features) if found["head"] else (module.out_features, size)
+                model.set_submodule(name, torch.nn.Linear(columns, rows, bias=module.bias is not None))
+        post_init(model)
+
+    with mock.patch.object(PreTrainedModel, "post_init", prune):
+        yield
+
+
+def _kept_heads(source: str, config: Any) -> Mapping[int, int]:
+    pruned = getattr(config, "pruned_heads", None) or {}
+    try:
+        kept = {int(layer): config.num_attention_heads - len(set(map(int, heads))) for layer, heads in pruned.items() if heads}
+        known = all(0 <= int(head) < config.num_attention_heads for heads in pruned.values() for head in heads)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"`pruned_heads` of `{source}` is {pruned!r}, and not layer -> list of heads; mend config.json.") from error
+    if not known or any(count < 1 for count in kept.values()):
+        raise CheckpointError(
+            f"`pruned_heads` of `{source}` is {pruned!r}, which leaves a layer without a head, or names one that is not there; of "
+            f"{config.num_attention_heads} heads each layer must keep one."
+        )
+    return kept

@@ -1,23 +1,33 @@
-"""Compares a graph with its checkpoint and times it, and writes the evidence into the graph's entry of the manifest."""
+"""Compares a graph with its checkpoint and times it, and writes the evidence into the graph's entry of the manifest.
+
+The times are a few runs of one text alone at a few lengths on this machine: a small table, and no benchmark.
+"""
 
 from __future__ import annotations
 
+import statistics
+
+import numpy as np
 import onnx_ir as ir
 
 from bertserve.export.artifact import Artifact
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.attention_parity import measure_attention
-from bertserve.export.evidence.latency import measure_latency
 from bertserve.export.evidence.parity import INT8_SLACK, measure_parity
-from bertserve.export.evidence.reference import Reference
+from bertserve.export.evidence.reference import Reference, measure_attention
 from bertserve.export.graph import onnx_files
-from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.export.progress import time_runs
+from bertserve.service.backend.hardware import cpu_instructions, cpu_name
+from bertserve.service.backend.onnx_engine import Engine, OnnxEngine
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import digest
-from bertserve.service.bundle.graph_spec import Evidence, GraphFile, GraphSpec
+from bertserve.service.bundle.graph_spec import Evidence, GraphFile, GraphSpec, Speed, Timing
 from bertserve.service.errors import BertServeError
-from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+
+LENGTHS = (16, 64, 128)  # tokens; the model's own length is timed too
+MAX_SECONDS = 0.5  # for each length
+RUNS = (3, 15)  # at least, at most
 
 
 def measure_graph(
@@ -38,7 +48,13 @@ def measure_graph(
     graph = _without_evidence(artifact, checkpoint, default=default)
     measured_on = artifact.provider if why_not(artifact.provider) is None else "cpu"
     try:
-        engine = OnnxEngine(artifact.path, graph, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side, provider=measured_on)
+        engine = OnnxEngine(
+            artifact.path,
+            graph,
+            pad_id=checkpoint.tokenizer_spec.pad_id,
+            padding_side=checkpoint.tokenizer_spec.padding_side,
+            provider=measured_on,
+        )
         int8_bound = max(INT8_SLACK * artifact.error, artifact.max_error)
         parity = measure_parity(engine, tokenizer, reference.of(artifact.precision), checkpoint, artifact.precision, int8_bound)
         attention_error = measure_attention(engine, tokenizer, reference.attention, artifact.precision)
@@ -53,7 +69,7 @@ def measure_graph(
         worst_row_error=parity.row_errors.worst,
         nodes=len(model.graph),
         opset=model.graph.opset_imports.get(""),
-        speed=measure_latency(engine, max_length=checkpoint.max_length, pad_id=checkpoint.pad_id),
+        speed=measure_latency(engine, max_length=checkpoint.tokenizer_spec.max_length, pad_id=checkpoint.tokenizer_spec.pad_id),
         fusions=artifact.fusions,
         quantized=artifact.quantized,
         quantization_error=artifact.error,
@@ -65,7 +81,6 @@ def measure_graph(
 
 
 def _without_evidence(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
-    """Returns the manifest entry of a graph before it is measured."""
     unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     own, *data = (
         GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
@@ -85,3 +100,22 @@ def _without_evidence(artifact: Artifact, checkpoint: Checkpoint, *, default: bo
         evidence=unknown,
         shapes=artifact.shapes,
     )
+
+
+def measure_latency(engine: Engine, *, max_length: int, pad_id: int) -> Speed:
+    """Times runs of one text at each length, on one thread.
+
+    Args:
+        engine: The graph.
+        max_length: The model's usable length in tokens.
+        pad_id: A token id that the model has, which fills the texts.
+    """
+    lengths = sorted({min(length, max_length) for length in (*LENGTHS, max_length)})
+    timings = tuple(Timing(length=length, median_ms=_median_ms(engine, length, pad_id)) for length in lengths)
+    return Speed(cpu=cpu_name(), instructions=cpu_instructions(), threads=1, timings=timings)
+
+
+def _median_ms(engine: Engine, length: int, pad_id: int) -> float:
+    """Returns the median milliseconds of one text, after one run that is not timed."""
+    batch = [Encoding(np.full(length, pad_id, dtype=np.int64), np.zeros(length, dtype=np.int64), masks=(1,))]
+    return round(1000 * statistics.median(time_runs(lambda: engine.run(batch), RUNS, MAX_SECONDS)), 3)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bertserve.export import parallel
+from bertserve.export import progress
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.agreement import AgreementMeter, equal_but_for_ties
-from bertserve.export.evidence.batch_invariance import RowErrors, measure_row_errors
+from bertserve.export.evidence.agreement import AgreementMeter, RowErrors, equal_but_for_ties, measure_row_errors
 from bertserve.export.evidence.reference import Reference
-from bertserve.export.evidence.spread_error import SpreadError
 from bertserve.export.progress import track
 from bertserve.export.tasks import catalog
 from bertserve.export.tasks.metrics import Span, result_spans, span_f1
@@ -41,6 +40,57 @@ INT8_SLACK = 2  # times what the gate measured may be there where that is more
 ODDITY = 2  # times as much may be there where the fixed samples decide, which are odder than ordinary texts
 MAX_REASON = 300  # characters of ONNX Runtime's own message
 SHORTEST_RANGE = 16  # tokens; each range of the table by length is twice as long as the one before
+
+
+class SpreadError:
+    """How far a graph's outputs are off, over the standard deviation of the reference's; of several outputs the worst one's.
+
+    It keeps sums alone: of fill-mask all rows together would be gigabytes.
+
+    Attributes:
+        rows: How many were counted in.
+    """
+
+    def __init__(self) -> None:
+        self.rows = 0
+        # output -> its count of values, sum, sum of squares and sum of squared errors, and its largest error
+        self._sums: dict[str, tuple[NDArray[np.float64], float]] = {}
+
+    def add(self, expected: Mapping[str, NDArray[np.float32]], actual: Mapping[str, NDArray[np.float32]]) -> None:
+        """Counts a row in.
+
+        Args:
+            expected: The reference's outputs by name, float32 of any shape.
+            actual: The graph's, of the same shapes.
+        """
+        self.rows += 1
+        for name, output in expected.items():
+            values = output.astype(np.float64).ravel()
+            errors = actual[name].astype(np.float64).ravel() - values
+            sums, largest = self._sums.get(name, (np.zeros(4), 0.0))
+            sums = sums + np.array([values.size, values.sum(), values @ values, errors @ errors])
+            # not max(): that would let a NaN pass
+            self._sums[name] = sums, float(np.maximum(largest, np.abs(errors).max(initial=0.0)))
+
+    @property
+    def rms(self) -> float:
+        """Root mean square difference over the standard deviation; 0 where there is nothing to compare."""
+        return _largest([math.sqrt(sums[3] / sums[0]) / _spread(sums) for sums, _ in self._sums.values() if sums[0]])
+
+    @property
+    def worst(self) -> float:
+        """Largest difference over the standard deviation; 0 where there is nothing to compare."""
+        return _largest([largest / _spread(sums) for sums, largest in self._sums.values() if sums[0]])
+
+
+def _spread(sums: NDArray[np.float64]) -> float:
+    count, total, squares, _ = sums.tolist()
+    return max(math.sqrt(max(squares / count - (total / count) ** 2, 0.0)), 1e-12)
+
+
+def _largest(values: list[float]) -> float:
+    """Returns the largest value, 0 where there is none; NaN where one is NaN, which `max` may leave out."""
+    return float(np.max(values, initial=0.0))
 
 
 @dataclass(frozen=True)
@@ -87,19 +137,18 @@ def measure_parity(
     task = TASKS[checkpoint.task].run
     same_answers, differences, meter = 0, [], AgreementMeter(checkpoint.task, checkpoint)
     encodings, alone = list[Encoding](), list[Row]()
-    errors, fixed, texts = _ErrorsByLength(tokenizer.max_length), SpreadError(), SpreadError()
+    fixed, texts = SpreadError(), SpreadError()
     spans: list[tuple[set[Span], set[Span]]] = []
 
     def run(request: Any) -> tuple[Sequence[Encoding], list[Row]]:
         own = first_batch(task, request, TaskModel(tokenizer, checkpoint, Budget())).encodings
         return own, [_run(engine, encoding, request) for encoding in own]
 
-    pairs = zip(reference.requests, reference.rows, parallel.each(run, reference.requests), strict=True)
+    pairs = zip(reference.requests, reference.rows, progress.each(run, reference.requests), strict=True)
     for i, (request, expected, (batch, rows)) in enumerate(track(pairs, "compare answers", unit="samples", total=len(reference.rows))):
         encodings += batch
         alone += rows
         differences += (own := _differences(request, expected, rows))
-        errors.add(batch, expected, rows)
         for row, found_row in zip(expected, rows, strict=True):
             (fixed if i < reference.fixed else texts).add(row, found_row)
         right, found = (_decoded(request, outputs, tokenizer, checkpoint) for outputs in (expected, rows))
@@ -112,15 +161,16 @@ def measure_parity(
         _check_int8(worst, fixed, texts, int8_bound)
     else:
         _check(max(differences, key=lambda difference: difference.excess(precision)), same_answers, len(reference.requests), precision)
+    lengths = _errors_by_length(encodings, differences, tokenizer.max_length)
     return Parity(
         samples=len(reference.requests),
         worst_abs_error=worst.error,
-        worst_rel_error=max((entry.worst_rel_error for entry in errors.entries), default=0.0),
+        worst_rel_error=max((entry.worst_rel_error for entry in lengths), default=0.0),
         agreement=meter.agreement,
         spans=sum(len(right) for right, _ in spans),
         span_agreement=span_f1(*zip(*spans, strict=True)) if any(right or found for right, found in spans) else None,
         row_errors=measure_row_errors(engine, encodings, alone),
-        lengths=errors.entries,
+        lengths=lengths,
         longest=max(map(len, encodings)),
     )
 
@@ -181,36 +231,24 @@ def _check_int8(worst: _Difference, fixed: SpreadError, texts: SpreadError, boun
         )
 
 
-class _ErrorsByLength:
-    """The worst errors of rows by their length in tokens."""
-
-    def __init__(self, max_length: int) -> None:
-        self._max_length = max_length
-        self._errors: dict[int, list[tuple[float, float]]] = {}
-
-    def add(self, encodings: Sequence[Encoding], expected: Sequence[Row], actual: Sequence[Row]) -> None:
-        for encoding, *pair in zip(encodings, expected, actual, strict=True):
-            a, b = (np.concatenate([np.zeros(1), *(value.ravel() for value in row.values())]) for row in pair)
-            error, size = float(np.abs(a - b).max()), float(np.abs(a).max())
-            self._errors.setdefault(self._range(len(encoding)), []).append((error, error / size if size else error))
-
-    def _range(self, length: int) -> int:
+def _errors_by_length(encodings: Sequence[Encoding], differences: Sequence[_Difference], max_length: int) -> tuple[LengthParity, ...]:
+    """Returns the worst errors of rows by their length in tokens."""
+    errors: dict[int, list[tuple[float, float]]] = {}
+    for encoding, difference in zip(encodings, differences, strict=True):
         up_to = SHORTEST_RANGE
-        while up_to < length:
+        while up_to < len(encoding):
             up_to *= 2
-        return min(up_to, self._max_length)
-
-    @property
-    def entries(self) -> tuple[LengthParity, ...]:
-        return tuple(
-            LengthParity(
-                up_to=up_to,
-                rows=len(errors),
-                worst_abs_error=max(absolute for absolute, _ in errors),
-                worst_rel_error=max(relative for _, relative in errors),
-            )
-            for up_to, errors in sorted(self._errors.items())
+        relative = difference.error / difference.largest if difference.largest else difference.error
+        errors.setdefault(min(up_to, max_length), []).append((difference.error, relative))
+    return tuple(
+        LengthParity(
+            up_to=up_to,
+            rows=len(found),
+            worst_abs_error=max(absolute for absolute, _ in found),
+            worst_rel_error=max(relative for _, relative in found),
         )
+        for up_to, found in sorted(errors.items())
+    )
 
 
 def _run(engine: Engine, encoding: Encoding, request: Any) -> Row:

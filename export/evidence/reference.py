@@ -1,4 +1,4 @@
-"""The checkpoint's own outputs in PyTorch, float32, with which graphs are compared.
+"""The checkpoint's own outputs in PyTorch, float32, with which graphs are compared, and its attention.
 
 The Hugging Face tokenizer makes its inputs, with its own truncation and windows, so that the service's tokenizer is compared too.
 """
@@ -7,23 +7,32 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertserve.export import calibration
 from bertserve.export.calibration import Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
-from bertserve.export.checkpoint.signature import read_output
-from bertserve.export.evidence.attention_parity import AttentionSample, sample_attention
-from bertserve.export.evidence.samples import full_length_request, sample_requests, text_requests
+from bertserve.export.checkpoint.signature import read_output, returning_attention
+from bertserve.export.errors import ParityError
+from bertserve.export.evidence.samples import attention_texts, full_length_request, sample_requests, text_requests
 from bertserve.export.progress import track
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import TokenizerCall
+from bertserve.service.backend.onnx_engine import Engine
 from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.tasks import attention
+from bertserve.service.tasks.attention import MAX_VALUES
+from bertserve.service.text.tokenizer import Tokenizer
 
 NO_TEXTS = Texts()
+
+MAX_ERROR = 1e-4  # of a weight, which is 0 to 1, in a graph of float32
+MAX_TOKENS = 512  # of a text: PyTorch returns the maps of all layers and heads at once
 
 
 class Reference:
@@ -45,7 +54,7 @@ class Reference:
             texts: More of them, for int8.
         """
         self.requests = [*requests, *texts]
-        call, spec = TASKS[checkpoint.task].tokenizer_call, checkpoint.tokenizer_spec("")
+        call, spec = TASKS[checkpoint.task].tokenizer_call, checkpoint.tokenizer_spec
         self.rows = [
             [_run_window(checkpoint, window) for window in _windows(checkpoint, call(request, spec))]
             # a bar for a single request would be one for each line of a user's data
@@ -70,7 +79,7 @@ def sample_reference(checkpoint: Checkpoint, texts: Texts = NO_TEXTS) -> Referen
         checkpoint: The checkpoint.
         texts: Ordinary texts on which int8 is measured, none of those that it was made with; none where there is no such graph.
     """
-    task, spec = checkpoint.task, checkpoint.tokenizer_spec("")
+    task, spec = checkpoint.task, checkpoint.tokenizer_spec
     prompts = checkpoint.embedding.prompts.values() if checkpoint.embedding else ()
     full = full_length_request(task, spec, lambda text: len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"]))
     fixed = [*sample_requests(task, spec, prompts), full]
@@ -85,7 +94,7 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
     Raises:
         ValueError: The model is too short for windows of the request.
     """
-    length = call.length or checkpoint.max_length
+    length = call.length or checkpoint.tokenizer_spec.max_length
     try:
         batch = checkpoint.tokenizer(
             *call.texts,
@@ -105,7 +114,7 @@ def _windows(checkpoint: Checkpoint, call: TokenizerCall) -> list[dict[str, list
     names = [spec.name for spec in checkpoint.inputs if spec.name in nested]
     found = [{name: nested[name][i] for name in names} for i in range(len(nested["input_ids"]))]
     # where the beginning of a text is cut, transformers gives its last window first
-    return found[::-1] if call.stride is not None and checkpoint.truncation_side == "left" else found
+    return found[::-1] if call.stride is not None and checkpoint.tokenizer_spec.truncation_side == "left" else found
 
 
 def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[str, NDArray[np.float32]]:
@@ -117,3 +126,57 @@ def _run_window(checkpoint: Checkpoint, window: dict[str, list[int]]) -> dict[st
         masks = [i for i, id_ in enumerate(window["input_ids"]) if id_ == checkpoint.mask.id]
         row = {name: values[masks] for name, values in row.items()}
     return row
+
+
+@dataclass(frozen=True)
+class AttentionSample:
+    """A text, and PyTorch's attention maps of it.
+
+    Attributes:
+        request: The text, with the layers and heads that are compared.
+        layers: Weights of each of these layers, float32 [heads, length, length].
+    """
+
+    request: attention.Request
+    layers: Sequence[NDArray[np.float32]]
+
+
+def sample_attention(checkpoint: Checkpoint) -> list[AttentionSample]:
+    """Returns the checkpoint's attention for short and long texts, of as many heads as an answer may have; nothing where it gives none out."""
+    counts, most = checkpoint.attention_heads, min(checkpoint.tokenizer_spec.max_length, MAX_TOKENS)
+    every = [(layer, head) for layer, count in enumerate(counts) for head in range(count)]
+    samples: list[AttentionSample] = []
+    for texts in attention_texts() if counts else ():
+        batch = checkpoint.tokenizer(*texts, return_tensors="pt", return_token_type_ids=True, return_attention_mask=True)
+        length = batch["input_ids"].shape[1]
+        if not 0 < length <= most:
+            continue
+        with torch.no_grad(), returning_attention(checkpoint.model):
+            found = checkpoint.model(**{spec.name: batch[spec.name] for spec in checkpoint.inputs if spec.name in batch})["attentions"]
+        maps = calibration.sample(every, MAX_VALUES // length**2)
+        heads = {layer: tuple(head for other, head in maps if other == layer) for layer, _ in maps}
+        request = attention.Request(texts[0], texts[1] if len(texts) > 1 else None, tuple(heads.items()))
+        samples.append(AttentionSample(request, [found[layer][0, list(which)].numpy() for layer, which in heads.items()]))
+    return samples
+
+
+def measure_attention(engine: Engine, tokenizer: Tokenizer, samples: Sequence[AttentionSample], precision: Precision) -> float | None:
+    """Returns the largest difference of a weight to PyTorch, or None where the graph gives no attention out.
+
+    Raises:
+        ParityError: A float32 graph's is more than `MAX_ERROR`, or a text has other tokens.
+    """
+    errors: list[float] = []
+    for sample in samples:
+        encoding, _ = attention.encode(sample.request, tokenizer)
+        rows = engine.run([encoding])
+        length = len(encoding)
+        if sample.layers[0].shape[-1] != length:
+            raise ParityError(f"a text has {length} tokens where the checkpoint's tokenizer gives it {sample.layers[0].shape[-1]}.")
+        errors.append(float(np.abs(rows[0][attention.OUTPUT] - np.concatenate(sample.layers)).max()))
+    if not errors:
+        return None
+    worst = float(np.max(errors))  # not `max`, which may leave a NaN out
+    if precision == "fp32" and not worst <= MAX_ERROR:
+        raise ParityError(f"fp32 attention weights are off by {worst:.2e}, allowed is {MAX_ERROR:.0e}; export it without --attentions.")
+    return worst

@@ -1,27 +1,36 @@
-"""The requests on which a graph is compared with its checkpoint.
+"""The requests on which a graph is compared with its checkpoint, and the graph's answers to them.
 
-A few fixed ones, of every kind, on which it must answer alike: short and long texts, Unicode, pairs, windows. And some hundred of
+A few requests are fixed, of every kind, on which it must answer alike: short and long texts, Unicode, pairs, windows. And some hundred are of
 ordinary texts, on which the share of answers is measured that a graph of coarser numbers gives alike. `export/tasks` has those of each task.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.tasks.texts import LONG, NAMES, SENTENCE, TEXTS
+from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS
+from bertserve.service.backend.onnx_engine import Engine
 from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
+from bertserve.service.tasks import catalog, choose
+from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
+from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.tokenizer import Tokenizer
+from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.rendering import to_plain
 
 if TYPE_CHECKING:
     from bertserve.export.calibration import Texts
 
 MAX_ADDED_TOKENS = 512  # that are sampled, of the thousands that some tokenizers have
 _TOKENS_PER_TEXT = 16
-
 _ATTENTION_TEXTS = 7  # of the built-in ones; each is run with the weights of all layers and heads
+MAX_CHARS = 10**8  # of a user's text
 
 MAX_FULL_LENGTH = 4096  # tokens; PyTorch holds attention of length x length for each head, 1 GiB for 16 heads, and twice for a moment
 
@@ -89,3 +98,32 @@ def _added_token_texts(spec: TokenizerSpec) -> list[str]:
     tokens = [token.token for token in spec.added_tokens][:MAX_ADDED_TOKENS]
     few = max(1, min(_TOKENS_PER_TEXT, spec.max_length // 8))
     return [" met ".join(f"{token} Ada {token}" for token in tokens[i : i + few]) for i in range(0, len(tokens), few)]
+
+
+def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
+    """Returns a body as the service reads it, of any length.
+
+    Args:
+        task: Hugging Face name of the task.
+        document: The body.
+
+    Raises:
+        CallerError: It is no body of the task.
+    """
+    return read_body(task, json.dumps(document).encode(), Limits(max_inputs=choose.MAX_CHOICES, max_chars=MAX_CHARS))
+
+
+def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:
+    """Returns the result that a client would read from the service's answer, each window run alone.
+
+    Args:
+        task: Hugging Face name of the task.
+        request: A request of it.
+        tokenizer: The bundle's tokenizer.
+        engine: The graph.
+        config: Labels and activation: a manifest, or a checkpoint.
+    """
+    model = TaskModel(tokenizer, config, Budget())
+    return to_plain(
+        run_all(catalog.TASKS[task].run(request, model), lambda encodings: [engine.run([encoding])[0] for encoding in encodings])
+    )

@@ -3,19 +3,28 @@
 It comes as it was exported, and is simplified here. What is missing in that graph is what ONNX Runtime's optimizer looks for: the mask
 in a form that it knows, sizes as elements of a whole shape, shapes that are filled with a number, a shift in every norm. What it has
 too much is where each operator stands in the source, and inputs that are not read.
+
+What the graph adds to the scores of attention for padding is written in BERT's old form, which optimizers know. Each version of each
+exporter has its own way from the mask to what is added: by comparisons, by gathering, by expanding. It is recognized here by what it
+computes, and not by its operators: what depends on the mask alone is computed for a few masks, and is padding of keys if it is 0 for each
+key that is kept and the same low number for each key that is not, whatever query looks.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
+from numpy.typing import NDArray
 from onnx_ir.passes import common
 from onnxscript import optimizer, rewriter
 from onnxscript.rewriter.rules import common as rules
 
-from bertserve.export.graph import key_padding, rewrite
+from bertserve.export.graph import rewrite
 
 # of onnxscript's own. Those that remove an addition of 0 or a product with 1 take a norm's epsilon of 1e-12 for 0.
 _RULES = (
@@ -33,6 +42,11 @@ _RULES = (
     rules.no_op_static_scatter_nd_rule,
 )
 
+LOWEST = float(np.finfo(np.float32).min)
+MAX_BIAS = -1e3  # after a softmax nothing is left of a score that is so much lower
+_SHAPES = ((1, 2), (2, 7), (3, 5))  # rows and length of masks that are tried, beside one of full length
+_UNKNOWN = 9  # a token id; what reads more of other inputs than their shapes is not looked at
+
 
 def normalize(model: ir.Model, mask: str | None, length: int) -> None:
     """Changes a model in place: the same function of the inputs that are left.
@@ -48,7 +62,7 @@ def normalize(model: ir.Model, mask: str | None, length: int) -> None:
     _fill_shapes(model.graph)
     _shift_norms(model.graph)
     if mask is not None:
-        key_padding.use_key_padding(model, mask, length)
+        use_key_padding(model, mask, length)
     common.RemoveUnusedNodesPass()(model)
     graph = model.graph
     used = [value for value in graph.inputs if value.uses() or value.is_graph_output()]
@@ -119,3 +133,100 @@ def _shift_norms(graph: ir.Graph) -> None:
                 node.resize_inputs(3)
                 zeros = np.zeros(tuple(shape), dtype=np.float32)
                 node.replace_input_with(2, rewrite.add_constant(graph, f"no_shift/{'_'.join(map(str, shape))}", zeros))
+
+
+def use_key_padding(model: ir.Model, mask: str, length: int) -> int:
+    """Replaces what is added to the scores for padding by `(1 - mask) * lowest`, [rows, 1, 1, length].
+
+    Args:
+        model: The model, whose constants are initializers; it is changed in place. What nothing reads any more stays.
+        mask: Name of the attention mask, an input of [rows, length] with 1 for tokens and 0 for padding.
+        length: The longest text that it will read, in tokens. A window that a query looks through may be as wide as all shorter texts.
+
+    Returns:
+        How many values were replaced: one where all layers share it, none where masking has another form.
+    """
+    graph = model.graph
+    value = next((value for value in graph.inputs if value.name == mask), None)
+    candidates = [] if value is None else _biases(graph, value)
+    if value is None or not candidates:
+        return 0
+    found = [bias for bias in zip(candidates, _lowest(model, value, candidates, length), strict=True) if bias[1] is not None]
+    for old, lowest in found:
+        assert lowest is not None
+        new, nodes = _classic_form(graph, value, lowest)
+        graph.insert_before(graph[0], nodes)
+        old.replace_all_uses_with(new)
+    return len(found)
+
+
+def _biases(graph: ir.Graph, mask: ir.Value) -> list[ir.Value]:
+    """Returns the values that depend on the mask and on sizes alone, and that are added to something that depends on more."""
+    determined, of_mask = {mask}, {mask}
+    for node in graph:
+        inputs = [value for value in node.inputs if value is not None and value.const_value is None]
+        sizes = node.op_type == "Shape" and inputs[0].is_graph_input() if inputs else False
+        if any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values()):
+            continue
+        if sizes or (determined.issuperset(inputs) and node.outputs):
+            determined.update(node.outputs)
+            if not sizes and of_mask.intersection(inputs):
+                of_mask.update(node.outputs)
+    return [
+        value
+        for node in graph
+        for value in node.outputs
+        if value in of_mask
+        and value.uses()
+        and not value.is_graph_output()
+        and all(use.node.op_type == "Add" and use.node.outputs[0] not in determined for use in value.uses())
+    ]
+
+
+def _lowest(model: ir.Model, mask: ir.Value, candidates: Sequence[ir.Value], longest: int) -> list[float | None]:
+    """Returns what each candidate adds to the score of a key that is padding, or None where it is no padding of keys."""
+    graph = ir.convenience.extract(model.graph, model.graph.inputs, candidates)
+    for output in graph.outputs:
+        output.type = output.shape = None  # ONNX Runtime knows them
+    proto = ir.to_proto(ir.Model(graph, ir_version=model.ir_version))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(0)
+    seen: list[list[float | None]] = [[] for _ in candidates]
+    for rows, length in (*_SHAPES, (1, longest)):
+        kept = random.integers(0, 2, (rows, length))
+        kept[:, random.integers(0, length)] = 1  # no row without a token: what comes of it means nothing
+        kept[0, :2] = (1, 0)
+        feed = {value.name: np.full((rows, length)[: len(value.shape or ())], _UNKNOWN) for value in graph.inputs}
+        for values, bias in zip(seen, session.run(None, feed | {mask.name: kept}), strict=True):
+            values.append(_key_padding(bias, kept))
+    return [values[0] if len(set(values)) == 1 else None for values in seen]
+
+
+def _key_padding(bias: NDArray[np.generic], kept: NDArray[np.int64]) -> float | None:
+    """Returns the one low number that a bias, [rows, 1, queries or 1, length], has for padding, or None where it is no padding of keys."""
+    rows, length = kept.shape
+    if bias.dtype != np.float32 or bias.ndim != 4 or bias.shape[:2] != (rows, 1) or bias.shape[3] != length:
+        return None
+    lowest = np.float32(bias.min())
+    same = np.array_equal(bias, np.broadcast_to(np.where(kept[:, None, None], np.float32(0), lowest), bias.shape))
+    # the lowest number has the same effect as infinity, and times 0 it is 0
+    return max(float(lowest), LOWEST) if same and lowest <= MAX_BIAS else None
+
+
+def _classic_form(graph: ir.Graph, mask: ir.Value, lowest: float) -> tuple[ir.Value, Sequence[ir.Node]]:
+    """Returns what is added to the scores, [rows, 1, 1, length], and the nodes that compute it."""
+    tape = ir.tape.Tape()
+
+    def constant(name: str, value: Any, dtype: Any) -> ir.Value:
+        return rewrite.add_constant(graph, f"key_padding/{name}", np.array(value, dtype=dtype))
+
+    axes = [constant(f"axis_{axis}", [axis], np.int64) for axis in (1, 2)]
+    unsqueezed = tape.op("Unsqueeze", [tape.op("Unsqueeze", [mask, axes[0]]), axes[1]])
+    # expands nothing; the form that ONNX Runtime's optimizer knows has it
+    expanded = tape.op("Expand", [unsqueezed, constant("shape", [1, 1, 1, 1], np.int64)])
+    kept = tape.op("Cast", [expanded], {"to": ir.DataType.FLOAT})
+    padding = tape.op("Sub", [constant("one", 1, np.float32), kept])
+    is_padding = tape.op("Cast", [padding], {"to": ir.DataType.BOOL})
+    return tape.op("Where", [is_padding, constant("lowest", lowest, np.float32), padding]), tape.nodes

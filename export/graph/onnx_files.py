@@ -112,5 +112,4 @@ def save_proto(proto: onnx.ModelProto, path: Path, *, folder: Path | None = None
 
 
 def _bytes(model: ir.Model) -> int:
-    """Returns the size of a model's constants."""
     return sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)

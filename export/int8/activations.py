@@ -12,9 +12,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from bertserve.export import inference, parallel
-from bertserve.export.graph import linear, rewrite
-from bertserve.export.graph.linear import Linear
+from bertserve.export import inference, progress
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.progress import track
 
@@ -25,8 +25,6 @@ ROWS_PER_CHANNEL = 2.1
 # tensor gets the tokens that its rows are drawn from, whatever they cost.
 FLOPS = 1.5e12
 TOKENS_PER_ROW = 1.3
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def observe(model: ir.Model, linears: Mapping[str, Linear], path: Path, feeds: S
     feeds = _first_tokens(feeds, max(FLOPS / flops_per_token, TOKENS_PER_ROW * ROWS_PER_CHANNEL * widest))
     rewrite.save(model, path, outputs=list(linears))
     observed = observe_tensors(path, list(linears), feeds, samples)
-    for number, group in enumerate(linear.sharing_weights(linears)):
+    for number, group in enumerate(rewrite.sharing_weights(linears)):
         parts = [observed[x] for x in group]
         # a part of each layer's sample, so that together they are no larger than another matrix's
         joined = Sample(samples / f"shared-{number}", parts[0].sample.channels)
@@ -149,7 +147,7 @@ def observe_tensors(path: Path, tensors: Sequence[str], feeds: Sequence[Feed], s
     with contextlib.ExitStack() as stack:
         samples.mkdir(exist_ok=True)
         files = {name: stack.enter_context((samples / str(number)).open("wb")) for number, name in enumerate(tensors)}
-        found = parallel.each(seen, range(len(batches)))
+        found = progress.each(seen, range(len(batches)))
         for of_batch in track(found, "observe activations", unit="batches", total=len(batches)):
             for name, (rows, high, low) in zip(tensors, of_batch, strict=True):
                 files[name].write(rows.data)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from bertserve.export.graph.rewrite import Floats
 
 MAX_INT8 = 127
 MAX_INT16 = 2**15 - 1

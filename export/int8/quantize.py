@@ -4,9 +4,9 @@ Activations get one scale per tensor from calibration, weights one per column, t
 the answers near float, each exact or cheap at run time (docs/explanation/int8.md):
 
 1. The few largest channels are computed in float, of those tensors whose quantization moves the model's outputs most
-   (`bertserve.export.int8.outlier_split`).
+   (`bertserve.export.int8.graph_edits`).
 2. Channels are smoothed (SmoothQuant), with an alpha chosen per matrix by the error that its output shows on the calibration texts
-   (`bertserve.export.int8.smoothquant`). That is free after attention (`bertserve.export.int8.fold_smoothing`); elsewhere it costs a multiplication,
+   (`bertserve.export.int8.smoothquant`). That is free after attention (`bertserve.export.int8.graph_edits`); elsewhere it costs a multiplication,
    and is left out where the model's outputs hardly move.
 3. Weights are rounded by GPTQ, and the mean error goes into the bias.
 4. Columns whose products could saturate 16 bits, in which CPUs without VNNI add them up, get wider steps (`bertserve.export.int8.gptq`).
@@ -31,12 +31,12 @@ from numpy.typing import NDArray
 from onnx_ir.passes import common
 from threadpoolctl import threadpool_limits
 
-from bertserve.export import inference, parallel
+from bertserve.export import inference, progress
 from bertserve.export.errors import GraphError
-from bertserve.export.graph import linear, onnx_files, rewrite
-from bertserve.export.graph.linear import Linear
+from bertserve.export.graph import onnx_files, rewrite
+from bertserve.export.graph.rewrite import Linear
 from bertserve.export.inference import Feed
-from bertserve.export.int8 import emit_int8, fold_smoothing, outlier_split, sensitivity, smoothquant
+from bertserve.export.int8 import graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import Activations, observe
 from bertserve.export.int8.smoothquant import ActivationScale, QuantParams
 from bertserve.export.progress import track
@@ -89,7 +89,7 @@ def quantize(
     """Writes the int8 graph to a new file.
 
     Args:
-        source: The float32 graph, as `bertserve.export.cpu.pack_qkv` writes it.
+        source: The float32 graph, as `bertserve.export.graph.cpu_passes` writes it.
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The texts that all is chosen on, as the graph's inputs.
@@ -105,14 +105,14 @@ def quantize(
     """
     part, samples = workspace / "part.onnx", workspace / "samples"
     model = rewrite.load(source)
-    layers = linear.find_linears(model.graph)
+    layers = rewrite.find_linears(model.graph)
     if not layers:
         raise GraphError(
             "the graph has no matrix to quantize: none of its layers multiplies by a constant matrix. Export it with --precision fp32."
         )
     activations = observe(model, layers, part, feeds, samples)
     scales = _choose_scales(layers, activations)
-    shared = {x for group in linear.sharing_weights(layers) for x in group}
+    shared = {x for group in rewrite.sharing_weights(layers) for x in group}
     changeable = {x: layer for x, layer in layers.items() if _is_changeable(layer) and x not in shared}
     sensitivities: dict[str, float] = {}
     if changeable and not quick:
@@ -124,7 +124,7 @@ def quantize(
     _fold_smoothing(model.graph, activations, scales, shared)
     units, inputs = _split_outliers(model.graph, sensitive, activations)
     again = {*units, *inputs, *(x for x in insensitive if scales[x].is_smoothed)}
-    layers = linear.find_linears(model.graph)  # a split replaced matrices
+    layers = rewrite.find_linears(model.graph)  # a split replaced matrices
     scales |= _choose_scales({x: layers[x] for x in scales if x in again}, activations, unsmoothed=insensitive)
     params = _quantize_weights(layers, activations, scales, use_gptq=True)
     shutil.rmtree(samples)
@@ -172,9 +172,8 @@ def _quantize_weights(
 
 
 def _of_each(function: Callable[[str], Item], tensors: Iterable[str], step: str) -> dict[str, Item]:
-    """Returns what a function makes of each tensor."""
     names = list(tensors)
-    return dict(zip(names, track(parallel.each(function, names), step, unit="matrices", total=len(names)), strict=True))
+    return dict(zip(names, track(progress.each(function, names), step, unit="matrices", total=len(names)), strict=True))
 
 
 def _fold_smoothing(
@@ -182,7 +181,7 @@ def _fold_smoothing(
 ) -> None:
     """Smooths what attention gives out in the matrices around it, and records that of these tensors."""
     multipliers = {x: scale.multiplier for x, scale in scales.items() if scale.is_smoothed and x not in shared}
-    for x in fold_smoothing.fold_smoothing(graph, multipliers):
+    for x in graph_edits.fold_smoothing(graph, multipliers):
         activations[x] = activations[x].scaled(multipliers[x])
         scales[x] = scales[x].folded()
 
@@ -193,8 +192,8 @@ def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], activations: dict
     Returns:
         The tensors that lost hidden units, and those of whose channels some are multiplied in float.
     """
-    layers = linear.find_linears(graph)
-    blocks = {str(node.outputs[0].name): node for node in outlier_split.feed_forwards(graph)}
+    layers = rewrite.find_linears(graph)
+    blocks = {str(node.outputs[0].name): node for node in graph_edits.feed_forwards(graph)}
     normed = {node.outputs[0].name for node in graph if node.op_type == "LayerNormalization"}
     # a split keeps the addition of the bias as its end
     sensitive = [x for x in sensitive if layers[x].add is not None]
@@ -202,9 +201,9 @@ def _split_outliers(graph: ir.Graph, sensitive: Sequence[str], activations: dict
     inputs = [x for x in sensitive if x in normed]
     # units first: a block is not recognizable with its inputs split
     for x in units:
-        activations[x] = activations[x].restricted(outlier_split.split_hidden_units(graph, blocks[x], activations[x].peak))
+        activations[x] = activations[x].restricted(graph_edits.split_hidden_units(graph, blocks[x], activations[x].peak))
     for x in inputs:
-        outlier_split.split_input_channels(graph, layers[x], activations[x].peak)
+        graph_edits.split_input_channels(graph, layers[x], activations[x].peak)
     return units, inputs
 
 
@@ -228,8 +227,8 @@ def _emit_within(
 
     def emit(kept: int) -> tuple[int, int, float]:
         candidate = model.clone()
-        emit_int8.emit_linears(candidate.graph, {x: quant for x, quant in params.items() if x not in order[:kept]})
-        tables = emit_int8.emit_embeddings(candidate.graph)
+        graph_edits.emit_linears(candidate.graph, {x: quant for x, quant in params.items() if x not in order[:kept]})
+        tables = graph_edits.emit_embeddings(candidate.graph)
         common.DeduplicateHashedInitializersPass()(candidate)
         rewrite.save(candidate, target)
         return kept, tables, inference.relative_error(expected, inference.outputs(target, probe))

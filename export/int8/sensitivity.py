@@ -16,9 +16,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from bertserve.export import inference, parallel
-from bertserve.export.graph import linear, rewrite
-from bertserve.export.graph.linear import Linear
+from bertserve.export import inference, progress
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.rewrite import Floats, Linear
 from bertserve.export.inference import Feed
 from bertserve.export.int8.gptq import column_blocks
 from bertserve.export.int8.smoothquant import QuantParams
@@ -31,8 +31,6 @@ FAR = 4
 # What the products of all runs may cost, in multiplications and additions, within these numbers of texts.
 FLOPS = 2e12
 LEAST, MOST = 16, 64
-
-Floats = NDArray[np.float32]
 
 
 def measure(
@@ -50,7 +48,7 @@ def measure(
         feeds: The calibration texts as the graph's inputs.
         limits: What the results will be compared with.
     """
-    layers = linear.find_linears(model.graph).values()
+    layers = rewrite.find_linears(model.graph).values()
     texts = _short(feeds, FLOPS / len(params) / (2 * sum(math.prod(layer.shape) for layer in layers)))
     graph = _ShiftedGraph(model, path)
     found = _measure(graph, params, texts[:FEW])
@@ -72,10 +70,10 @@ class _ShiftedGraph:
             model: The float32 model.
             path: A file for the graph.
         """
-        self.linears = linear.find_linears(model.graph)
+        self.linears = rewrite.find_linears(model.graph)
         self._outputs = [str(value.name) for value in model.graph.outputs]
         shifted = model.clone()
-        for x, layer in linear.find_linears(shifted.graph).items():
+        for x, layer in rewrite.find_linears(shifted.graph).items():
             shift = ir.val(_shift(x), dtype=ir.DataType.FLOAT)
             shifted.graph.inputs.append(shift)
             rewrite.add_to_output(shifted.graph, layer.nodes[-1], ir.tape.Tape(), shift)
@@ -115,7 +113,7 @@ def _measure(graph: _ShiftedGraph, params: Mapping[str, QuantParams], texts: Seq
         changes = _changes(graph.linears[x], params[x], [values[x] for values in inputs])
         return inference.relative_error(expected, graph.outputs(batches, x, changes)) ** 2
 
-    found = track(parallel.each(error, params), "measure sensitivity", unit="matrices", total=len(params))
+    found = track(progress.each(error, params), "measure sensitivity", unit="matrices", total=len(params))
     return dict(zip(params, found, strict=True))
 
 

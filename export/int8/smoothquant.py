@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from bertserve.export.graph.rewrite import Floats
 from bertserve.export.int8.activations import Activations
 from bertserve.export.int8.gptq import Gptq, column_blocks, column_scales, round_to_nearest
 
@@ -22,8 +23,6 @@ SCREENED, SCREENING_ROWS = 3, 128  # so many of the candidates are compared on a
 SAMPLE_COLUMNS = 128  # of a matrix, by which smoothing is chosen
 PEAK_MARGIN = 2  # quantization steps that an activation may go beyond calibration before a sum can saturate
 CLIP_RATIOS = (1.0, 0.9, 0.8)  # of the calibrated range, what uint8 covers; what is beyond is clipped
-
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -156,7 +155,6 @@ def quantize_weight(weight: Floats, bias: Floats, activations: Activations, chos
 
 
 def _weight_peak(weight: Floats) -> Floats:
-    """Returns the largest magnitude of each row, float32 [inputs]."""
     peak: Floats = np.maximum(weight.max(axis=1), -weight.min(axis=1))
     return peak
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.input_fields import Document
-from bertserve.export.tasks.spec import ExportTask, TokenizerCall
+from bertserve.export.tasks.spec import Document, ExportTask, TokenizerCall
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import embed

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from bertserve.export.errors import DataError
-from bertserve.export.input_fields import Document
-from bertserve.export.tasks.metrics import TOP_1, mean
-from bertserve.export.tasks.spec import ExportTask
-from bertserve.export.tasks.texts import TEXTS, halves
+from bertserve.export.tasks.metrics import TOP_1
+from bertserve.export.tasks.spec import TEXTS, Document, ExportTask, halves
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import fill_mask
@@ -69,7 +68,7 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
         if len(best) != len(gold):
             raise DataError(f"a text has {len(best)} masks and {len(gold)} words as its `target`; give one for each mask.")
         right += [token.strip().casefold() == word.strip().casefold() for token, word in zip(best, gold, strict=True)]
-    return {TOP_1: mean(right)}
+    return {TOP_1: fmean(right)}
 
 
 TASK = ExportTask(

@@ -18,11 +18,6 @@ ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label
 
 
-def mean(values: Sequence[float]) -> float:
-    """Returns the mean of at least one number."""
-    return sum(values) / len(values)
-
-
 def f1(right: int, found: int, expected: int) -> float:
     """Returns the harmonic mean of precision and recall; 0 if there was nothing to find and nothing was found, which shows nothing.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.input_fields import Document, read_input
-from bertserve.export.tasks.metrics import ACCURACY, mean
-from bertserve.export.tasks.spec import ExportTask, TokenizerCall
-from bertserve.export.tasks.texts import LONG, NAMES, SENTENCE, TEXTS, Arranged, Pairs, Text
+from bertserve.export.tasks.metrics import ACCURACY
+from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import choose
@@ -95,7 +94,7 @@ def _read_choice(document: Document, config: ModelConfig) -> int | None:
 
 
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    return {ACCURACY: mean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)])}
+    return {ACCURACY: fmean([result[0]["index"] == gold for gold, result in zip(golds, results, strict=True)])}
 
 
 TASK = ExportTask(

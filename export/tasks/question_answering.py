@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.input_fields import Document
-from bertserve.export.tasks.metrics import EXACT_MATCH, F1, answer_f1, exact_match, mean
-from bertserve.export.tasks.spec import ExportTask, TokenizerCall
-from bertserve.export.tasks.texts import LONG, NAMES, TEXTS, Arranged, Pairs, Text, halves, neighbors
+from bertserve.export.tasks.metrics import EXACT_MATCH, F1, answer_f1, exact_match
+from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, halves, neighbors
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import answer
@@ -83,8 +82,8 @@ def _data_parameters(own: Sequence[Document], golds: Sequence[Any]) -> list[Docu
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
     pairs = [(_best(result)["answer"], gold) for gold, result in zip(golds, results, strict=True)]
     return {
-        EXACT_MATCH: mean([exact_match(found, gold) for found, gold in pairs]),
-        F1: mean([answer_f1(found, gold) for found, gold in pairs]),
+        EXACT_MATCH: fmean([exact_match(found, gold) for found, gold in pairs]),
+        F1: fmean([answer_f1(found, gold) for found, gold in pairs]),
     }
 
 

@@ -1,14 +1,17 @@
-"""ExportTask: all that the exporter needs to know of a task. Loading, samples, evidence, stored examples and `verify --data` follow from it."""
+"""ExportTask: all that the exporter needs to know of a task. Loading, samples, evidence, stored examples and `verify --data` follow from it.
+
+The first part is what tasks share: the input in a JSON object of a user's file, with the field names of the service and of GLUE; the texts
+that samples are made of; and how ordinary texts are read, one by one or as pairs of neighbors. The same pairs calibrate int8, as token ids,
+and judge it, as texts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bertserve.export.input_fields import Document
 from bertserve.export.tasks.metrics import result_spans
-from bertserve.export.tasks.texts import Arranged, Pairs, read_alone
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import Activation, SpecialPiece, TokenizerSpec
 from bertserve.service.tasks.batch import ModelConfig
@@ -19,7 +22,87 @@ if TYPE_CHECKING:
 
     from bertserve.export.calibration import Texts
 
+Document = dict[str, Any]
+# the two texts of a pair, as we and as the data sets of GLUE name them
+PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
+
+Text = TypeVar("Text")
+Pairs = Sequence[tuple[Text, Text]]
+Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # texts that are read alone, and pairs
+LONG = (
+    "The first half hour promises a great deal, and the cast is more than willing to deliver it. "
+    "Then the script begins to repeat itself, the jokes wear thin, and nobody seems to know how to stop. "
+)
+NAMES = "Ada Lovelace met Charles Babbage in London, and the Royal Society of Sweden invited Maria Agnesi from Milan to Uppsala. "
+SENTENCE = "A warm, funny and thoroughly engaging film."
+TEXTS = [
+    "good",
+    SENTENCE,
+    "It isn't that the acting is bad; it's that there is none.",
+    "¡Qué película más aburrida! 😴 看了两遍，还是觉得很好。",
+    "naïve café — “quotes”, tabs\tand\r\nlines\u200b with zero width",
+    "3.5/10, would not watch again @ £12.50!!!",
+    NAMES,
+    LONG,
+    LONG * 2,
+    LONG * 4,
+]
+
 MIN_LENGTH = 16  # tokens; the tracer and the samples need as many
+
+
+def read_input(document: Document) -> Any:
+    """Returns the input that an object holds, as the service takes it in `inputs`.
+
+    Raises:
+        ValueError: It holds none.
+    """
+    if "inputs" in document:
+        return document["inputs"]
+    if "choices" in document:
+        return {name: document[name] for name in ("question", "prompt", "context", "choices") if name in document}
+    for first, second in PAIRS:
+        if first in document and document.get(second) is not None:
+            return {"text": document[first], "text_pair": document[second]}
+    if "question" in document:
+        return {name: document.get(name) for name in ("question", "context")}
+    for name in ("text", "sentence"):
+        if name in document:
+            return document[name]
+    if "tokens" in document:
+        return " ".join(read_text_list(document, "tokens"))
+    raise ValueError(
+        "it has no input; give `inputs`, `text`, `text` and `text_pair`, `tokens`, `question` and `context`, or `question` and `choices`."
+    )
+
+
+def read_text_list(document: Document, name: str) -> list[str]:
+    """Returns a field that is a list of texts.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    value = document[name]
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"`{name}` must be a list of texts.")
+    return value
+
+
+def halves(text: str) -> tuple[str, str]:
+    """Returns the first and the second half of a text's words."""
+    words = text.split()
+    return " ".join(words[: len(words) // 2]), " ".join(words[len(words) // 2 :])
+
+
+def read_alone(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
+    """Returns all texts to read alone, and the user's pairs."""
+    return [*lines, *passages], list(own)
+
+
+def neighbors(lines: Sequence[Text], passages: Sequence[Text]) -> list[tuple[Text, Text]]:
+    """Returns each line with the next one, and then each passage with a line before it."""
+    pairs = [(line, lines[(i + 1) % len(lines)]) for i, line in enumerate(lines)]
+    return [*pairs, *((lines[i % len(lines)], passage) for i, passage in enumerate(passages))]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from bertserve.export.input_fields import Document
 from bertserve.export.tasks.metrics import (
     ACCURACY,
     ERROR,
@@ -31,8 +30,20 @@ from bertserve.export.tasks.metrics import (
     pearson,
     spearman,
 )
-from bertserve.export.tasks.spec import ExportTask, TokenizerCall, window_stride
-from bertserve.export.tasks.texts import LONG, SENTENCE, TEXTS, Arranged, Pairs, Text, neighbors, read_alone
+from bertserve.export.tasks.spec import (
+    LONG,
+    SENTENCE,
+    TEXTS,
+    Arranged,
+    Document,
+    ExportTask,
+    Pairs,
+    Text,
+    TokenizerCall,
+    neighbors,
+    read_alone,
+    window_stride,
+)
 from bertserve.service.bundle.graph_spec import Measure, OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import classify
@@ -110,7 +121,6 @@ def _decision(result: Any, config: ModelConfig) -> Any:
 
 
 def _value(result: Any) -> float:
-    """Returns the value of a regression."""
     return float(result[0]["score"])
 
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertserve.export.input_fields import Document, read_input, read_text_list
 from bertserve.export.tasks.metrics import ENTITY_F1, Span, result_spans, span_f1, spans_of_tags, widen_to_words
-from bertserve.export.tasks.spec import ExportTask, TokenizerCall, window_stride
-from bertserve.export.tasks.texts import NAMES, TEXTS
+from bertserve.export.tasks.spec import NAMES, TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import ner

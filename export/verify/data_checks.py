@@ -1,23 +1,106 @@
-"""Checks graphs on a user's data: their agreement with a baseline, and the scores of both where the data has right answers."""
+"""Checks graphs on a user's data: JSONL, one request per line, with or without the right answer.
+
+Measured are the graphs' agreement with a baseline, and the scores of both where the data has right answers.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.evidence.agreement import AgreementMeter
+from bertserve.export.evidence.samples import read_request
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.verify.dataset import Line
-from bertserve.export.verify.loaded_graph import Check, LoadedGraph, find_fp32
+from bertserve.export.tasks.spec import Document, read_input
+from bertserve.export.verify.graph_checks import Check, LoadedGraph, find_fp32
 from bertserve.service.bundle.agreement import MEASURES, NOT_MEASURED
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
-from bertserve.service.errors import CallerError, EngineError
+from bertserve.service.errors import BertServeError, CallerError, EngineError
 from bertserve.service.tasks.batch import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the data.
+
+    Attributes:
+        number: Its number in the file, from 1.
+        request: A request of the service's task.
+        gold: The right answer, as the task reads it, or None.
+    """
+
+    number: int
+    request: Any
+    gold: Any
+
+
+def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
+    """Reads JSONL: `{"inputs": ..., "parameters"?: ...}` as the service takes it, or the fields of one input, and the right answer.
+
+    Args:
+        path: The file; empty lines are skipped.
+        task: Hugging Face name of the bundle's task.
+        config: The bundle's labels, and for embeddings how its vectors are computed.
+
+    Raises:
+        DataError: The file cannot be read, or a line is not understood; the message has its number.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may contain other line ends
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"`{path}` cannot be read: {error}.") from error
+    documents = [(number, _parse_line(path, number, line)) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not documents:
+        raise DataError(f"`{path}` holds no line; give a JSON object a line, such as {json.dumps({'inputs': 'a text'})}.")
+    record = TASKS[task]
+    parameters = [_parameters(path, number, document) for number, document in documents]
+    golds = [
+        None if record.read_gold is None else _on_line(path, number, record.read_gold, document, config) for number, document in documents
+    ]
+    return [
+        Line(number, _on_line(path, number, _request, task, document, own, config), gold)
+        for (number, document), own, gold in zip(documents, record.data_parameters(parameters, golds), golds, strict=True)
+    ]
+
+
+def _on_line(path: Path, number: int, read: Callable[..., Any], *arguments: Any) -> Any:
+    """Returns what a function reads of a line, whose number an error gets."""
+    try:
+        return read(*arguments)
+    except (BertServeError, ValueError) as error:
+        raise DataError(f"`{path}` line {number}: {error}") from error
+
+
+def _parse_line(path: Path, number: int, line: str) -> Document:
+    try:
+        document = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"`{path}` line {number} is not JSON: {error}.") from error
+    if not isinstance(document, dict):
+        raise DataError(f"`{path}` line {number} is no JSON object; give one such as {json.dumps({'inputs': 'a text'})}.")
+    return document
+
+
+def _parameters(path: Path, number: int, document: Document) -> Document:
+    parameters = document.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise DataError(f"`{path}` line {number}: `parameters` must be an object.")
+    return parameters
+
+
+def _request(task: str, document: Document, parameters: Document, config: ModelConfig) -> Any:
+    inputs = read_input(document)
+    if isinstance(inputs, list):
+        raise ValueError("`inputs` is a list; give one input a line.")
+    (request,) = read_request(task, {"inputs": inputs, "parameters": parameters}).requests(config)
+    return request
 
 
 @dataclass(frozen=True)
@@ -227,7 +310,6 @@ def _check_agreement(graph: str, found: Comparison, baseline: str | None, min_ag
 
 
 def _describe(agreement: Agreement, found: Comparison, baseline: str) -> str:
-    """Returns a graph's agreement with the baseline in words."""
     if agreement.value is None:
         return f"not measured against {baseline} ({MEASURES[agreement.measure]}): {NOT_MEASURED[agreement.measure]}"
     if agreement.measure == "label":

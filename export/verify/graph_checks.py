@@ -1,20 +1,152 @@
-"""Checks one graph of a bundle against what the manifest says of it."""
+"""A graph of a finished bundle, loaded on a provider that this machine has, and its checks against what the manifest says of it."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
-from bertserve.export.evidence.batch_invariance import measure_row_errors
-from bertserve.export.evidence.samples import sample_requests
-from bertserve.export.verify.loaded_graph import Check, LoadedGraph
+from bertserve.export.evidence.agreement import measure_row_errors
+from bertserve.export.evidence.samples import predict, read_request, sample_requests
+from bertserve.service.backend.onnx_engine import OnnxEngine
+from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.evidence_policy import describe_agreement
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.check import CHECK_TOLERANCE, difference
-from bertserve.service.errors import BertServeError
-from bertserve.service.tasks import choose
+from bertserve.service.errors import BertServeError, BundleError
+from bertserve.service.providers import Provider
 from bertserve.service.tasks.batch import TaskModel, first_batch
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: What was checked.
+        passed: Whether it is as it should be; None for what was measured and has no bound.
+        detail: What was found.
+        figures: The same for machines.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class LoadedGraph:
+    """A graph of a bundle; `tokenizer` and `engine` load it.
+
+    Attributes:
+        bundle: The bundle.
+        graph: Its entry in the manifest.
+        runs_on: The execution provider that runs it here.
+    """
+
+    bundle: Bundle
+    graph: GraphSpec
+    runs_on: Provider
+
+    @property
+    def name(self) -> str:
+        """Its provider and precision, such as `cpu/int8`."""
+        return f"{self.graph.provider}/{self.graph.precision}"
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The bundle's tokenizer."""
+        return Tokenizer(self.bundle.tokenizer_path, self.bundle.manifest.tokenizer)
+
+    @cached_property
+    def engine(self) -> OnnxEngine:
+        """The graph in a session.
+
+        Raises:
+            ProviderError: This machine cannot run it; the message says what is missing.
+        """
+        spec = self.bundle.manifest.tokenizer
+        path = self.bundle.path / self.graph.file
+        return OnnxEngine(path, self.graph, pad_id=spec.pad_id, padding_side=spec.padding_side, provider=self.runs_on)
+
+    def answer(self, request: Any) -> Any:
+        """Returns the result of a request."""
+        manifest = self.bundle.manifest
+        return predict(manifest.task, request, self.tokenizer, self.engine, manifest)
+
+    def load_error(self) -> str | None:
+        """Loads tokenizer and graph; returns why they cannot be loaded, or None."""
+        try:
+            _ = self.tokenizer, self.engine
+        except BertServeError as error:
+            return error.message
+        return None
+
+
+def choose_graphs(bundle: Bundle, providers: tuple[Provider, ...] | None, precisions: tuple[Precision, ...] | None) -> list[GraphSpec]:
+    """Returns the requested graphs in the manifest's order.
+
+    Args:
+        bundle: The bundle.
+        providers: Graphs for these providers; None for any.
+        precisions: Graphs of these precisions; None for any.
+
+    Raises:
+        BundleError: The bundle has no graph of a requested provider or precision; the message lists those that it has.
+    """
+    graphs = bundle.manifest.graphs
+    requested = [(provider, None) for provider in providers or ()] + [(None, precision) for precision in precisions or ()]
+    for provider, precision in requested:
+        if not any(provider in (None, graph.provider) and precision in (None, graph.precision) for graph in graphs):
+            raise BundleError(f"bundle `{bundle.manifest.name}` has no graph for `{provider or precision}`; it has {list_graphs(graphs)}.")
+    chosen = [
+        graph
+        for graph in graphs
+        if (providers is None or graph.provider in providers) and (precisions is None or graph.precision in precisions)
+    ]
+    if not chosen:
+        raise BundleError(
+            f"bundle `{bundle.manifest.name}` has no graph for {', '.join(providers or ())} in {', '.join(precisions or ())}; "
+            f"it has {list_graphs(graphs)}."
+        )
+    return chosen
+
+
+def choose_provider(graph: GraphSpec, *, requested: bool) -> tuple[Provider, str | None]:
+    """Returns the provider that runs a graph here, and why it is not the graph's own if it is not.
+
+    As at export, the CPU takes the place of a provider that this machine does not have.
+
+    Args:
+        graph: The graph.
+        requested: Whether its provider was requested by name; then nothing takes its place.
+    """
+    missing = None if requested else why_not(graph.provider)
+    return (graph.provider, None) if missing is None else ("cpu", missing)
+
+
+def find_fp32(bundle: Bundle, chosen: list[LoadedGraph]) -> LoadedGraph | None:
+    """Returns the float32 graph that others are compared with: a chosen one, or else another that loads; None if there is none."""
+    candidates = [loaded for loaded in chosen if loaded.graph.precision == "fp32"]
+    candidates = candidates or list(_other_fp32(bundle, chosen))
+    return next((loaded for loaded in candidates if loaded.load_error() is None), None)
+
+
+def _other_fp32(bundle: Bundle, chosen: list[LoadedGraph]) -> Iterator[LoadedGraph]:
+    for graph in bundle.manifest.graphs:
+        if graph.precision == "fp32" and not any(loaded.graph == graph for loaded in chosen):
+            yield LoadedGraph(bundle, graph, choose_provider(graph, requested=False)[0])
+
+
+def list_graphs(graphs: tuple[GraphSpec, ...]) -> str:
+    """Returns the providers and precisions of graphs, for a message."""
+    return ", ".join(f"{graph.provider}/{graph.precision}" for graph in graphs)
 
 
 def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) -> Check:
@@ -57,9 +189,7 @@ def check_example(loaded: LoadedGraph) -> Check:
     tolerance = max(CHECK_TOLERANCE[graph.precision], CHECK_TOLERANCE[stored])
     name = f"example {loaded.name}"
     try:
-        body = read_body(
-            manifest.task, json.dumps(manifest.example.request).encode(), Limits(max_inputs=choose.MAX_CHOICES, max_chars=10**6)
-        )
+        body = read_request(manifest.task, manifest.example.request)
         result = body.answer([loaded.answer(request) for request in body.requests(manifest)])
     except BertServeError as error:
         return Check(name, False, error.message)

@@ -6,10 +6,17 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bertserve.export.verify.data_checks import Baseline, check_data, fp32_baseline
-from bertserve.export.verify.dataset import read_dataset
-from bertserve.export.verify.graph_checks import check_batches, check_engine, check_evidence, check_example
-from bertserve.export.verify.loaded_graph import Check, LoadedGraph, choose_graphs, choose_provider
+from bertserve.export.verify.data_checks import Baseline, check_data, fp32_baseline, read_dataset
+from bertserve.export.verify.graph_checks import (
+    Check,
+    LoadedGraph,
+    check_batches,
+    check_engine,
+    check_evidence,
+    check_example,
+    choose_graphs,
+    choose_provider,
+)
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.errors import BertServeError
@@ -23,7 +30,7 @@ class VerifySpec:
     Attributes:
         bundle: The bundle's folder.
         checkpoint: The checkpoint that it was made from: a folder or a hub id, or of a module `FILE:FACTORY`.
-        data: JSONL of inputs, see `export/verify/dataset.py`.
+        data: JSONL of inputs, see `export/verify/data_checks.py`.
         min_agreement: Least agreement of each graph on the data, by the measure of the task.
         providers: Graphs of these providers are checked, each on its provider; None for all graphs, on the providers that this machine has.
         precisions: Graphs of these precisions are checked; None for all.

@@ -17,8 +17,8 @@ import pytest
 from bertserve.bench import cli, flags
 from bertserve.bench.errors import MissingExtraError
 from bertserve.bench.load.generator import poisson_arrivals
-from bertserve.bench.report import generator_stats, plots, report, slo
 from bertserve.bench.report import html as html_report
+from bertserve.bench.report import measurement, report, slo
 from listening import BUSY, OK, listening, ok, unused_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -219,12 +219,12 @@ def test_wrong_flags_exit_with_2(wrong: list[str]) -> None:
 
 def test_plots_without_matplotlib_exit_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The error comes before anything is loaded, and names the extra."""
-    monkeypatch.setattr(plots, "find_spec", lambda name: None)
+    monkeypatch.setattr(html_report, "find_spec", lambda name: None)
 
     assert 3 == load(unused_port(), "--html", tmp_path / "a.html")
     assert "pip install 'bertserve[bench]'" in capsys.readouterr().err
     with pytest.raises(MissingExtraError):
-        plots.draw_plots([])
+        html_report.draw_plots([])
 
 
 def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_an_open_loop_sends_at_its_rate(tmp_path: Path) -> None:
 @pytest.fixture(name="in_time")
 def generator_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy the machine of the tests is, the generator counts as being in time."""
-    monkeypatch.setattr(generator_stats, "MAX_LATENESS_MS", 1e9)
+    monkeypatch.setattr(measurement, "MAX_LATENESS_MS", 1e9)
 
 
 def sweep(folder: Path, *given: object) -> tuple[int, dict[str, Any]]:
@@ -296,7 +296,7 @@ def test_a_sweep_whose_generator_is_late_is_inconclusive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each step is repeated once; the exit code is another than that of a miss, no rate is taken, and nothing is called passed."""
-    monkeypatch.setattr(generator_stats, "MAX_LATENESS_MS", -1.0)
+    monkeypatch.setattr(measurement, "MAX_LATENESS_MS", -1.0)
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--steps", 2, "--max-rate", 40)
 
     assert 4 == code
@@ -311,7 +311,7 @@ def test_a_sweep_whose_generator_is_late_is_inconclusive(
 def test_a_sweep_that_is_late_once_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second try counts."""
     late = iter([True, False])
-    monkeypatch.setattr(generator_stats.GeneratorStats, "was_late", property(lambda _: next(late, False)))
+    monkeypatch.setattr(measurement.GeneratorStats, "was_late", property(lambda _: next(late, False)))
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--max-rate", 40)
 
     assert (0, 40.0, []) == (code, document["figures"]["max_rate"], document["inconclusive"])
@@ -320,7 +320,7 @@ def test_a_sweep_that_is_late_once_goes_on(tmp_path: Path, monkeypatch: pytest.M
 def test_a_sweep_that_is_late_at_the_top_has_a_lower_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rate that held is reported, and the exit code says that a higher one may too."""
     late = iter([True, True, True])  # the first try, the second, and what the search sees of that
-    monkeypatch.setattr(generator_stats.GeneratorStats, "was_late", property(lambda _: next(late, False)))
+    monkeypatch.setattr(measurement.GeneratorStats, "was_late", property(lambda _: next(late, False)))
     code, document = sweep(tmp_path, "--slo", "p99_ms=10000", "--steps", 2, "--max-rate", 40)
 
     assert (4, 20.0, ["open, 40/s"]) == (code, document["figures"]["max_rate"], document["inconclusive"])

@@ -11,9 +11,9 @@ import onnx
 import pytest
 
 import tiny
-from bertserve.bench.engine.bare_engine import BareEngine
+from bertserve.bench import bodies
+from bertserve.bench.engine import BareEngine
 from bertserve.bench.errors import BenchError
-from bertserve.bench.workload import bodies
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -12,14 +12,13 @@ from collections import Counter
 
 import pytest
 
+from bertserve.bench.bodies import Body
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations, LoadResult
 from bertserve.bench.progress import Progress
 from bertserve.bench.report import measurement
-from bertserve.bench.target.address import parse_url
-from bertserve.bench.target.target import Target, build_target
-from bertserve.bench.workload.bodies import Body
+from bertserve.bench.target import Target, build_target, parse_url
 from listening import BUSY, OK, Answer, Server, listening, ok, unused_port
 
 pytestmark = pytest.mark.serial

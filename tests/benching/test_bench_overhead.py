@@ -12,9 +12,8 @@ import pytest
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead import commits, haproxy, replica
-from bertserve.bench.overhead.comparison import BARS, Comparison, Load, Result
-from bertserve.bench.overhead.contender import CONTENDERS, Contender, Running
+from bertserve.bench.overhead import commits, replica
+from bertserve.bench.overhead.comparison import BARS, CONTENDERS, Comparison, Contender, Load, Result, Running
 from bertserve.bench.overhead.replica import Replica, free_ports
 from bertserve.bench.progress import Progress
 from listening import BUSY, OK, listening
@@ -79,13 +78,13 @@ def test_bars_are_for_contenders_that_there_are() -> None:
 
 def test_the_configuration_has_other_ports_and_any_number_of_replicas() -> None:
     """All else is the one of deploy/haproxy."""
-    text = haproxy.configuration(1, 2, [3, 4, 5])
+    text = replica.configuration(1, 2, [3, 4, 5])
 
     assert ["1", "2"] == [line.split(":")[1].split()[0] for line in text.splitlines() if line.strip().startswith("bind ")]
     assert [f"    server replica{i} 127.0.0.1:{i + 2}" for i in (1, 2, 3)] == [
         line for line in text.splitlines() if line.startswith("    server ")
     ]
-    assert haproxy.CONFIGURATION.read_text() == haproxy.configuration(8000, 8404, [8001, 8002])
+    assert replica.CONFIGURATION.read_text() == replica.configuration(8000, 8404, [8001, 8002])
 
 
 def test_a_replica_that_does_not_start_says_why(tmp_path: Path) -> None:

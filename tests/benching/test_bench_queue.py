@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from bertserve.bench.experiments.tail_latency import scale_to_capacity, simulate_queue
+from bertserve.bench.experiments import scale_to_capacity, simulate_queue
 from bertserve.bench.load.generator import poisson_arrivals
 
 

@@ -7,7 +7,7 @@ import pytest
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.stream import Record
 from bertserve.bench.report import measurement, slo
-from bertserve.bench.report.latency import latency_distribution, percentile
+from bertserve.bench.report.measurement import latency_distribution, percentile
 
 
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 5.0), (0.9, 9.0), (0.99, 10.0), (1.0, 10.0), (0.01, 1.0), (0.1, 1.0)])

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from bertserve.bench import experiments as module
 from bertserve.bench.errors import BenchError
-from bertserve.bench.experiments import sweep as module
 from bertserve.bench.progress import Progress
 from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import parse_objectives

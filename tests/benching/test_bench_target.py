@@ -8,12 +8,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from bertserve.bench import bodies
 from bertserve.bench.errors import BenchError
-from bertserve.bench.target.address import parse_url
-from bertserve.bench.target.metrics import BatchStats, batch_stats, parse_metrics, read_metrics
-from bertserve.bench.target.probe import probe_target
-from bertserve.bench.target.target import build_target
-from bertserve.bench.workload import bodies
+from bertserve.bench.target import BatchStats, batch_stats, build_target, parse_metrics, parse_url, probe_target, read_metrics
 from listening import listening
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from bertserve.bench import bodies, mixes
 from bertserve.bench.errors import BenchError
-from bertserve.bench.workload import bodies, mixes
 
 # what the tasks' own files put beside the inputs of a load test
 QUERY, SOURCE = "Who built the bridge over the river?", "The bridge was opened in the summer of 1886."

@@ -16,13 +16,11 @@ from typing import NamedTuple
 
 import httpx
 
+from bertserve.bench.bodies import Body
 from bertserve.bench.load.generator import Durations, run_closed_loop
-from bertserve.bench.overhead.haproxy import HAProxy, haproxy
-from bertserve.bench.overhead.replica import Replica, replicas
+from bertserve.bench.overhead.replica import HAProxy, Replica, haproxy, replicas
 from bertserve.bench.progress import Progress
-from bertserve.bench.target.address import parse_url
-from bertserve.bench.target.target import build_target
-from bertserve.bench.workload.bodies import Body
+from bertserve.bench.target import build_target, parse_url
 
 LIMIT_S = 60
 

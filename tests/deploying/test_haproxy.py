@@ -16,7 +16,7 @@ import pytest
 import slow
 import tiny
 from balanced import Balanced, balanced, entries, wait_until
-from bertserve.bench.overhead import haproxy
+from bertserve.bench.overhead import replica
 from bertserve.service.http import auth, streaming
 from bertserve.service.settings import Settings, parse
 from manifests import DEPLOY, ROOT
@@ -26,7 +26,7 @@ TEXT = CONFIGURATION.read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs/how-to/replicas.md").read_text(encoding="utf-8")
 BODY = {"inputs": "good"}
 
-needs_haproxy = pytest.mark.skipif(not haproxy.installed(), reason="this system has no haproxy")
+needs_haproxy = pytest.mark.skipif(not replica.installed(), reason="this system has no haproxy")
 
 
 def seconds(name: str) -> float:

@@ -12,12 +12,12 @@ import pytest
 
 import slow
 from balanced import Balanced, balanced, entries, load, wait_until
-from bertserve.bench.overhead import haproxy
+from bertserve.bench.overhead import replica
 from bertserve.bench.overhead.replica import Replica
 
 pytestmark = [
     pytest.mark.serial,
-    pytest.mark.skipif(not haproxy.installed(), reason="this system has no haproxy"),
+    pytest.mark.skipif(not replica.installed(), reason="this system has no haproxy"),
 ]
 
 CLIENTS = 16

@@ -13,10 +13,10 @@ import onnx
 from numpy.typing import NDArray
 
 import tiny
-from bertserve.export import calibration, inference, trace
+from bertserve.export import calibration, cpu, inference, trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.cpu import cls_only_last_layer, ort_fusion, pack_qkv, unfuse
+from bertserve.export.graph import cpu_passes
 from bertserve.export.inference import Feed
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.text.tokenizer import Tokenizer
@@ -61,12 +61,12 @@ def stage(source: Path, folder: Path) -> Staged:
     after = {name: folder / f"{name}.onnx" for name in ("fused", "unfused", "cls_only", "packed")}
     loaded = load_checkpoint(str(source))
     trace.trace(loaded, raw, "torchscript")  # said here: fixtures of a session are made before those of a module
-    ort_fusion.fuse(raw, after["fused"], loaded)
-    unfuse.unfuse(after["fused"], after["unfused"])
-    nodes_restricted = cls_only_last_layer.restrict_to_cls(after["unfused"], after["cls_only"])
-    products_merged = pack_qkv.pack_qkv(after["cls_only"], after["packed"])
+    cpu.fuse(raw, after["fused"], loaded)
+    cpu_passes.unfuse(after["fused"], after["unfused"])
+    nodes_restricted = cpu_passes.restrict_to_cls(after["unfused"], after["cls_only"])
+    products_merged = cpu_passes.pack_qkv(after["cls_only"], after["packed"])
     (folder / TOKENIZER_FILE).write_text(loaded.tokenizer_json, encoding="utf-8")
-    tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec(digest(folder / TOKENIZER_FILE)))
+    tokenizer = Tokenizer(folder / TOKENIZER_FILE, loaded.tokenizer_spec.model_copy(update={"sha256": digest(folder / TOKENIZER_FILE)}))
     return Staged(loaded, tokenizer, **after, nodes_restricted=nodes_restricted, products_merged=products_merged)
 
 

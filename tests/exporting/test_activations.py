@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertserve.export import inference
-from bertserve.export.graph import linear, rewrite
+from bertserve.export.graph import rewrite
 from bertserve.export.int8 import activations
 from bertserve.export.int8.activations import Activations, Sample, observe, observe_tensors
 from staged import Staged, run
@@ -67,7 +67,7 @@ def test_a_large_model_sees_fewer_texts(all_staged: dict[str, Staged], tmp_path:
     """Its products may cost so much, but its widest matrix gets the rows that GPTQ needs."""
     staged = all_staged["text-classification"]
     model = rewrite.load(staged.packed)
-    layers, feeds = linear.find_linears(model.graph), staged.feeds([f"{TEXTS[1]} {i}" for i in range(400)])
+    layers, feeds = rewrite.find_linears(model.graph), staged.feeds([f"{TEXTS[1]} {i}" for i in range(400)])
     whole = observe(model, layers, tmp_path / "whole.onnx", feeds, tmp_path / "whole")
     monkeypatch.setattr(activations, "FLOPS", 1.0)
     part = observe(model, layers, tmp_path / "part.onnx", feeds, tmp_path / "part")

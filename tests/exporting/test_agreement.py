@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertserve.export.evidence.agreement import AgreementMeter
-from bertserve.export.evidence.batch_invariance import measure_row_errors
-from bertserve.export.evidence.spread_error import SpreadError
+from bertserve.export.evidence.agreement import AgreementMeter, measure_row_errors
+from bertserve.export.evidence.parity import SpreadError
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.manifest import Activation
 

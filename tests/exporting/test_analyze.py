@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bertserve.export import analyze_cli, cli
-from bertserve.export.analyze.layers import Node, find_parts
+from bertserve.export.analyze.profiling import Node, find_parts
 from bertserve.export.analyze.shapes import NAMED, Shape, choose_lengths, variants
 from bertserve.export.errors import CheckpointError
 from bertserve.service.bundle.files import load_bundle
@@ -145,7 +145,7 @@ def test_plots_are_left_out_where_matplotlib_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Tables and JSON work, and one line says what to install."""
-    monkeypatch.setattr("bertserve.export.analyze.plots.find_spec", lambda name: None)
+    monkeypatch.setattr("bertserve.export.analyze.report.find_spec", lambda name: None)
     assert 0 == cli.main(["analyze", str(MODELS / "sentiment"), "--lengths", "8", "--seconds", "0.1", "--output", str(tmp_path)])
 
     assert "pip install 'bertserve[bench]'" in capsys.readouterr().err
@@ -191,7 +191,7 @@ def test_what_a_bundle_does_not_have_is_an_error(flags: tuple[str, ...], reason:
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 3."""
-    monkeypatch.setattr(analyze_cli, "find_spec", lambda name: None)
+    monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None)
 
     assert 3 == cli.main(["analyze", "bert-tiny"])
     assert "torch, transformers, onnx, onnxscript, onnxruntime not installed" in capsys.readouterr().err

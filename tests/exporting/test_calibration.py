@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertserve.export import calibration, text_files
+from bertserve.export import calibration
 from bertserve.export.calibration import Texts
 from bertserve.export.errors import CheckpointError
 from bertserve.export.inference import Feed
@@ -33,7 +33,7 @@ def numbered(count: int) -> bytes:
 
 def test_the_built_in_texts_are_700_distinct_ones() -> None:
     """All lines are texts, and none stands there twice."""
-    texts = text_files.read_texts(calibration.BUILT_IN)
+    texts = calibration.read_texts(calibration.BUILT_IN)
 
     assert (700, 700) == (len(texts), len(set(texts)))
 
@@ -43,7 +43,7 @@ def test_a_file_has_a_text_on_each_line(tmp_path: Path) -> None:
     lines = [f"täxt {i} " for i in range(calibration.MAX_TEXTS + 5)]
     (tmp_path / "texts.txt").write_text("\n \n".join(lines), encoding="utf-8")
 
-    assert lines == text_files.read_texts(tmp_path / "texts.txt")
+    assert lines == calibration.read_texts(tmp_path / "texts.txt")
 
 
 def test_a_sorted_file_gives_texts_of_all_classes(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_json_lines_hold_pairs_and_texts(tmp_path: Path) -> None:
         "alone",
     ]
 
-    assert expected == text_files.read_texts(path)[:5]
+    assert expected == calibration.read_texts(path)[:5]
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_json_lines_without_a_text_are_an_error(tmp_path: Path, line: str) -> No
     (tmp_path / "pairs.jsonl").write_text('{"text": "good"}\n\n' + line, encoding="utf-8")
 
     with pytest.raises(CheckpointError, match=r"pairs.jsonl` line 3"):
-        text_files.read_texts(tmp_path / "pairs.jsonl")
+        calibration.read_texts(tmp_path / "pairs.jsonl")
 
 
 def test_pairs_are_refused_for_a_task_of_single_texts() -> None:
@@ -130,7 +130,7 @@ def test_a_file_that_cannot_be_used_is_an_error(tmp_path: Path, content: bytes |
         path.write_bytes(content)
 
     with pytest.raises(CheckpointError, match=reason) as caught:
-        text_files.read_texts(path)
+        calibration.read_texts(path)
     assert f"`{path}`" in str(caught.value)
 
 
@@ -139,7 +139,7 @@ def test_sixteen_texts_are_enough(tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_bytes(numbered(16))
     split = calibration.read_split(tmp_path / "texts.txt")
 
-    assert 16 == len(text_files.read_texts(tmp_path / "texts.txt"))
+    assert 16 == len(calibration.read_texts(tmp_path / "texts.txt"))
     assert (11, 2, 3) == sizes(split)
 
 
@@ -153,7 +153,7 @@ def sizes(split: calibration.Split) -> tuple[int, int, int]:
 
 def test_every_third_text_is_held_out() -> None:
     """The gate, which chooses matrices, runs other texts than the report's figures are measured on; no text is in two splits."""
-    texts = text_files.read_texts(calibration.BUILT_IN)
+    texts = calibration.read_texts(calibration.BUILT_IN)
     split = calibration.read_split(calibration.BUILT_IN)
     lines = [line for side in (split.calibration, split.gate, split.report) for line in side.lines]
 
@@ -227,8 +227,10 @@ def test_passages_of_a_usual_model_have_two_lengths(all_staged: dict[str, Staged
     """Twelve of up to 256 tokens and six of up to 512, where the model has so many positions."""
     staged = all_staged["text-classification"]
     path = staged.packed.with_name(TOKENIZER_FILE)
-    tokenizer = Tokenizer(path, staged.loaded.tokenizer_spec(digest(path)).model_copy(update={"max_length": 512}))
-    short = tuple(line for line in text_files.read_texts(calibration.BUILT_IN) if len(line) < calibration.MAX_TOKENS)
+    tokenizer = Tokenizer(
+        path, staged.loaded.tokenizer_spec.model_copy(update={"sha256": digest(path)}).model_copy(update={"max_length": 512})
+    )
+    short = tuple(line for line in calibration.read_texts(calibration.BUILT_IN) if len(line) < calibration.MAX_TOKENS)
     passages = Texts(short).with_passages(tokenizer).passages
     lengths = [len(entry.ids) for entry in tokenizer.tokenize(passages)]
 
@@ -265,14 +267,14 @@ def test_a_question_is_a_text_and_the_next_one(all_staged: dict[str, Staged]) ->
     texts = [TEXTS[0], TEXTS[1], TEXTS[3]]
     feeds = staged.feeds(texts)
     pair = staged.loaded.tokenizer(texts[0], texts[1], return_tensors="np")
-    room = staged.loaded.max_length - 3
+    room = staged.loaded.tokenizer_spec.max_length - 3
     long, first = [staged.loaded.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (texts[2], texts[0])]
 
     for name in ("input_ids", "token_type_ids", "attention_mask"):
         np.testing.assert_array_equal(pair[name], feeds[0][name])
     assert [0] * 5 + [1] * 7 == feeds[0]["token_type_ids"][0].tolist()
     assert [2, *long[: room // 4], 3, *first, 3] == feeds[2]["input_ids"][0].tolist()
-    assert staged.loaded.max_length == feeds[1]["input_ids"].shape[1]
+    assert staged.loaded.tokenizer_spec.max_length == feeds[1]["input_ids"].shape[1]
 
 
 def segments(feed: Feed) -> set[int]:
@@ -300,7 +302,7 @@ def test_pairs_of_the_file_are_fed_as_they_are(all_staged: dict[str, Staged], ta
     """Then a classifier is fed no other pairs; the texts of a long pair are cut as the service cuts them."""
     staged = all_staged[task]
     feeds = calibration.make_feeds(Texts(("a good film",), pairs=(("a book", "long " * 200),)), staged.loaded, staged.tokenizer)
-    pair = staged.loaded.tokenizer("a book", "long " * 200, truncation="longest_first", max_length=staged.loaded.max_length)
+    pair = staged.loaded.tokenizer("a book", "long " * 200, truncation="longest_first", max_length=staged.loaded.tokenizer_spec.max_length)
 
     assert expected == [segments(feed) for feed in feeds]
     assert pair["input_ids"] == feeds[1]["input_ids"][0].tolist()

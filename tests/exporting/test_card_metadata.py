@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.export.checkpoint.card_metadata import MAX_CARD_BYTES, CardMetadata, read_card, read_card_metadata
+from bertserve.export.checkpoint.source import MAX_CARD_BYTES, CardMetadata, read_card, read_card_metadata
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bertserve.export.int8.emit_int8 import MIN_ROWS, emit_embeddings
+from bertserve.export.int8.graph_edits import MIN_ROWS, emit_embeddings
 
 pytestmark = pytest.mark.torch
 

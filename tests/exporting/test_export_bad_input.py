@@ -21,7 +21,7 @@ import pytest
 from safetensors.torch import load_file
 
 import tiny
-from bertserve.export import cli, signals
+from bertserve.export import cli, workspace
 from bertserve.export.workspace import LOCK_FILE
 from bertserve.service.bundle.files import load_bundle
 from checkpoints import edit_json, edit_weights, few_texts
@@ -215,7 +215,7 @@ def test_an_old_bundle_that_cannot_be_removed_does_not_fail_the_export(
             raise OSError(errno.EBUSY, "Device or resource busy", str(path))
         remove(path, **options)
 
-    monkeypatch.setattr("bertserve.export.bundle.package.shutil.rmtree", busy)
+    monkeypatch.setattr("bertserve.export.bundle.shutil.rmtree", busy)
 
     assert 0 == run(source, *FAST, "--overwrite")[0]
     assert "tiny-bert" == load_bundle(output / "tiny-bert").manifest.source.checkpoint
@@ -250,19 +250,19 @@ def test_a_file_that_cannot_be_written_ends_in_one_line(
     "stage",
     [
         "trace.trace",
-        "cpu.ort_fusion.fuse",
-        "cpu.unfuse.unfuse",
-        "cpu.cls_only_last_layer.restrict_to_cls",
-        "cpu.pack_qkv.pack_qkv",
+        "cpu.fuse",
+        "graph.cpu_passes.unfuse",
+        "graph.cpu_passes.restrict_to_cls",
+        "graph.cpu_passes.pack_qkv",
         "int8.quantize.quantize",
-        "bundle.package.model_card",
+        "bundle.model_card",
     ],
 )
 def test_a_full_disk_in_any_stage_leaves_nothing(
     source: Path, output: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """A failed write knows no file name; the output folder is named instead, with what to do; once with every stage before it real."""
-    if stage != "bundle.package.model_card":
+    if stage != "bundle.model_card":
         play_back(monkeypatch, source)
 
     def full(*_: Any, **__: Any) -> Any:
@@ -322,9 +322,9 @@ def hang(arguments: list[str], stage: str, log: Path, ready: Connection) -> None
 @pytest.mark.parametrize(
     ("stage", "number"),
     [
-        ("cpu.ort_fusion.fuse", signal.SIGINT),
-        ("cpu.ort_fusion.fuse", signal.SIGTERM),
-        ("bundle.package.model_card", signal.SIGTERM),
+        ("cpu.fuse", signal.SIGINT),
+        ("cpu.fuse", signal.SIGTERM),
+        ("bundle.model_card", signal.SIGTERM),
     ],
 )
 def test_a_signal_stops_a_running_export(source: Path, output: Path, stage: str, number: signal.Signals) -> None:
@@ -347,7 +347,7 @@ def test_a_second_export_of_a_name_fails_at_once(source: Path, output: Path, run
     others = (".tiny-bert.12345678", ".tiny-bert.extra.12345678", ".git")
     for name in others:
         (output / name).mkdir(parents=True)
-    export = Hanging(source, output, "cpu.ort_fusion.fuse")
+    export = Hanging(source, output, "cpu.fuse")
     before = left_in(output)
     refused = [run(source, *FAST, *flags) for flags in ((), ("--overwrite",))]
     missing = run(source.with_name("missing"), *FAST, "--name", "tiny-bert")
@@ -419,12 +419,12 @@ def test_signals_are_held_off_while_the_bundles_change_places(
 
 def test_handlers_are_put_back() -> None:
     """What the caller had is there again, also after a signal."""
-    before = [signal.getsignal(number) for number in signals.STOP_SIGNALS]
-    with pytest.raises(signals.Stopped) as stopped, signals.raise_on_signals():
+    before = [signal.getsignal(number) for number in workspace.STOP_SIGNALS]
+    with pytest.raises(workspace.Stopped) as stopped, workspace.raise_on_signals():
         os.kill(os.getpid(), signal.SIGTERM)  # runs the handlers of what it has sent to itself
 
     assert (143, "SIGTERM") == (stopped.value.exit_code, stopped.value.signal.name)
-    assert before == [signal.getsignal(number) for number in signals.STOP_SIGNALS]
+    assert before == [signal.getsignal(number) for number in workspace.STOP_SIGNALS]
 
 
 def test_outside_of_the_main_thread_nothing_changes() -> None:
@@ -432,10 +432,10 @@ def test_outside_of_the_main_thread_nothing_changes() -> None:
     seen: list[object] = []
 
     def work() -> None:
-        with signals.raise_on_signals(), signals.ignore_signals():
-            seen.append([signal.getsignal(number) for number in signals.STOP_SIGNALS])
+        with workspace.raise_on_signals(), workspace.ignore_signals():
+            seen.append([signal.getsignal(number) for number in workspace.STOP_SIGNALS])
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert [[signal.getsignal(number) for number in signals.STOP_SIGNALS]] == seen
+    assert [[signal.getsignal(number) for number in workspace.STOP_SIGNALS]] == seen

@@ -20,11 +20,11 @@ from onnx import numpy_helper
 
 import bertserve.service.cli
 import tiny
-from bertserve.export import calibration, cli, text_files
-from bertserve.export.bundle.card import model_card
+from bertserve.export import calibration, cli
+from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.batch_invariance import MAX_ROW_ERROR
+from bertserve.export.evidence.agreement import MAX_ROW_ERROR
 from bertserve.export.evidence.parity import INT8_SLACK, MAX_ABS_ERROR, measure_parity
 from bertserve.export.evidence.reference import Reference
 from bertserve.export.evidence.samples import text_requests
@@ -237,7 +237,7 @@ def test_int8_with_one_broken_matrix_is_refused(exported: Exported, tmp_path: Pa
     graph, spec = exported.graph("int8"), exported.manifest.tokenizer
     tokenizer = Tokenizer(exported.target / TOKENIZER_FILE, spec)
     checkpoint = replace(load_checkpoint(str(exported.source)), inputs=graph.inputs)
-    requests = [classify.Request(str(text)) for text in text_files.read_texts(calibration.BUILT_IN)[20:60:3]]
+    requests = [classify.Request(str(text)) for text in calibration.read_texts(calibration.BUILT_IN)[20:60:3]]
     reference = Reference(checkpoint, [], requests)
 
     def compare(path: Path) -> None:
@@ -421,7 +421,7 @@ def test_the_usable_length_is_the_smaller_of_positions_and_tokenizer(
     """Neither the position table nor the tokenizer's own limit is exceeded."""
     source = bert(tmp_path, positions=positions, model_max_length=model_max_length)
 
-    assert expected == load_checkpoint(str(source)).max_length
+    assert expected == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
 @pytest.mark.parametrize("positions", [64, pytest.param(128, marks=pytest.mark.full_grid), pytest.param(130, marks=pytest.mark.full_grid)])
@@ -671,7 +671,7 @@ def test_a_card_of_a_manifest_without_the_later_fields_has_no_empty_tables(expor
     """What was not recorded is left out."""
     bare = {"lengths": (), "speed": None, "span_agreement": None, "opset": None}
     graphs = tuple(g.model_copy(update={"evidence": g.evidence.model_copy(update=bare)}) for g in exported.manifest.graphs)
-    card = model_card(exported.manifest.model_copy(update={"graphs": graphs}), {g.file: 1 for g in graphs}, None)
+    card = model_card(exported.manifest.model_copy(update={"graphs": graphs}), exported.target, None)
 
     assert [] == [title for title in ("Errors by length", "Speed at export", "F1 of the spans", "ONNX opset") if title in card]
     assert "\n\n\n" not in card

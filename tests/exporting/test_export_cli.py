@@ -227,7 +227,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     source: Path, output: Path, run: Run, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
     """Without the export extra the exit code is 3."""
-    monkeypatch.setattr(cli, "find_spec", lambda name: None if name == module else importlib.util.find_spec(name))
+    monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == module else importlib.util.find_spec(name))
 
     message = f"bert-export: {module} not installed; exporting needs the export extra: pip install 'bertserve[export,cpu]'"
     assert (3, message) == run(source)
@@ -501,12 +501,12 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 STAGES = [
     "trace.trace",
-    "cpu.ort_fusion.fuse",
-    "cpu.unfuse.unfuse",
+    "cpu.fuse",
+    "graph.cpu_passes.unfuse",
     "evidence.reference.Reference",
     "int8.quantize.quantize",
     "evidence.measure.measure_parity",
-    "bundle.package.model_card",
+    "bundle.model_card",
 ]
 
 

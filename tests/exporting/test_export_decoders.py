@@ -14,10 +14,9 @@ import tokenizers
 import torch
 import transformers
 
-from bertserve.export import trace
+from bertserve.export import cpu, trace
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.cpu import build
 from bertserve.export.errors import ExportError
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
@@ -42,11 +41,11 @@ def engine(checkpoint: Checkpoint, folder: Path) -> OnnxEngine:
     """Returns the float32 graph of a checkpoint, as a bundle has it."""
     folder.mkdir()
     traced = trace.trace(checkpoint, folder / "raw.onnx", "torchscript")
-    optimized = build.optimize(folder / "raw.onnx", checkpoint, traced.form)
+    optimized = cpu.optimize(folder / "raw.onnx", checkpoint, traced.form)
     spec = GraphSpec.model_construct(
         file=optimized.path.name, provider="cpu", precision="fp32", inputs=traced.inputs, outputs=checkpoint.outputs, shapes=None
     )
-    return OnnxEngine(optimized.path, spec, pad_id=checkpoint.pad_id, padding_side=checkpoint.padding_side)
+    return OnnxEngine(optimized.path, spec, pad_id=checkpoint.tokenizer_spec.pad_id, padding_side=checkpoint.tokenizer_spec.padding_side)
 
 
 def alone(source: Path, task: str, tokenizer: Any, texts: Any = TEXTS) -> tuple[list[Encoding], list[Row]]:
@@ -119,7 +118,7 @@ def test_a_padding_token_is_found_where_none_is_said(tmp_path: Path, configured:
     loaded = load_checkpoint(str(source))
     encodings, expected = alone(source, CLASSIFIES, tokenizer)
 
-    assert (EOS if configured is None else configured, "right") == (loaded.pad_id, loaded.padding_side)
+    assert (EOS if configured is None else configured, "right") == (loaded.tokenizer_spec.pad_id, loaded.tokenizer_spec.padding_side)
     assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
 
 
@@ -140,7 +139,7 @@ def test_a_token_that_ends_each_text_is_no_padding(tmp_path: Path) -> None:
     loaded = load_checkpoint(str(source))
     encodings, expected = alone(source, CLASSIFIES, tokenizer)
 
-    assert tokenizer.unk_token_id == loaded.pad_id
+    assert tokenizer.unk_token_id == loaded.tokenizer_spec.pad_id
     assert_equal(expected, engine(loaded, tmp_path / "graph").run(encodings))
 
 
@@ -162,7 +161,7 @@ def test_the_embedding_decides_what_can_be_padding(tmp_path: Path) -> None:
     edit_json(source / "config.json", pad_token_id=-1)
     loaded = load_checkpoint(str(source))
 
-    assert ("left", llama_tokenizer().pad_token_id) == (loaded.padding_side, loaded.pad_id)
+    assert ("left", llama_tokenizer().pad_token_id) == (loaded.tokenizer_spec.padding_side, loaded.tokenizer_spec.pad_id)
 
 
 # ---- refused, and features

@@ -17,18 +17,16 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 import tiny
-from bertserve.export import calibration, text_files
+from bertserve.export import calibration
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
-from bertserve.export.cpu.cls_only_last_layer import restrict_to_cls
-from bertserve.export.cpu.ort_fusion import attention_form, fuse
-from bertserve.export.cpu.pack_qkv import pack_qkv
-from bertserve.export.cpu.unfuse import unfuse
+from bertserve.export.cpu import attention_form, fuse
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.evidence.batch_invariance import MAX_ROW_ERROR
+from bertserve.export.evidence.agreement import MAX_ROW_ERROR
 from bertserve.export.evidence.parity import MAX_ABS_ERROR, Parity, measure_parity
 from bertserve.export.evidence.reference import Reference, sample_reference
-from bertserve.export.int8.emit_int8 import MIN_ROWS
+from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
+from bertserve.export.int8.graph_edits import MIN_ROWS
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.export.trace import OPSETS, trace
@@ -58,7 +56,7 @@ class Stages:
 
     def engine(self, path: Path) -> OnnxEngine:
         """Returns an engine on a variant of the fp32 graph."""
-        return OnnxEngine(path, self.manifest.graphs[0], pad_id=self.loaded.pad_id, padding_side="right")
+        return OnnxEngine(path, self.manifest.graphs[0], pad_id=self.loaded.tokenizer_spec.pad_id, padding_side="right")
 
     def tokenizer(self, **changes: Any) -> Tokenizer:
         """Returns the bundle's tokenizer with other facts in its specification."""
@@ -211,7 +209,7 @@ def quantized_graph(stages: Stages, tmp_path_factory: pytest.TempPathFactory) ->
     pack_qkv(cls_only, packed)
     source = perturbed(packed, folder / "source.onnx", "word_embeddings.weight", edit_rows)
     before = digest(source)
-    feeds = calibration.make_feeds(calibration.Texts.of(text_files.read_texts(few_texts(folder))), stages.loaded, stages.tokenizer())
+    feeds = calibration.make_feeds(calibration.Texts.of(calibration.read_texts(few_texts(folder))), stages.loaded, stages.tokenizer())
     counts = quantize(source, folder / "int8.onnx", folder, feeds, feeds, max_error=1.0).counts
     assert before == digest(source)
     return source, folder / "int8.onnx", counts
@@ -501,7 +499,7 @@ def test_a_fault_of_the_trace_is_caught_where_fp32_is_not_kept(stages: Stages, t
         perturbed(target, target, "classifier.bias", lambda bias: bias.__iadd__(1e-2))
         return counts
 
-    monkeypatch.setattr("bertserve.export.cpu.ort_fusion.fuse", faulty)
+    monkeypatch.setattr("bertserve.export.cpu.fuse", faulty)
 
     with pytest.raises(ParityError, match=r"fp32 logits are off by 1\.00e-02"):
         export(ExportSpec(str(bert(tmp_path)), tmp_path / "models", precisions=("int8",)), lambda line: None)

@@ -17,10 +17,10 @@ from onnx import numpy_helper
 import bertserve.service.cli
 import tiny
 from bertserve.export.errors import ExportError
-from bertserve.export.evidence.batch_invariance import MAX_ROW_ERROR
-from bertserve.export.graph.linear import MIN_SIDE
-from bertserve.export.int8 import outlier_split
-from bertserve.export.int8.emit_int8 import MIN_ROWS
+from bertserve.export.evidence.agreement import MAX_ROW_ERROR
+from bertserve.export.graph.rewrite import MIN_SIDE
+from bertserve.export.int8 import graph_edits
+from bertserve.export.int8.graph_edits import MIN_ROWS
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import TOKENIZER_FILE, load_bundle
@@ -449,7 +449,7 @@ def test_int8_has_no_float_copy_of_the_vocabulary(exported: Exported) -> None:
     graph = onnx.load(str(exported.target / exported.graph("int8").file)).graph
     floats = [tensor.dims for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT and ROWS in tensor.dims]
 
-    assert [] == [list(dims) for dims in floats if np.prod(dims) > outlier_split.INPUT_CHANNELS * ROWS]
+    assert [] == [list(dims) for dims in floats if np.prod(dims) > graph_edits.INPUT_CHANNELS * ROWS]
 
 
 def test_an_untied_projection_is_exported_too(tmp_path: Path) -> None:
@@ -546,4 +546,4 @@ def test_sizes_admit_quantization() -> None:
     """The tiny checkpoints' matrices and vocabulary are as large as int8 needs, also with outlying units taken out of one."""
     assert ROWS >= MIN_ROWS
     assert SIZES["hidden_size"] >= MIN_SIDE
-    assert SIZES["intermediate_size"] - outlier_split.HIDDEN_UNITS >= MIN_SIDE
+    assert SIZES["intermediate_size"] - graph_edits.HIDDEN_UNITS >= MIN_SIDE

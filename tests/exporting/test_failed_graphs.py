@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import tiny
-from bertserve.export import provider_graphs
+from bertserve.export import gpu, provider_graphs
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.gpu import build, cuda, fp16
 from bertserve.export.provider_graphs import Comparison, measure_graph
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import CARD_FILE, load_bundle
@@ -90,7 +89,7 @@ def test_half_precision_that_fails_costs_no_other_graph(
     elif stage == "agree":
         fault.agree(("cuda", "fp16"))
     else:
-        fault.build(fp16, "convert_to_fp16", GraphError("it overflows.") if stage == "build" else RuntimeError("bad node\nof many"))
+        fault.build(gpu, "convert_to_fp16", GraphError("it overflows.") if stage == "build" else RuntimeError("bad node\nof many"))
     code, message, bundle = exported(run, source, output, tmp_path, *ALL)
     [omitted] = bundle.manifest.omitted
 
@@ -124,7 +123,7 @@ def test_tensorrt_shares_a_file_that_stays(source: Path, output: Path, tmp_path:
 
 def test_a_provider_that_fails_costs_no_other_one(source: Path, output: Path, tmp_path: Path, run: Run, fault: Fault) -> None:
     """Its float32 graph is what its others are made of; a service that wants the provider is told why it is not there."""
-    fault.build(cuda, "fuse", RuntimeError("an operator is missing"))
+    fault.build(gpu, "fuse", RuntimeError("an operator is missing"))
     code, message, bundle = exported(run, source, output, tmp_path, *ALL)
 
     assert 4 == code
@@ -147,15 +146,15 @@ def test_without_a_float_graph_there_is_no_bundle(source: Path, output: Path, ru
 
 def test_no_provider_is_left(source: Path, output: Path, run: Run, fault: Fault) -> None:
     """If the float32 graphs of all providers fail the export does."""
-    fault.build(cuda, "fuse", GraphError("no CUDA."))
-    fault.build(build, "write_standard", GraphError("no TensorRT."))
+    fault.build(gpu, "fuse", GraphError("no CUDA."))
+    fault.build(gpu, "write_standard", GraphError("no TensorRT."))
     code, message = run(source, "--provider", "cuda,tensorrt", "--precision", "fp32")
     assert (1, [], "bert-export: no TensorRT.") == (code, sorted(output.glob("*")), message)
 
 
 def test_a_full_disk_is_no_fault_of_a_graph(source: Path, output: Path, run: Run, fault: Fault) -> None:
     """The export ends: the other files would not be written either."""
-    fault.build(fp16, "convert_to_fp16", OSError(28, "No space left on device"))
+    fault.build(gpu, "convert_to_fp16", OSError(28, "No space left on device"))
     code, message = run(source, *ALL)
     assert (1, []) == (code, sorted(output.glob("*")))
     assert "No space left on device" in message
@@ -173,7 +172,7 @@ def test_the_session_of_another_default_graph_opens_where_it_was_measured(monkey
         return OnnxEngine(*args, **options)
 
     monkeypatch.setattr(provider_graphs, "OnnxEngine", engine)
-    checkpoint: Any = SimpleNamespace(pad_id=0, padding_side="right")
+    checkpoint: Any = SimpleNamespace(tokenizer_spec=bundle.manifest.tokenizer)
     comparison = Comparison(bundle.path, checkpoint, SimpleNamespace(), SimpleNamespace(), print)  # type: ignore[arg-type]
     measured = provider_graphs._with_default([for_cuda], for_cuda, comparison, ())
     assert ["cpu"] == opened

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from bertserve.export.checkpoint import flops
+from bertserve.export.checkpoint import checkpoint
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.bundle.graph_spec import InputSpec
@@ -54,7 +54,7 @@ def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> No
     """What a run longer than those that were counted takes, but for a share that is the same at any length."""
     task = next(task for name, task in CASES if name == family)
     loaded, linear, quadratic = counted(tmp_path, family, task)
-    short, long = (flops._count_operations(loaded.model, loaded.inputs, loaded.example_ids(length)) for length in (24, LENGTH))
+    short, long = (checkpoint._count_operations(loaded.model, loaded.inputs, loaded.example_ids(length)) for length in (24, LENGTH))
 
     assert long - short == pytest.approx(linear * (LENGTH - 24) + quadratic * (LENGTH**2 - 24**2), rel=1e-9)
 
@@ -70,7 +70,7 @@ def test_longer_texts_take_what_the_terms_say(tmp_path: Path, family: str) -> No
 )
 def test_terms_through_three_points(lengths: list[int], counts: list[int], expected: tuple[float, float]) -> None:
     """The constant is left out, and neither term is below what is possible."""
-    found = flops.fit_terms(lengths, counts)
+    found = checkpoint.fit_terms(lengths, counts)
 
     assert expected == (pytest.approx(found.linear), pytest.approx(found.quadratic))
 
@@ -88,6 +88,6 @@ def test_a_model_of_few_tokens_is_counted_at_these() -> None:
     """Never longer than it can read."""
     config = transformers.BertConfig(vocab_size=8, max_position_embeddings=5, attn_implementation="eager", **SIZES)
     model = transformers.BertModel(config, add_pooling_layer=False).eval()
-    found = flops.count_flops(model, [InputSpec(name="input_ids", fill="token_ids")], lambda length: [1] * length, max_length=5)
+    found = checkpoint.count_flops(model, [InputSpec(name="input_ids", fill="token_ids")], lambda length: [1] * length, max_length=5)
 
     assert (LAYERS * LINEAR, LAYERS * QUADRATIC) == (found.linear, found.quadratic)

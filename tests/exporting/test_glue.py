@@ -19,7 +19,7 @@ from scipy import stats
 from sklearn import metrics
 
 from bertserve.export import cli
-from bertserve.export.evidence.predict import predict
+from bertserve.export.evidence.samples import predict
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle

@@ -15,12 +15,11 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from bertserve.export import calibration
+from bertserve.export import calibration, gpu
+from bertserve.export.artifact import choose_precisions
 from bertserve.export.evidence.parity import MAX_ABS_ERROR
-from bertserve.export.gpu import build, cuda, fp16
-from bertserve.export.gpu.cuda import FUSED_FORM, PARTLY_FUSED_FORM
+from bertserve.export.gpu import FUSED_FORM, PARTLY_FUSED_FORM
 from bertserve.export.pipeline import ExportSpec, export
-from bertserve.export.precisions import choose_precisions
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -114,7 +113,7 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
     assert graphs[0].shapes is None
     masks = bundle.manifest.task == "fill-mask"
     for graph in graphs[1:]:
-        assert graph.shapes == build.plan_shapes(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
+        assert graph.shapes == gpu.plan_shapes(POSITIONS, masks=masks, rectangle=graph.provider == "tensorrt")
         assert graph.batch_invariant
         assert "cpu" == graph.evidence.provider
     # TensorRT converts itself, so that one file serves both
@@ -244,19 +243,19 @@ def test_attention_that_is_not_fused_keeps_its_mask(all_: All, tmp_path: Path) -
     """Padding on the left cannot be told by lengths: attention stays in standard operators, in half precision with its mask in float32."""
     bundle = all_.bundle("text-classification")
     made = stage(all_.source("text-classification"), tmp_path / "stages")
-    left = replace(made.loaded, padding_side="left")
-    fused = cuda.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
+    left = replace(made.loaded, tokenizer_spec=made.loaded.tokenizer_spec.model_copy(update={"padding_side": "left"}))
+    fused = gpu.fuse(tmp_path / "stages/raw.onnx", tmp_path / "partly.onnx", left)
     feeds = calibration.make_feeds(calibration.Texts(tuple(TEXTS[:3] * 5)), left, made.tokenizer, fused.inputs)
     padded = [calibration.pad(feed, fused.inputs, pad_id=0, tokens=2) for feed in feeds[:3]]
-    halved = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
-    unpadded = fp16.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
+    halved, _ = gpu.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "half.onnx", tmp_path, feeds, padded)
+    unpadded, _ = gpu.convert_to_fp16(tmp_path / "partly.onnx", tmp_path / "blind.onnx", tmp_path, feeds, [])
 
     assert PARTLY_FUSED_FORM == fused.form
     assert [0, LAYERS] == [fused.fusions.get(name, 0) for name in ("Attention", "BiasGelu")]
     assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in fused.inputs]
     # what a mask adds to the scores of padding is only large where there is padding
-    assert halved.counts["KeptFloat"] >= unpadded.counts["KeptFloat"]
-    assert halved.counts["KeptFloat"] >= LAYERS
+    assert halved["KeptFloat"] >= unpadded["KeptFloat"]
+    assert halved["KeptFloat"] >= LAYERS
     assert [0, 0] == padded[0]["attention_mask"][0, -2:].tolist()
     encodings = [encoding for text in TEXTS for encoding in encode(classify, classify.Request(text), made.tokenizer).encodings]
     expected = on_cpu(bundle, bundle.graph("cpu")).run(encodings)
@@ -316,7 +315,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
     ]
     tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in (("big", -3.4e38), ("gamma", 1.0), ("beta", 0.0))]
     model = helper.make_model(helper.make_graph(nodes, "g", [], [], tensors))
-    limit = fp16.LIMIT
+    limit = gpu.LIMIT
     peaks = {
         "x": 1.0,
         "a": 0.0,
@@ -330,7 +329,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
         "i": limit,
     }
 
-    assert {"constant", "writer", "reader", "sum", "not_finite"} == fp16.overflowing(model, peaks)
+    assert {"constant", "writer", "reader", "sum", "not_finite"} == gpu.overflowing(model, peaks)
 
 
 # ---- the plan, and what may be asked for
@@ -340,7 +339,7 @@ def test_writers_and_readers_of_a_large_tensor_are_kept() -> None:
 @pytest.mark.parametrize("rectangle", [False, True])
 def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rectangle: bool) -> None:
     """Lengths end with the model's and are multiples of 8 before; no step wastes over a half, but for the first; batches are bounded."""
-    plan = build.plan_shapes(max_length, masks=True, rectangle=rectangle)
+    plan = gpu.plan_shapes(max_length, masks=True, rectangle=rectangle)
     lengths = [bucket.length for bucket in plan.buckets]
 
     assert max_length == lengths[-1]
@@ -349,7 +348,7 @@ def test_plans_reach_the_models_length_within_their_tokens(max_length: int, rect
     assert all(bucket.rows[0] == 1 for bucket in plan.buckets)
     assert plan.masks[-1] >= max_length
     most = max(rows * length for rows, length in plan.shapes)
-    assert most <= (max(build.MAX_TOKENS, 8 * max_length) if rectangle else max(build.MAX_TOKENS, max_length))
+    assert most <= (max(gpu.MAX_TOKENS, 8 * max_length) if rectangle else max(gpu.MAX_TOKENS, max_length))
     if rectangle:
         assert 1 == len({bucket.rows for bucket in plan.buckets})
     for tokens in range(1, max_length + 1, 7):

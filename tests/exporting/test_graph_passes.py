@@ -13,18 +13,15 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bertserve.export.calibration import BUILT_IN
-from bertserve.export.cpu.cls_only_last_layer import restrict_to_cls
-from bertserve.export.cpu.pack_qkv import pack_qkv
-from bertserve.export.cpu.unfuse import unfuse
+from bertserve.export.calibration import BUILT_IN, read_texts
 from bertserve.export.errors import GraphError
-from bertserve.export.graph import linear, rewrite
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
 from bertserve.export.graph.rewrite import CONTRIB
 from bertserve.export.inference import Feed
-from bertserve.export.int8 import outlier_split
+from bertserve.export.int8 import graph_edits
 from bertserve.export.int8.activations import observe_tensors
-from bertserve.export.int8.fold_smoothing import fold_smoothing
-from bertserve.export.text_files import read_texts
+from bertserve.export.int8.graph_edits import fold_smoothing
 from bertserve.service.bundle.files import digest
 from checkpoints import SIZES
 from families import FAMILIES
@@ -641,20 +638,20 @@ def test_equal_constants_are_kept_once(tmp_path: Path) -> None:
 
 def test_every_feed_forward_block_is_found(staged: Staged) -> None:
     """There is one a layer; the activation of a head is none."""
-    assert 2 == len(outlier_split.feed_forwards(rewrite.load(staged.packed).graph))
+    assert 2 == len(graph_edits.feed_forwards(rewrite.load(staged.packed).graph))
 
 
 def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_path: Path) -> None:
     """Outputs stay within 1e-5; the small block has the units of the largest peaks, and the large one the others, in order."""
     model = rewrite.load(classifier.packed)
-    activation = outlier_split.feed_forwards(model.graph)[0]
+    activation = graph_edits.feed_forwards(model.graph)[0]
     [add] = activation.predecessors()
     [first] = add.predecessors()
     name, weight = first.inputs[1].name, first.inputs[1].const_value.numpy()
     peak = np.random.default_rng(0).permutation(weight.shape[1]).astype(np.float32)
-    outlier_split.split_hidden_units(model.graph, activation, peak)
+    graph_edits.split_hidden_units(model.graph, activation, peak)
     rewrite.save(model, tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outlier_split.HIDDEN_UNITS
+    largest = peak >= len(peak) - graph_edits.HIDDEN_UNITS
 
     np.testing.assert_array_equal(weight[:, largest], graph_constant(tmp_path / "split.onnx", f"{name}/float"))
     np.testing.assert_array_equal(weight[:, ~largest], graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -665,12 +662,12 @@ def test_units_of_the_largest_values_are_computed_apart(classifier: Staged, tmp_
 def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: Staged, tmp_path: Path) -> None:
     """Outputs stay within 1e-5; the largest channels' rows are in the float matrix, and zero in the other."""
     model = rewrite.load(classifier.packed)
-    layer = next(layer for layer in map(linear.as_linear, model.graph) if layer is not None)
+    layer = next(layer for layer in map(rewrite.as_linear, model.graph) if layer is not None)
     name, (weight, _) = layer.weight.name, layer.arrays()
     peak = np.random.default_rng(0).permutation(weight.shape[0]).astype(np.float32)
-    outlier_split.split_input_channels(model.graph, layer, peak)
+    graph_edits.split_input_channels(model.graph, layer, peak)
     rewrite.save(model, tmp_path / "split.onnx")
-    largest = peak >= len(peak) - outlier_split.INPUT_CHANNELS
+    largest = peak >= len(peak) - graph_edits.INPUT_CHANNELS
 
     np.testing.assert_array_equal(weight[largest], graph_constant(tmp_path / "split.onnx", f"{name}/outlying"))
     np.testing.assert_array_equal(np.where(largest[:, None], 0, weight), graph_constant(tmp_path / "split.onnx", f"{name}/rest"))
@@ -681,18 +678,18 @@ def test_input_channels_of_the_largest_values_are_multiplied_apart(classifier: S
 def test_all_splits_together_keep_the_answers(staged: Staged, tmp_path: Path) -> None:
     """Every block and every product of a norm's output split, by the values seen on texts, is the same function within 1e-5."""
     model = rewrite.load(staged.packed)
-    blocks = outlier_split.feed_forwards(model.graph)
+    blocks = graph_edits.feed_forwards(model.graph)
     normed = {node.outputs[0].name for node in model.graph if node.op_type == "LayerNormalization"}
-    linears = linear.find_linears(model.graph)
+    linears = rewrite.find_linears(model.graph)
     layers = [layer for x, layer in linears.items() if x in normed and layer.add is not None]
     tensors = sorted({*(node.outputs[0].name for node in blocks), *(layer.x.name for layer in layers)})
     path = giving_out(staged.packed, tmp_path / "observed.onnx", tensors)
     seen = observe_tensors(path, tensors, staged.feeds(read_texts(BUILT_IN)[:10]), tmp_path / "samples")
     assert len(layers) > 3
     for node in blocks:
-        outlier_split.split_hidden_units(model.graph, node, seen[node.outputs[0].name].peak)
+        graph_edits.split_hidden_units(model.graph, node, seen[node.outputs[0].name].peak)
     for layer in layers:
-        outlier_split.split_input_channels(model.graph, layer, seen[layer.x.name].peak)
+        graph_edits.split_input_channels(model.graph, layer, seen[layer.x.name].peak)
     rewrite.save(model, tmp_path / "split.onnx")
 
     for feed, mask in batches(staged):

@@ -14,12 +14,11 @@ import pytest
 from onnx import numpy_helper
 
 from bertserve.export import cli, inference
-from bertserve.export.calibration import Texts
+from bertserve.export.calibration import Texts, hashes_of, split_digest
 from bertserve.export.errors import GraphError
+from bertserve.export.evidence.parity import SpreadError
 from bertserve.export.evidence.samples import text_requests
-from bertserve.export.evidence.spread_error import SpreadError
 from bertserve.export.int8 import quantize
-from bertserve.export.text_files import hashes_of, split_digest
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
 from bertserve.service.check import check

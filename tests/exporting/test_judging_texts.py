@@ -15,7 +15,7 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError
 from bertserve.export.evidence import samples
 from bertserve.export.evidence.reference import sample_reference
-from bertserve.export.verify.remeasure import report_texts
+from bertserve.export.verify.checkpoint_checks import report_texts
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.tasks.catalog import TASKS
@@ -115,7 +115,7 @@ def test_one_sample_fills_the_models_length(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(samples, "MAX_FULL_LENGTH", limit)
     checkpoint = load_checkpoint(str(bert(tmp_path, architecture=ARCHITECTURES[task], labels=LABELS.get(task, tiny.LABELS), positions=300)))
     (tmp_path / TOKENIZER_FILE).write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    spec = checkpoint.tokenizer_spec(digest(tmp_path / TOKENIZER_FILE))
+    spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": digest(tmp_path / TOKENIZER_FILE)})
     tokenizer = Tokenizer(tmp_path / TOKENIZER_FILE, spec)
     requests = sample_reference(checkpoint).requests
     length = max(map(len, encode(TASKS[task], requests[-1], tokenizer, checkpoint).encodings))

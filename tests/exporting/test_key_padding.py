@@ -13,8 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from bertserve.export.graph import onnx_files
-from bertserve.export.graph.key_padding import LOWEST, use_key_padding
-from bertserve.export.graph.normalize import normalize
+from bertserve.export.graph.normalize import LOWEST, normalize, use_key_padding
 from bertserve.export.inference import Feed, open_session
 
 pytestmark = pytest.mark.torch

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertserve.export.evidence import batch_invariance, latency
-from bertserve.export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors, measure_row_errors
+from bertserve.export.evidence import agreement, measure
+from bertserve.export.evidence.agreement import TRAINED_LARGEST, RowErrors, measure_row_errors
+from bertserve.service.backend import hardware
 from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.text.tokenizer import Encoding
 
@@ -43,16 +44,16 @@ def test_the_processor_is_named_with_what_matters(tmp_path: Path, text: str, nam
     """The first processor's name and the instruction sets that decide the speed of matrices, no others."""
     path = tmp_path / "cpuinfo"
     path.write_text(text)
-    found = latency.read_processor(path)
+    found = hardware.cpu_name(path)
 
-    assert instructions == found[1]
-    assert name in (None, found[0])
-    assert found[0]
+    assert instructions == hardware.cpu_instructions(path)
+    assert name in (None, found)
+    assert found
 
 
 def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
     """Elsewhere than on Linux the kind of the machine stands for it."""
-    name, instructions = latency.read_processor(tmp_path / "none")
+    name, instructions = hardware.cpu_name(tmp_path / "none"), hardware.cpu_instructions(tmp_path / "none")
 
     assert ("", ()) != (name, instructions)
     assert () == instructions
@@ -62,18 +63,18 @@ def test_a_machine_without_cpuinfo_has_a_name(tmp_path: Path) -> None:
 def test_lengths_are_those_that_the_model_takes(longest: int, lengths: list[int]) -> None:
     """None is beyond the model's own, which is always among them; each is run several times after a first time."""
     engine = Fake()
-    found = latency.measure_latency(engine, max_length=longest, pad_id=1)
+    found = measure.measure_latency(engine, max_length=longest, pad_id=1)
 
     assert lengths == [timing.length for timing in found.timings]
-    assert dict.fromkeys(lengths, latency.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
+    assert dict.fromkeys(lengths, measure.RUNS[1] + 1) == {length: engine.lengths.count(length) for length in lengths}
 
 
 def test_rows_are_compared_with_themselves_alone() -> None:
     """The worst difference counts, also in the last batch, which may be smaller."""
     encodings = [encoding(length) for length in (3, 5, 4, 9, 2)]
-    for leak, expected in ((0.0, 0.0), (0.5, 0.5 * (batch_invariance.BATCH_ROWS - 1))):
+    for leak, expected in ((0.0, 0.0), (0.5, 0.5 * (agreement.BATCH_ROWS - 1))):
         engine = Fake(leak)
-        assert expected == batch_invariance.measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings]).worst
+        assert expected == agreement.measure_row_errors(engine, encodings, [engine.run([one])[0] for one in encodings]).worst
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,7 @@ def test_rows_are_compared_with_themselves_alone() -> None:
 )
 def test_rounding_of_large_outputs_is_no_sign_of_neighbors(largest: float, error: float, expected: bool) -> None:
     """A row may move by a share of its largest output: with logits near 100 the last bit of float32 is 8e-6."""
-    errors = batch_invariance.measure_row_errors(
-        Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2
-    )
+    errors = agreement.measure_row_errors(Shifted(largest, error), [encoding(3), encoding(3)], [{"logits": np.float32([largest, 1])}] * 2)
     assert expected is errors.is_rounding("fp32")
 
 

@@ -157,7 +157,7 @@ def test_an_adapter_with_a_tokenizer_of_its_own_uses_it(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "base", model_max_length=50)
     tokenizer.save_pretrained(source)
 
-    assert 50 == load_checkpoint(str(source)).max_length
+    assert 50 == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.export import calibration, text_files
+from bertserve.export import calibration
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.progress import stage, track
 from staged import checkpoint_of
@@ -63,7 +63,7 @@ def test_no_bar_goes_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 def test_quantization_tells_of_every_matrix_and_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its loops are the longest of an export: the texts, and the matrices for scales, for sensitivity, again, and for rounding."""
     staged = run_stages(checkpoint_of(tmp_path, "text-classification"), tmp_path / "stages")
-    feeds = staged.feeds(text_files.read_texts(calibration.BUILT_IN)[:16])
+    feeds = staged.feeds(calibration.read_texts(calibration.BUILT_IN)[:16])
     terminal = terminal_on_stderr(monkeypatch)
     quantize(staged.packed, tmp_path / "int8.onnx", tmp_path, feeds, feeds, max_error=1.0)
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from bertserve.export import calibration, inference, text_files
+from bertserve.export import calibration, inference
 from bertserve.export.errors import GraphError
 from bertserve.export.graph import rewrite
 from bertserve.export.inference import Feed
@@ -31,7 +31,7 @@ CHANNEL, UNIT = 5, 7
 # about three times what was measured on texts that were not calibrated on (onnxruntime 1.31)
 MAX_ERROR = {"text-classification": 0.15, "token-classification": 0.06, "question-answering": 0.15, "fill-mask": 0.09}
 SAMPLE = {"text-classification", "token-classification"}
-TEXTS = text_files.read_texts(calibration.BUILT_IN)
+TEXTS = calibration.read_texts(calibration.BUILT_IN)
 SEEN, UNSEEN = TEXTS[:40], TEXTS[40:80]
 
 Array = NDArray[Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.export import calibration, text_files
+from bertserve.export import calibration
 from bertserve.export.evidence.parity import MAX_ABS_ERROR
 from bertserve.service.bundle import files
 from families import FAMILIES
@@ -76,7 +76,7 @@ def test_a_real_size_is_exported(size: str, precision: Any, tmp_path: Path, caps
     name, fields = SIZES[size]
     source = FAMILIES[name].save(tmp_path / "checkpoint", "text-classification", **fields)
     texts = tmp_path / "texts.txt"
-    texts.write_text("\n".join(text_files.read_texts(calibration.BUILT_IN)[: int(os.environ.get(TEXTS, "1000"))]), encoding="utf-8")
+    texts.write_text("\n".join(calibration.read_texts(calibration.BUILT_IN)[: int(os.environ.get(TEXTS, "1000"))]), encoding="utf-8")
     flags = ["--output", tmp_path / "models", "--precision", precision, "--max-int8-error", 1, "--calibration", texts]
     start = time.perf_counter()
     peak = _python(EXPORT, source, *flags)

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from bertserve.export import inference
-from bertserve.export.calibration import BUILT_IN
-from bertserve.export.graph import linear, rewrite
-from bertserve.export.int8 import emit_int8, sensitivity, smoothquant
+from bertserve.export.calibration import BUILT_IN, read_texts
+from bertserve.export.graph import rewrite
+from bertserve.export.int8 import graph_edits, sensitivity, smoothquant
 from bertserve.export.int8.activations import observe
 from bertserve.export.int8.smoothquant import QuantParams
-from bertserve.export.text_files import read_texts
 from staged import Staged
 
 pytestmark = pytest.mark.torch
@@ -23,7 +22,7 @@ pytest_plugins = ("staging",)
 def quantized(staged: Staged, folder: Path) -> dict[str, QuantParams]:
     """Returns how the layers of a graph are quantized, and leaves the graph in the folder."""
     model = rewrite.load(staged.packed)
-    layers = linear.find_linears(model.graph)
+    layers = rewrite.find_linears(model.graph)
     seen = observe(model, layers, folder / "observed.onnx", staged.feeds(read_texts(BUILT_IN)[:20]), folder / "samples")
     params = {}
     for x, layer in layers.items():
@@ -48,7 +47,7 @@ def test_a_layer_counts_what_it_does_alone(
     alone = {}
     for x, quant in params.items():
         model = rewrite.load(staged.packed)
-        emit_int8.emit_linears(model.graph, {x: quant})
+        graph_edits.emit_linears(model.graph, {x: quant})
         rewrite.save(model, tmp_path / "one.onnx")
         errors = [inference.relative_error(expected, inference.outputs(tmp_path / "one.onnx", part)) ** 2 for part, expected in parts]
         alone[x] = float(np.average(errors, weights=[len(part) for part, _ in parts]))

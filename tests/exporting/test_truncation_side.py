@@ -165,7 +165,7 @@ def test_checkpoints_of_other_tasks_are_exported(tmp_path: Path, head: str) -> N
 def test_a_bundle_answers_as_pytorch_does(tmp_path: Path) -> None:
     """Long texts and long pairs, and the manifest says which end is cut."""
     source = cut_at_the_beginning(tmp_path, positions=64)
-    assert load_checkpoint(str(source)).truncation_side == "left"
+    assert load_checkpoint(str(source)).tokenizer_spec.truncation_side == "left"
     assert 0 == cli.main([str(source), "--output", str(tmp_path / "models"), "--precision", "fp32"])
     bundle = load_bundle(tmp_path / "models" / source.name)
     spec = bundle.manifest.tokenizer

@@ -7,7 +7,7 @@ import functools
 import pytest
 import transformers
 
-from bertserve.export.checkpoint.unexpected_weights import refuse_unexpected_weights
+from bertserve.export.checkpoint.weights import refuse_unexpected_weights
 from bertserve.export.errors import CheckpointError
 
 

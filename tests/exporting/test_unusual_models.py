@@ -140,8 +140,8 @@ def test_padding_goes_where_the_model_bears_it(tmp_path: Path) -> None:
     other = FAMILIES["XLNet"].save(tmp_path / "right", "text-classification")
     edit_json(other / "tokenizer_config.json", padding_side="right")
 
-    assert "right" == load_checkpoint(str(source)).padding_side
-    assert "left" == load_checkpoint(str(other)).padding_side
+    assert "right" == load_checkpoint(str(source)).tokenizer_spec.padding_side
+    assert "left" == load_checkpoint(str(other)).tokenizer_spec.padding_side
 
 
 def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_tokenizer_without_a_limit_gets_the_usual_one(tmp_path: Path) -> None:
     source = FAMILIES["XLNet"].save(tmp_path / "endless", "text-classification")
     edit_json(source / "tokenizer_config.json", model_max_length=int(1e30))
 
-    assert load.DEFAULT_LENGTH == load_checkpoint(str(source)).max_length
+    assert load.DEFAULT_LENGTH == load_checkpoint(str(source)).tokenizer_spec.max_length
 
 
 @pytest.mark.parametrize(

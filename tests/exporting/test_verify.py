@@ -19,11 +19,11 @@ import onnx.numpy_helper
 import pytest
 
 import tiny
-from bertserve.export import cli, verify_cli
-from bertserve.export.evidence.batch_invariance import TRAINED_LARGEST, RowErrors
-from bertserve.export.evidence.predict import predict
+from bertserve.export import cli
+from bertserve.export.evidence.agreement import TRAINED_LARGEST, RowErrors
+from bertserve.export.evidence.samples import predict
 from bertserve.export.tasks import text_classification
-from bertserve.export.verify.loaded_graph import Check
+from bertserve.export.verify.graph_checks import Check
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
@@ -224,7 +224,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True) -> Path:
 
 def test_every_graph_is_checked_with_its_evidence(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
-    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path = with_gpu_graph(sound(tmp_path))
     each = [[f"{check} {graph}" for check in ("evidence", "example", "batches")] for graph in ("cpu/fp32", "cuda/fp16")]
     code, checks = verify(path)
@@ -251,7 +251,7 @@ def test_a_provider_that_was_asked_for_must_be_there(tmp_path: Path, verify: Ver
 
 def test_a_graph_that_nothing_here_can_run_is_left_out(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither its provider nor the CPU: that says nothing against the bundle; against a graph for the CPU it does."""
-    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     code, checks = verify(with_gpu_graph(sound(tmp_path), runnable=False))
 
     assert (0, None) == (code, checks["engine cuda/fp16"]["passed"])
@@ -273,9 +273,9 @@ def test_half_precision_may_round_otherwise_in_a_batch(tmp_path: Path, verify: V
     for error, passed in ((1e-3, [False, True]), (1e-1, [False, False])):
         found = RowErrors(error, error / TRAINED_LARGEST, 1.0)
         monkeypatch.setattr("bertserve.export.verify.graph_checks.measure_row_errors", lambda engine, encodings, alone, found=found: found)
-        monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None)
+        monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None)
         monkeypatch.setattr(
-            "bertserve.export.verify.loaded_graph.LoadedGraph.engine", property(lambda loaded: on_cpu(loaded.bundle, loaded.graph))
+            "bertserve.export.verify.graph_checks.LoadedGraph.engine", property(lambda loaded: on_cpu(loaded.bundle, loaded.graph))
         )
         _, checks = verify(path)
         assert passed == [checks[f"batches {name}"]["passed"] for name in ("cpu/fp32", "cuda/fp16")]
@@ -321,7 +321,7 @@ def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify)
 
 def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that does not run here passes without the floor, which says nothing against it."""
-    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
 
     def drop_cpu(manifest: dict[str, Any]) -> None:
         manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["provider"] == "cuda"]
@@ -336,7 +336,7 @@ def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Ver
 
 def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside another that does, and for a comparison with the checkpoint: what was not compared has not passed."""
-    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path, lines = with_gpu_graph(sound(tmp_path)), data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1})
     assert 0 == verify(path, "--data", lines, "--min-figure", "accuracy=0.01")[0]
 
@@ -395,7 +395,7 @@ def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> 
 
 def test_two_graphs_in_one_file_are_not_compared_on_a_cpu(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """TensorRT's fp16 and fp32 graphs are one file, which the CPU runs in float32 for both: they agree by construction."""
-    monkeypatch.setattr("bertserve.export.verify.loaded_graph.why_not", lambda provider: None if provider == "cpu" else "no driver.")
+    monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
 
     def share(manifest: dict[str, Any]) -> None:
         [graph] = manifest["graphs"]
@@ -555,7 +555,7 @@ def test_a_floor_of_a_figure_that_is_not_there_fails(tmp_path: Path, verify: Ver
         assert (1, False) == (code, checks["Spearman correlation cpu/fp32"]["passed"])
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
 
-    monkeypatch.setattr("bertserve.export.verify.loaded_graph.LoadedGraph.load_error", lambda loaded: "it is broken")
+    monkeypatch.setattr("bertserve.export.verify.graph_checks.LoadedGraph.load_error", lambda loaded: "it is broken")
     assert False is verify(path, "--data", labeled, "--min-figure", "accuracy=0.5")[1]["accuracy cpu/fp32"]["passed"]
 
 
@@ -593,7 +593,7 @@ def test_questions_without_an_answer_let_the_model_say_so(tmp_path: Path, verify
     """Where the data has such a question every line may be answered with nothing."""
     asked = []
     monkeypatch.setattr(
-        "bertserve.export.verify.loaded_graph.LoadedGraph.answer",
+        "bertserve.export.verify.graph_checks.LoadedGraph.answer",
         lambda self, request: asked.append(request) or {"answer": "", "score": 1.0},
     )
     monkeypatch.setattr("bertserve.export.verify.verify.check_example", lambda loaded: Check("example cpu/fp32", True, ""))
@@ -730,7 +730,7 @@ def test_a_line_separator_in_a_text_does_not_end_the_line(tmp_path: Path, verify
 
 def test_what_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint needs torch, exit code 3; without one it is not needed."""
-    monkeypatch.setattr(verify_cli, "find_spec", lambda name: None if name == "torch" else importlib.util.find_spec(name))
+    monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == "torch" else importlib.util.find_spec(name))
     path = str(sound(tmp_path))
 
     assert 0 == cli.main(["verify", path])

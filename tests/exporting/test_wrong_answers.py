@@ -51,7 +51,7 @@ def service_tokenizer(checkpoint: Checkpoint, folder: Path) -> Tokenizer:
     """Returns the service's tokenizer of a checkpoint, as a bundle has it."""
     path = folder / "tokenizer.json"
     path.write_text(checkpoint.tokenizer_json, encoding="utf-8")
-    return Tokenizer(path, checkpoint.tokenizer_spec(hashlib.sha256(path.read_bytes()).hexdigest()))
+    return Tokenizer(path, checkpoint.tokenizer_spec.model_copy(update={"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}))
 
 
 @pytest.fixture(name="marked", scope="module")
@@ -82,7 +82,7 @@ def test_tokens_of_the_template_stay_text(marked: Path, tmp_path: Path, text: st
 def test_the_manifest_and_the_samples_have_each_added_token(marked: Path) -> None:
     """What the evidence says of a model is measured with its markers too."""
     checkpoint = load_checkpoint(str(marked))
-    spec = checkpoint.tokenizer_spec("0" * 64)
+    spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
     texts = " ".join(request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.Request))
     assert {(token, token != "CO2") for token in MARKERS} == {(token.token, token.special) for token in spec.added_tokens}
     assert [] == [token for token in MARKERS if token not in texts]
@@ -235,7 +235,7 @@ def test_the_model_of_an_adapter_is_built_with_eager_attention(tmp_path: Path, m
 
 def test_a_model_with_few_positions_is_loaded(tmp_path: Path) -> None:
     """The texts that its padding is tried with are cut to its length."""
-    assert 16 == load_checkpoint(str(bert(tmp_path, positions=24, model_max_length=16))).max_length
+    assert 16 == load_checkpoint(str(bert(tmp_path, positions=24, model_max_length=16))).tokenizer_spec.max_length
 
 
 @pytest.mark.parametrize("fields", [{"return_dict": False}, {"chunk_size_feed_forward": 2}], ids=str)

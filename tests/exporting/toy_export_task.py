@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from bertserve.export.input_fields import Document
-from bertserve.export.tasks.metrics import mean
-from bertserve.export.tasks.spec import ExportTask
+from bertserve.export.tasks.spec import Document, ExportTask
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, body_config
@@ -72,7 +71,7 @@ SPEC = TaskSpec(
 
 
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    return {"same grade": mean([result["grade"] == gold for gold, result in zip(golds, results, strict=True)])}
+    return {"same grade": fmean([result["grade"] == gold for gold, result in zip(golds, results, strict=True)])}
 
 
 def _read_grade(document: Document, config: ModelConfig) -> int | None:

@@ -15,7 +15,7 @@ from bertserve.service.providers import PROVIDERS
 
 ROOT = Path(__file__).parents[2]
 # the records, and the builders of graphs
-HOMES = {"service/providers.py", "export/gpu/build.py"}
+HOMES = {"service/providers.py", "export/gpu.py"}
 NAMES = re.compile(
     r"(?<![a-z])({})(?![a-z])".format("|".join(n for p in PROVIDERS.values() if p.name != "cpu" for n in (p.name, p.ort_name)))
 )
@@ -58,7 +58,7 @@ def test_a_new_record_reaches_flags_manifests_and_sessions(tmp_path: Path) -> No
         providers.ProviderChoice = Literal[("auto", *providers.PROVIDERS)]
 
         from bertserve.export import flags
-        from bertserve.export.precisions import choose_precisions
+        from bertserve.export.artifact import choose_precisions
         from bertserve.service.backend import sessions
         from bertserve.service.bundle import files
         from bertserve.service.cli import Serve

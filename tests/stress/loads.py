@@ -21,13 +21,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 import tiny
+from bertserve.bench.bodies import Body
 from bertserve.bench.load import generator
 from bertserve.bench.load.generator import Durations, LoadResult
 from bertserve.bench.load.stream import Record
 from bertserve.bench.progress import Progress
-from bertserve.bench.target.address import parse_url
-from bertserve.bench.target.target import Target, build_target
-from bertserve.bench.workload.bodies import Body
+from bertserve.bench.target import Target, build_target, parse_url
 from conftest import ROOT, Served
 
 LONGEST_S = float(os.environ.get("STRESS_SECONDS", "0.5"))

@@ -1,0 +1,310 @@
+"""The engine limit: what the graph of a bundle, or another graph of the same model, does in a loop with nothing around it.
+
+Bodies become encodings exactly as in the service, windows included, but before the loop. The loop times `session.run` of one row alone,
+on several threads over one session that uses one thread for each run. There is no HTTP, no queue, no batching and no decoding: this is
+the speed that a caller with direct access to the session would see.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from bertserve.bench.bodies import NO_LIMITS, Body
+from bertserve.bench.errors import BenchError
+from bertserve.bench.progress import Progress
+from bertserve.service.bundle import files
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.errors import BertServeError
+from bertserve.service.tasks.batch import TaskModel, first_batch
+from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.cost import Budget
+from bertserve.service.text.tokenizer import Encoding, Tokenizer
+from bertserve.service.wire.reading import parse_json, requested_task, validate_body
+
+Feed = dict[str, NDArray[Any]]
+
+VERSION: str = ort.__version__
+_WARMUP_SHARE = 0.1  # of the measured time, before it
+# inputs of exports that are not ours, by name -> what fills them
+_STOCK_INPUTS = {
+    "input_ids": "token_ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "type_ids",
+    "mask_index": "mask_index",
+    "attention_index": "attention_index",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBodies:
+    """The runs of the graph that some bodies need.
+
+    Attributes:
+        feeds: For each body, the inputs of its runs: one run for each text, or one for each window of a long text.
+        lengths: For each body, the length of each run in tokens, including special tokens.
+        texts: For each body, its number of texts.
+    """
+
+    feeds: Sequence[Sequence[Feed]]
+    lengths: Sequence[Sequence[int]]
+    texts: Sequence[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens of each body, including special tokens."""
+        return [sum(lengths) for lengths in self.lengths]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimit:
+    """The figures of one bare loop. The field names are those of the JSON report.
+
+    Attributes:
+        threads: Number of threads that ran the graph.
+        seconds: Measured time.
+        runs: Runs of the graph.
+        runs_per_s: Runs per second on all threads together.
+        requests_per_s: Bodies per second that these runs amount to.
+        texts_per_s: Texts per second.
+        tokens_per_s: Tokens per second.
+        run_ms: Mean time of one run in milliseconds, while the other threads run too.
+        feed_s: For each body, the median time of each of its runs in seconds.
+    """
+
+    threads: int
+    seconds: float
+    runs: int
+    runs_per_s: float
+    requests_per_s: float
+    texts_per_s: float
+    tokens_per_s: float
+    run_ms: float
+    feed_s: Sequence[Sequence[float]]
+
+
+def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> EngineLimit:
+    """Returns the figures of a bare loop.
+
+    Args:
+        encoded: The bodies that were run.
+        runs: For each run, `(index of the body, index of the run in the body, seconds)`.
+        threads: Number of threads that ran the graph.
+        seconds: Measured time.
+    """
+    times: dict[tuple[int, int], list[float]] = {}
+    for body, part, taken in runs:
+        times.setdefault((body, part), []).append(taken)
+    mean = statistics.fmean(taken for _, _, taken in runs) if runs else 0.0
+    span = seconds or 1.0
+    shares = [1 / len(feeds) for feeds in encoded.feeds]  # of a body in each of its runs
+    return EngineLimit(
+        threads=threads,
+        seconds=seconds,
+        runs=len(runs),
+        runs_per_s=len(runs) / span,
+        requests_per_s=sum(shares[body] for body, _, _ in runs) / span,
+        texts_per_s=sum(shares[body] * encoded.texts[body] for body, _, _ in runs) / span,
+        tokens_per_s=sum(encoded.lengths[body][part] for body, part, _ in runs) / span,
+        run_ms=mean * 1000,
+        # a short loop may not reach the last text of a mix; the mean stands in for it
+        feed_s=[[statistics.median(times.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(encoded.feeds)],
+    )
+
+
+class BareEngine:
+    """A bundle's tokenizer, and one onnxruntime session over its graph or over another one."""
+
+    def __init__(self, path: Path, graph: Path | None = None) -> None:
+        """Loads the bundle and creates the session.
+
+        Args:
+            path: Folder of the bundle.
+            graph: ONNX file to run in place of the bundle's default graph for the CPU.
+
+        Raises:
+            BenchError: The bundle is broken, or the graph cannot be loaded, or it has an input that is not known.
+        """
+        try:
+            self.bundle: Bundle = files.load_bundle(path)
+            spec = self.bundle.graph("cpu")
+            self._tokenizer = Tokenizer(self.bundle.tokenizer_path, self.bundle.manifest.tokenizer)
+        except BertServeError as error:
+            raise BenchError(error.message) from error
+        self.graph = graph or path / spec.file
+        self._session = _create_session(self.graph, as_written=graph is None)
+        fills = _STOCK_INPUTS | ({} if graph else {given.name: given.fill for given in spec.inputs})
+        self._inputs: list[tuple[str, str, Any]] = []  # (name, what fills it, dtype)
+        for given in self._session.get_inputs():
+            if given.name not in fills or given.type not in ("tensor(int64)", "tensor(int32)"):
+                raise BenchError(f"`{self.graph}` has an input `{given.name}` of {given.type}; known are int64 {', '.join(_STOCK_INPUTS)}.")
+            self._inputs.append((given.name, fills[given.name], np.int32 if given.type == "tensor(int32)" else np.int64))
+
+    @property
+    def task(self) -> str:
+        """The bundle's task."""
+        return self.bundle.manifest.task
+
+    @property
+    def mask(self) -> str | None:
+        """How the bundle's model spells a word that it is to fill in, or None."""
+        mask = self.bundle.manifest.tokenizer.mask
+        return None if mask is None else mask.token
+
+    def encode(self, bodies: Sequence[Body]) -> EncodedBodies:
+        """Tokenizes bodies as the service does, and builds the inputs of their runs.
+
+        Raises:
+            BenchError: The bundle's model cannot take a body.
+        """
+        feeds, lengths = [], []
+        for body in bodies:
+            try:
+                value = parse_json(body.content, TASKS[self.task].body)
+                task = requested_task(self.task, value)
+                model = TaskModel(self._tokenizer, self.bundle.manifest, Budget())
+                encodings = [
+                    encoding
+                    for request in validate_body(task, value, NO_LIMITS).requests(self.bundle.manifest)
+                    for encoding in first_batch(TASKS[task].run, request, model).encodings
+                ]
+            except BertServeError as error:
+                raise BenchError(f"bundle `{self.bundle.manifest.name}` ({self.task}) cannot take a body: {error.message}") from error
+            feeds.append([self._feed(encoding) for encoding in encodings])
+            lengths.append([len(encoding) for encoding in encodings])
+        return EncodedBodies(feeds, lengths, [body.texts for body in bodies])
+
+    def run_loop(self, encoded: EncodedBodies, *, threads: int, seconds: float, stop: threading.Event) -> EngineLimit:
+        """Runs the encoded bodies again and again, in order, one row at a time on each thread.
+
+        Args:
+            encoded: At least one run.
+            threads: Number of threads that run the graph at the same time, over one session.
+            seconds: Measured time; a tenth more is run before it.
+            stop: Set by Ctrl-C; ends the loop early with what was measured.
+
+        Raises:
+            BenchError: A run failed.
+        """
+        order = [(i, k, feed) for i, feeds in enumerate(encoded.feeds) for k, feed in enumerate(feeds)]
+        next_index = itertools.count().__next__
+        start = time.perf_counter() + seconds * _WARMUP_SHARE
+        end = start + seconds
+        finished: list[list[tuple[int, float, float]]] = [[] for _ in range(threads)]
+        failures: list[Exception] = []
+
+        def loop(results: list[tuple[int, float, float]]) -> None:
+            run, count = self._session.run, len(order)
+            try:
+                while True:
+                    at = next_index() % count
+                    before = time.perf_counter()
+                    run(None, order[at][2])
+                    now = time.perf_counter()
+                    results.append((at, before, now))
+                    if now >= end or stop.is_set():
+                        return
+            except Exception as error:  # noqa: BLE001  # onnxruntime's exceptions share no base class but Exception; reported below
+                failures.append(error)
+
+        workers = [threading.Thread(target=loop, args=(results,)) for results in finished]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        if failures:
+            raise BenchError(f"`{self.graph}` failed on a text of the load: {failures[0]}") from failures[0]
+        runs = [run for results in finished for run in results]
+        end = min(end, max(now for _, _, now in runs))
+        return summarize_runs(
+            encoded,
+            [(order[at][0], order[at][1], now - before) for at, before, now in runs if start < now <= end],
+            threads,
+            max(end - start, 0.0),
+        )
+
+    def _feed(self, encoding: Encoding) -> Feed:
+        """Returns the inputs of one row, each of shape [1, length]; `mask_index` has shape [masks], `attention_index` [maps, 3]."""
+        values: dict[str, NDArray[np.int64]] = {
+            "token_ids": encoding.ids[None, :],
+            "attention_mask": np.ones((1, len(encoding)), dtype=np.int64),
+            "type_ids": encoding.type_ids[None, :],
+            "mask_index": np.array(encoding.masks, dtype=np.int64),
+            "attention_index": np.array([(layer, 0, head) for layer, head in encoding.maps], dtype=np.int64).reshape(-1, 3),
+        }
+        return {name: np.ascontiguousarray(values[fill].astype(kind)) for name, fill, kind in self._inputs}
+
+
+def _create_session(path: Path, *, as_written: bool) -> Any:
+    """Returns a session.
+
+    Args:
+        path: The ONNX file.
+        as_written: True runs the graph with the options of the service, as for a bundle's own graph. False lets onnxruntime optimize it
+            with its defaults, as for another graph.
+
+    Raises:
+        BenchError: onnxruntime cannot load the file.
+    """
+    options = ort.SessionOptions()
+    if as_written:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        # two threads on one session's arena are up to a third slower, and the service runs without it
+        options.enable_cpu_mem_arena = False
+        options.enable_mem_pattern = False
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions share no base class but Exception
+        raise BenchError(f"onnxruntime {ort.__version__} cannot load `{path}`: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBenchmark:
+    """A bare engine and what it runs.
+
+    Attributes:
+        engine: The engine.
+        encoded: The bodies of the load, as inputs of the graph.
+        threads: Number of threads of the bare loop.
+        stop: Set by Ctrl-C; ends a loop early.
+        progress: Gets a line for each loop.
+    """
+
+    engine: BareEngine
+    encoded: EncodedBodies
+    threads: int
+    stop: threading.Event
+    progress: Progress
+
+    def measure_limit(self, seconds: float) -> EngineLimit:
+        """Runs the bare loop for this many seconds."""
+        self.progress.start(f"engine alone on {self.threads} threads, {seconds:g} s")
+        return self.engine.run_loop(self.encoded, threads=self.threads, seconds=seconds, stop=self.stop)
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the entry of a report: bundle, graph, precision, version of onnxruntime, threads."""
+        bundle = self.engine.bundle
+        spec = bundle.graph("cpu")
+        own = self.engine.graph == bundle.path / spec.file
+        return {
+            "bundle": bundle.manifest.name,
+            "digest": bundle.version,
+            "graph": self.engine.graph.name,
+            "graph_sha256": spec.identity if own else files.digest(self.engine.graph),
+            "onnxruntime": VERSION,
+            "precision": spec.precision if own else None,
+            "threads": self.threads,
+        }

@@ -1,0 +1,174 @@
+"""What was measured as tables of plain text, and as plots, a file of SVG each. Only this module of export imports matplotlib."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bertserve.export.analyze.profiling import Profile
+    from bertserve.export.analyze.sweep import Point, Sweep
+    from bertserve.export.analyze.timing import Timing
+
+_HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms a text", "MiB")
+_BUSY = 1.2  # from which share of wall time to CPU time on the reader is told
+
+MISSING = "no plots, for matplotlib is not installed: pip install 'bertserve[bench]'"
+_SIZE_INCHES = (6.4, 4.0)
+
+
+def sweep_tables(sweep: Sweep) -> Iterator[str]:
+    """Yields the lines of a sweep: the base by length and precision, then a table for each thing that was changed."""
+    yield f"{sweep.model}: {sweep.base}"
+    base = {(point.precision, timing.length): timing for point, timing in _timed(sweep, "base")}
+    for axis in dict.fromkeys(point.axis for point in sweep.points):
+        own = list(_timed(sweep, axis))
+        # the base is a row of each table, at the length of the others
+        lengths = {timing.length for _, timing in own}
+        beside = [] if axis == "base" else [item for item in _timed(sweep, "base") if item[1].length in lengths]
+        rows = sorted([*own, *beside], key=lambda item: (item[0].precision, _place(item[0], axis), item[1].length))
+        title = "hidden size" if axis == "hidden" else axis
+        table: list[tuple[str, ...]] = [(*_HEAD, "of fp32") if axis == "base" else (title, *_HEAD, "of base")]
+        for point, timing in rows:
+            compared = base.get(("fp32" if axis == "base" else point.precision, timing.length))
+            ratio = "" if compared is None else f"{timing.latency_cpu_ms / compared.latency_cpu_ms:.2f}"
+            cells = (*_cells(point, timing), ratio)
+            table.append(cells if axis == "base" else (str(_place(point, axis)), *cells))
+        yield f"\nby {'length and precision' if axis == 'base' else title}"
+        yield from align(table)
+    batch = next(timing.batch for point in sweep.points for timing in point.timings)
+    yield f"\nms, CPU ms, GFLOP/s: a text alone; texts/s, CPU ms a text: in batches of {batch}; ratios are of CPU ms"
+    shares = [timing.latency_ms / timing.latency_cpu_ms for point in sweep.points for timing in point.timings]
+    if (share := statistics.median(shares)) > _BUSY:
+        yield f"the machine was busy: runs took {share:.1f} times their CPU time; ms and texts/s are worse for it, CPU ms hardly"
+    yield from (f"left out: {reason}" for reason in sweep.omitted)
+
+
+def profile_tables(profile: Profile) -> Iterator[str]:
+    """Yields the lines of a profile: parts of the model with attention and heads, then kinds of operators."""
+    total = profile.kernels_ms
+    yield f"{profile.length} tokens: {total:.2f} ms in {len(profile.nodes)} kernels, {profile.run_ms:.2f} ms a run with the profiler, {profile.runs} runs"
+    attention, parts = profile.attention(), [("part", "ms", "share", "attention ms", "heads", "ms a head")]
+    for part, ms in profile.by_part().items():
+        heads = profile.heads.get(part)
+        of_heads = (str(heads), f"{attention[part] / heads:.3f}") if heads and part in attention else ("", "")
+        parts.append((part, f"{ms:.3f}", f"{ms / total:.1%}", f"{attention[part]:.3f}" if part in attention else "", *of_heads))
+    yield from align(parts)
+    yield ""
+    operators = [(op, f"{ms:.3f}", f"{ms / total:.1%}") for op, ms in profile.by_operator().items()]
+    yield from align([("operator", "ms", "share"), *operators])
+
+
+def align(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yields the rows with columns of one width, the first to the left and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        yield "  ".join(cells).rstrip()
+
+
+def _timed(sweep: Sweep, axis: str) -> Iterator[tuple[Point, Timing]]:
+    return ((point, timing) for point in sweep.points if point.axis == axis for timing in point.timings)
+
+
+def _cells(point: Point, timing: Timing) -> tuple[str, ...]:
+    gflop = point.gflop(timing.length)
+    return (
+        point.precision,
+        str(timing.length),
+        f"{point.parameters / 1e6:.1f} M",
+        f"{gflop:.3g}",
+        f"{timing.latency_ms:.2f}",
+        f"{timing.latency_cpu_ms:.2f}",
+        f"{gflop / timing.latency_cpu_ms * 1000:.0f}",
+        f"{timing.texts_per_s:.1f}",
+        f"{timing.cpu_ms:.2f}",
+        "" if timing.memory_mib is None else f"{timing.memory_mib:.0f}",
+    )
+
+
+def _place(point: Point, axis: str) -> int:
+    return 0 if axis == "base" else int(getattr(point.shape, axis))
+
+
+def can_plot() -> bool:
+    """Returns whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def plot_sweep(sweep: Sweep, folder: Path) -> list[Path]:
+    """Writes the plots of a sweep, which matplotlib must be there for, and returns their files."""
+    written = [_figure(folder / "length.svg", _lengths, _of_axis(sweep, "base"))]
+    for axis in dict.fromkeys(point.axis for point in sweep.points if point.axis != "base"):
+        lengths = {timing.length for point in _of_axis(sweep, axis) for timing in point.timings}
+        points = sorted([*_of_axis(sweep, axis), *_of_axis(sweep, "base")], key=lambda point: int(getattr(point.shape, axis)))
+        written.append(_figure(folder / f"{axis}.svg", _shapes, points, axis, max(lengths)))
+    return written
+
+
+def plot_profile(profile: Profile, folder: Path) -> list[Path]:
+    """Writes the plots of a profile, which matplotlib must be there for, and returns their files."""
+    name = f"{profile.length}-tokens"
+    return [
+        _figure(folder / f"parts-{name}.svg", _bars, profile.by_part(), profile.attention()),
+        _figure(folder / f"operators-{name}.svg", _bars, profile.by_operator(), {}),
+    ]
+
+
+def _figure(path: Path, draw: Any, *what: Any) -> Path:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem, "font.size": 9}):
+        figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+        draw(figure.add_subplot(), *what)
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    return path
+
+
+def _of_axis(sweep: Sweep, axis: str) -> list[Point]:
+    return [point for point in sweep.points if point.axis == axis]
+
+
+def _lengths(axes: Axes, points: Sequence[Point]) -> None:
+    for point in points:
+        lengths = [timing.length for timing in point.timings]
+        axes.plot(lengths, [timing.latency_cpu_ms for timing in point.timings], "o-", label=f"{point.precision}, a text alone")
+        in_batches = [timing.cpu_ms for timing in point.timings]
+        axes.plot(lengths, in_batches, "s--", label=f"{point.precision}, a text of a batch of {point.timings[0].batch}")
+    axes.set(xlabel="tokens", ylabel="CPU ms", xlim=(0, None), ylim=(0, None))
+    axes.legend(fontsize=7)
+
+
+def _shapes(axes: Axes, points: Sequence[Point], axis: str, length: int) -> None:
+    for precision in dict.fromkeys(point.precision for point in points):
+        times = [
+            (getattr(point.shape, axis), timing.latency_cpu_ms)
+            for point in points
+            if point.precision == precision
+            for timing in point.timings
+            if timing.length == length
+        ]
+        axes.plot([value for value, _ in times], [ms for _, ms in times], "o-", label=precision)
+    axes.set(
+        xlabel="hidden size" if axis == "hidden" else axis,
+        ylabel=f"CPU ms, a text of {length} tokens alone",
+        xlim=(0, None),
+        ylim=(0, None),
+    )
+    axes.legend(fontsize=7)
+
+
+def _bars(axes: Axes, times: dict[str, float], attention: dict[str, float]) -> None:
+    axes.barh(range(len(times)), list(times.values()), label="all" if attention else None)
+    if attention:
+        axes.barh(range(len(times)), [attention.get(name, 0.0) for name in times], label="of it attention")
+        axes.legend(fontsize=7)
+    axes.set_yticks(range(len(times)), list(times), fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="ms")

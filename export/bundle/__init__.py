@@ -1,1 +1,0 @@
-"""What lands on disk: manifest, model card, stored example, and the rename into place."""

@@ -1,0 +1,136 @@
+"""The graphs of a checkpoint for the CPU, from the traced one: fused in float32 by ONNX Runtime's transformer optimizer, and int8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
+
+from bertserve.export import calibration
+from bertserve.export.artifact import Artifact
+from bertserve.export.calibration import Split
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.graph import cpu_passes, onnx_files, ort_fusion
+from bertserve.export.int8 import quantize
+from bertserve.export.progress import Progress, stage
+from bertserve.service.bundle.graph_spec import Precision
+from bertserve.service.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Int8Options:
+    """How int8 is made.
+
+    Attributes:
+        texts: What it is chosen on, and what its gate runs.
+        max_error: How far it may move the outputs on the texts of the gate, as a share of their standard deviation.
+        quick: Whether it is left out to measure which matrices matter most.
+    """
+
+    texts: Split
+    max_error: float
+    quick: bool = False
+
+
+def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
+    """Makes the float32 graph that the others are made of, beside the traced one.
+
+    Args:
+        raw: The traced graph.
+        checkpoint: What was traced.
+        traced: How it was traced, for the reader.
+    """
+    fused, unfused, cls_only, packed = (raw.with_name(f"{name}.onnx") for name in ("fused", "unfused", "cls_only", "packed"))
+    fusions = fuse(raw, fused, checkpoint)
+    cpu_passes.unfuse(fused, unfused)
+    onnx_files.remove(fused)  # each is as large as the model
+    restricted = cpu_passes.restrict_to_cls(unfused, cls_only)
+    onnx_files.remove(unfused)
+    cpu_passes.pack_qkv(cls_only, packed)
+    onnx_files.remove(cls_only)
+    form = f"{traced}, {attention_form(fusions, checkpoint)}" + (", last layer for the first token only" if restricted else "")
+    return Artifact(packed, "cpu", "fp32", form, checkpoint.inputs, fusions=fusions)
+
+
+def build_graphs(
+    optimized: Artifact,
+    precisions: Sequence[Precision],
+    folder: Path,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    int8: Int8Options,
+    progress: Progress,
+) -> Iterator[Artifact]:
+    """Makes the graphs, each when it is asked for; float32 first, and always: int8 is made of it.
+
+    Args:
+        optimized: The float32 graph.
+        precisions: What to make.
+        folder: Where the files go, `model.cpu.<precision>.onnx`.
+        checkpoint: What was traced.
+        tokenizer: The service's tokenizer, for the texts.
+        int8: How int8 is made.
+        progress: Called with a line when it is.
+
+    Raises:
+        GraphError: There is nothing to quantize, or the outputs do not bear it; the float32 graph came before.
+    """
+    fp32, int8_path = (folder / f"model.cpu.{precision}.onnx" for precision in ("fp32", "int8"))
+    onnx_files.copy(optimized.path, fp32)
+    yield replace(optimized, path=fp32)
+    if "int8" not in precisions:
+        return
+    texts = int8.texts
+    with stage(progress, "quantize", f"int8, calibrated on {len(texts.calibration)} texts, gate on {len(texts.gate)} others"):
+        feeds, gate = (calibration.make_feeds(split, checkpoint, tokenizer) for split in (texts.calibration, texts.gate))
+        made = quantize.quantize(optimized.path, int8_path, optimized.path.parent, feeds, gate, max_error=int8.max_error, quick=int8.quick)
+    form = f"{optimized.form}, int8 by --quick" if int8.quick else optimized.form
+    yield replace(
+        optimized,
+        path=int8_path,
+        precision="int8",
+        form=form,
+        quantized=made.counts,
+        error=made.error,
+        max_error=int8.max_error,
+    )
+
+
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> dict[str, int]:
+    """Writes the fused graph to a new file.
+
+    The embedding stays unfused: the fused operator would force one scale on the whole int8 table, where
+    `export/int8/quantize.py` keeps one per row. The mask stays a matrix, so that padding may be on either side.
+
+    A model whose attention the optimizer does not know keeps it as traced: slower, and right. So does one that gives its attention out, of
+    which nothing is left after fusion. `attention_form` says which it was.
+
+    Returns:
+        Fused operator -> count.
+    """
+    options = FusionOptions("bert")
+    options.enable_embed_layer_norm = False
+    options.enable_attention = not checkpoint.attention_heads
+    options.attention_mask_format = AttentionMaskFormat.AttentionMask
+    fused, counts = ort_fusion.optimize(source, *checkpoint.attention_size, options)
+    fused.topological_sort()
+    onnx_files.save_proto(fused.model, target, folder=source.parent)
+    return counts
+
+
+def attention_form(fusions: Mapping[str, int], checkpoint: Checkpoint) -> str:
+    """Returns what became of the attention, for the manifest: fused in every layer, in some, or left as traced.
+
+    Args:
+        fusions: What `optimize` returned.
+        checkpoint: Says how many layers there are.
+    """
+    layers = checkpoint.attentions
+    count = fusions.get("Attention", 0) + fusions.get("MultiHeadAttention", 0)
+    if checkpoint.attention_heads:
+        return "attention as traced and given out"
+    if not count:
+        return "attention as traced"
+    return "packed MultiHeadAttention with key padding" if count >= layers else f"attention fused in {count} of {layers} layers"

@@ -1,1 +1,0 @@
-"""The traced graph to what ONNX Runtime's CPU provider runs fastest."""

@@ -1,0 +1,310 @@
+"""The graphs of a checkpoint for a GPU's providers, from the traced one; each with the shapes that it is to be run in.
+
+CUDA gets ONNX Runtime's fused operators, and the number of tokens of each row in place of a mask. Which attention kernel CUDA runs depends
+on the form of the mask: with [rows, length] none of the fast ones, with the length of each row (padding on the right) cuDNN's or TensorRT's.
+The lengths are a graph input, for the service knows them: that saves copying a mask and summing it up again. Ids that the operators want as
+int32 are taken as that. In half precision, what overflows stays in float32, by measurement on the calibration texts.
+
+TensorRT gets the traced graph, and fuses and converts it on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.transformers.fusion_options import AttentionMaskFormat, FusionOptions
+from onnxruntime.transformers.onnx_model import OnnxModel
+
+from bertserve.export import calibration, inference
+from bertserve.export.artifact import Artifact
+from bertserve.export.calibration import Texts
+from bertserve.export.checkpoint.checkpoint import Checkpoint
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import onnx_files, ort_fusion
+from bertserve.export.inference import Feed
+from bertserve.export.progress import Progress, stage, track
+from bertserve.service.bundle.graph_spec import InputSpec, Precision
+from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
+from bertserve.service.providers import PROVIDERS, Provider
+from bertserve.service.text.tokenizer import Tokenizer
+
+PADDED_TEXTS, PADDING = 8, 3  # texts that are measured with padding too, and tokens of it
+MAX_TOKENS = 16384  # of a batch: enough to fill the largest GPUs (8 to 16 thousand tokens a launch)
+_LEAST_ROWS = 8  # of the longest texts, in a plan that is a rectangle
+_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
+_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+LENGTHS = InputSpec(name="lengths", fill="lengths", dtype="int32")
+FUSED_FORM = "fused for CUDA, attention with the length of each row"
+PARTLY_FUSED_FORM = "fused for CUDA, attention in standard operators"
+
+HEADROOM = 4  # times that another text's values may be larger than all that were seen
+LIMIT = float(np.finfo(np.float16).max) / HEADROOM
+PROBE_TEXTS = 96
+
+
+@dataclass(frozen=True)
+class Order:
+    """What graphs are made of, for any provider.
+
+    Attributes:
+        precisions: What to make.
+        traced: The traced graph.
+        form: How it was traced, for the reader.
+        folder: Where the files go, `model.<provider>.<precision>.onnx`.
+        checkpoint: What was traced.
+        tokenizer: The service's tokenizer, for the texts.
+        texts: Calibration texts, on which half precision is measured.
+        progress: Called with a line when a graph is made.
+    """
+
+    precisions: Sequence[Precision]
+    traced: Path
+    form: str
+    folder: Path
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    texts: Texts
+    progress: Progress
+
+
+def build_graphs(provider: Provider, order: Order) -> Iterator[Artifact]:
+    """Makes the graphs of a provider, each when it is asked for; float32 first, and always: the others are made of it.
+
+    Args:
+        provider: One of `BUILDERS`.
+        order: What they are made of.
+
+    Raises:
+        GraphError: The graph has operators that the provider does not know.
+    """
+    checkpoint = order.checkpoint
+    has_masks = any(spec.fill == "mask_index" for spec in checkpoint.inputs)
+    plan = plan_shapes(checkpoint.tokenizer_spec.max_length, masks=has_masks, rectangle=PROVIDERS[provider].reserves_largest)
+    for artifact in BUILDERS[provider](order):
+        yield replace(artifact, shapes=plan)
+
+
+def _build_for_cuda(order: Order) -> Iterator[Artifact]:
+    checkpoint = order.checkpoint
+    fp32, fp16 = (order.folder / f"model.cuda.{precision}.onnx" for precision in ("fp32", "fp16"))
+    with stage(order.progress, "optimize", "cuda"):
+        fused = fuse(order.traced, fp32, checkpoint)
+        fused = replace(fused, form=f"{order.form}, {fused.form}")
+    yield fused
+    if "fp16" in order.precisions:
+        with stage(order.progress, "optimize", "cuda, fp16"):
+            feeds = calibration.make_feeds(order.texts, checkpoint, order.tokenizer, fused.inputs)
+            ids = next(spec.name for spec in fused.inputs if spec.fill == "token_ids")
+            short = [feed for feed in feeds if feed[ids].shape[1] + PADDING <= checkpoint.tokenizer_spec.max_length]
+            padded = [
+                calibration.pad(feed, fused.inputs, pad_id=checkpoint.tokenizer_spec.pad_id, tokens=PADDING)
+                for feed in short[:PADDED_TEXTS]
+            ]
+            counts, error = convert_to_fp16(fp32, fp16, order.traced.parent, feeds, padded)
+        yield replace(fused, path=fp16, precision="fp16", quantized=counts, error=error)
+
+
+def _build_for_tensorrt(order: Order) -> Iterator[Artifact]:
+    """Makes one float32 graph for all precisions: TensorRT fuses, and converts to half precision, on its own."""
+    fp32 = order.folder / "model.tensorrt.fp32.onnx"
+    with stage(order.progress, "optimize", "tensorrt"):
+        write_standard(order.traced, fp32)
+    form = f"{order.form}, standard operators, for TensorRT to fuse"
+    form += "; fp16 is TensorRT's own" if "fp16" in order.precisions else ""
+    for precision in dict.fromkeys(("fp32", *order.precisions)):
+        yield Artifact(fp32, "tensorrt", precision, form, order.checkpoint.inputs)
+
+
+BUILDERS: dict[Provider, Callable[[Order], Iterator[Artifact]]] = {"cuda": _build_for_cuda, "tensorrt": _build_for_tensorrt}
+
+
+def write_standard(source: Path, target: Path) -> None:
+    """Writes the traced graph to a new file, after a look at its operators.
+
+    Raises:
+        GraphError: It has operators that are not ONNX's own: each would cut the engine in two.
+    """
+    model = ir.load(source)
+    foreign = sorted({f"{node.domain}.{node.op_type}" for node in model.graph if node.domain})
+    if foreign:
+        raise GraphError(f"the graph has operators that TensorRT does not know: {', '.join(foreign)}.")
+    onnx_files.save(model, target)
+
+
+def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
+    """Returns the shape plan for a model: the lengths and row counts that its batches are padded to.
+
+    GPUs choose kernels, and TensorRT builds them, by shape: a few shapes, all warmed up, are worth the padding. Lengths are multiples of
+    8 (except the last, the model's own), as half-precision kernels want them. From 64 on, each length and each row count is at most half
+    as large again as the one before, so a batch fills two thirds of its shape at least.
+
+    Args:
+        max_length: Its usable length in tokens.
+        masks: Whether the graph takes the positions of masks.
+        rectangle: Whether all lengths have the same row counts. For a provider that reserves memory for the longest text in
+            the largest batch, which then has as many tokens as any other largest batch.
+    """
+    lengths = [*(length for length in _LENGTHS if length < max_length), max_length]
+    last = max(MAX_TOKENS // max_length, _LEAST_ROWS)
+    buckets = tuple(
+        ShapeBucket(length=n, rows=tuple(r for r in _ROWS if r == 1 or (r <= last if rectangle else r * n <= MAX_TOKENS))) for n in lengths
+    )
+    tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
+    # a mask counts as a token beside its own, so that no batch has more than half as many masks as tokens; one text may have any number
+    return ShapePlan(buckets=buckets, masks=_powers_of_two(max(tokens // 2, max_length)) if masks else ())
+
+
+def _powers_of_two(last: int) -> tuple[int, ...]:
+    """Returns the powers of two up to the first that is not below `last`."""
+    return tuple(2**i for i in range((last - 1).bit_length() + 1))
+
+
+def fuse(source: Path, target: Path, checkpoint: Checkpoint) -> Artifact:
+    """Writes the fused float32 graph for CUDA to a new file.
+
+    Attention stays as it was traced, with the mask, where it is not fused in every layer, or where padding is on the left. One layer
+    that needs the mask needs it copied, and lengths do not say which tokens on the left are padding.
+    """
+    fused, counts = _optimize(source, checkpoint, attention=True)
+    all_fused = len(_nodes(fused, "Attention")) == checkpoint.attentions and checkpoint.tokenizer_spec.padding_side == "right"
+    if not all_fused:
+        fused, counts = _optimize(source, checkpoint, attention=False)
+    if all_fused:
+        _take_lengths(fused)
+    fused.prune_graph()
+    fused.remove_unused_constant()
+    as_int32 = _take_int32(fused)
+    fused.topological_sort()
+    onnx_files.save_proto(fused.model, target, folder=source.parent)
+    names = {value.name for value in fused.model.graph.input}
+    inputs = [
+        spec.model_copy(update={"dtype": "int32"}) if spec.name in as_int32 else spec for spec in checkpoint.inputs if spec.name in names
+    ]
+    form = FUSED_FORM if all_fused else PARTLY_FUSED_FORM
+    return Artifact(target, "cuda", "fp32", form, (*inputs, *([LENGTHS] if all_fused else [])), fusions=counts)
+
+
+def _optimize(source: Path, checkpoint: Checkpoint, *, attention: bool) -> tuple[Any, dict[str, int]]:
+    options = FusionOptions("bert")
+    options.enable_attention = attention
+    # the fused embedding sums up a mask that is then no longer there
+    options.attention_mask_format = AttentionMaskFormat.MaskIndexEnd if attention else AttentionMaskFormat.AttentionMask
+    return ort_fusion.optimize(source, *checkpoint.attention_size, options)
+
+
+def _nodes(model: Any, operator: str) -> list[onnx.NodeProto]:
+    return list(model.get_nodes_by_op_type(operator))
+
+
+def _take_lengths(model: Any) -> None:
+    """Gives the fused operators the number of tokens of each row as an input; then nothing reads the mask."""
+    for node in _nodes(model, "Attention"):
+        node.input[3] = LENGTHS.name
+        for attribute in [attribute for attribute in node.attribute if attribute.name == "mask_filter_value"]:
+            node.attribute.remove(attribute)  # of the mask that is gone
+    for node in _nodes(model, "EmbedLayerNormalization"):
+        if len(node.input) > 7:
+            del node.input[7]
+    graph = model.model.graph
+    graph.input.append(helper.make_tensor_value_info(LENGTHS.name, TensorProto.INT32, ["rows"]))
+
+
+def _take_int32(model: Any) -> set[str]:
+    """Takes each input that is only ever cast to int32 as int32; returns which."""
+    graph, taken = model.model.graph, set()
+    for value in graph.input:
+        readers = [node for node in graph.node if value.name in node.input]
+        if readers and all(
+            node.op_type == "Cast" and helper.get_attribute_value(node.attribute[0]) == TensorProto.INT32 for node in readers
+        ):
+            for node in readers:
+                model.replace_input_of_all_nodes(node.output[0], value.name)
+                graph.node.remove(node)
+            value.type.tensor_type.elem_type = TensorProto.INT32
+            taken.add(value.name)
+    return taken
+
+
+def convert_to_fp16(
+    source: Path, target: Path, workspace: Path, feeds: Sequence[Feed], padded: Sequence[Feed]
+) -> tuple[dict[str, int], float]:
+    """Writes the half-precision graph to a new file; its inputs and outputs stay as they are.
+
+    Args:
+        source: The float32 graph.
+        target: The new graph.
+        workspace: A folder for intermediate files.
+        feeds: The calibration texts as the graph's inputs.
+        padded: Some of them with padding, where the values of a mask that is added to the scores are large.
+
+    Returns:
+        The nodes that compute in half precision (`Float16`) and those kept in float32 (`KeptFloat`) -> count, and the root mean square
+        difference of the outputs from the float graph's on the texts, over their standard deviation.
+    """
+    probe = [*feeds[:: max(1, len(feeds) // PROBE_TEXTS)], *padded]
+    peaks = _peaks(source, workspace / "all_outputs.onnx", probe)
+    model = onnx.load(str(source))
+    for i, node in enumerate(model.graph.node):  # the converter knows nodes by their names
+        node.name = f"{i}/{node.op_type}"
+    kept = overflowing(model, peaks)
+    computing = sum(any(name in peaks for name in node.output) for node in model.graph.node)
+    converted = OnnxModel(model)
+    converted.convert_float_to_float16(keep_io_types=True, node_block_list=sorted(kept))
+    onnx_files.save_proto(converted.model, target)
+    error = inference.relative_error(inference.outputs(source, probe), inference.outputs(target, probe))
+    return {"Float16": computing - len(kept)} | ({"KeptFloat": len(kept)} if kept else {}), error
+
+
+def overflowing(model: onnx.ModelProto, peaks: dict[str, float]) -> set[str]:
+    """Returns the names of the nodes that must stay in float32.
+
+    A tensor beyond the limit must not pass through half precision, so both its writer and its readers are kept. A fused sum
+    (SkipLayerNormalization) overflows inside, so the magnitudes of what it adds up count together.
+
+    Args:
+        model: The float32 graph, its nodes named.
+        peaks: Float tensor -> its largest magnitude; constants are looked up in the model.
+    """
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants |= {
+        node.output[0]: node.attribute[0].t for node in model.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"
+    }
+    # one value at a time: together they are the whole model once more
+    sizes = {name: float(np.abs(numpy_helper.to_array(tensor)).max()) for name, tensor in constants.items() if _is_float(tensor)} | peaks
+    kept = set()
+    for node in model.graph.node:
+        floats = [sizes[name] for name in (*node.input, *node.output) if name in sizes]
+        added = [sizes[name] for name in (*node.input[:2], *node.input[4:5]) if name in sizes]
+        inside = sum(added) if node.op_type == "SkipLayerNormalization" else 0.0
+        # not finite counts as beyond: the least of all floats, as masks have it, times anything is
+        if node.op_type != "Constant" and any(not size <= LIMIT for size in (*floats, inside)):
+            kept.add(node.name)
+    return kept
+
+
+def _is_float(tensor: onnx.TensorProto) -> bool:
+    return tensor.data_type == onnx.TensorProto.FLOAT and 0 not in tensor.dims
+
+
+def _peaks(source: Path, path: Path, feeds: Sequence[Feed]) -> dict[str, float]:
+    """Returns the largest magnitude of each float tensor that a node of a graph writes; `path` is for a graph that gives them all out."""
+    model = ir.load(source)
+    # without a type: ONNX Runtime knows it
+    model.graph.outputs.extend(value for node in model.graph for value in node.outputs if value.name and not value.is_graph_output())
+    onnx_files.save(model, path)
+    session = inference.open_session(path)
+    names = [output.name for output in session.get_outputs() if output.type == "tensor(float)"]
+    peaks = dict.fromkeys(names, 0.0)
+    for feed in track(feeds, "find what overflows", unit="texts"):
+        for name, value in zip(names, session.run(names, feed), strict=True):
+            if value.size:
+                peaks[name] = float(np.maximum(peaks[name], np.abs(value).max()))
+    return peaks

@@ -1,1 +1,0 @@
-"""The traced graph to what the CUDA and TensorRT providers run fastest."""

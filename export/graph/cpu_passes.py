@@ -1,0 +1,289 @@
+"""Three exact passes that make a fused graph faster on the CPU.
+
+`unfuse` takes fused operators apart again where ONNX Runtime's CPU kernels are slower than their parts. Measured with onnxruntime 1.31 on
+one thread (docs/explanation/graphs.md): SkipLayerNormalization takes three to five times as long as Add and LayerNormalization, BiasGelu
+twice as long as Add and Gelu, and Attention longer than three matrix products and MultiHeadAttention. Fusing first is still worth it: it
+finds attention in the tracer's many forms.
+
+The optimizer's own FusionOptions do not give this graph. Without `enable_skip_layer_norm` it finds no attention in models that
+norm before their blocks (in none of 12 layers of Megatron-BERT, not in 11). Without `enable_bias_gelu` it also leaves the bias out
+of FastGelu, as ALBERT has it. `use_multi_head_attention` takes the biases of the projections into the attention, where neither
+packing nor int8 finds them, and does not fuse attention with a bias of its scores. Gemm and Einsum have no option.
+
+`restrict_to_cls` computes the last layer for the first token only, where a head reads nothing else. A classifier on [CLS] drops every other
+row of the last layer's output. Keys and values are still needed for all tokens; the query, the attention's output, the feed-forward block
+and both norms are not.
+
+`pack_qkv` multiplies a tensor once with all matrices that read it, as query, key and value do. One product with a matrix three times as wide
+costs less than three: the tensor is read, and quantized, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from bertserve.export.errors import GraphError
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.rewrite import CONTRIB, Linear, as_linear
+
+# operators whose output row depends on the same row of these inputs only (None: of every input that is no constant)
+_ROWWISE: dict[str, tuple[int, ...] | None] = {
+    "Add": None,
+    "Sub": None,
+    "Mul": None,
+    "Div": None,
+    "Gelu": (0,),
+    "FastGelu": (0,),
+    "QuickGelu": (0,),
+    "Relu": (0,),
+    "Tanh": (0,),
+    "Sigmoid": (0,),
+    "Erf": (0,),
+    "LayerNormalization": (0,),
+    "MatMul": (0,),
+    "MultiHeadAttention": (0,),  # a query's row; keys and values stay whole
+}
+_SCORE_BIAS = 5  # input of MultiHeadAttention: what is added to the scores, [1 or rows, heads, queries, keys]
+
+
+def unfuse(source: Path, target: Path) -> None:
+    """Writes the graph for the CPU provider to a new file: the same function, in operators whose kernels are fast.
+
+    Args:
+        source: The fused graph.
+        target: The new graph.
+
+    Raises:
+        GraphError: A fused operator is used in a way that was not understood.
+    """
+    rules: dict[str, Callable[[ir.Graph, ir.Node, ir.tape.Tape], Sequence[ir.Value]]] = {
+        "Attention": _attention,
+        "SkipLayerNormalization": _skip_layer_norm,
+        "BiasGelu": _bias_gelu,
+        "Gemm": _gemm,
+        "Einsum": _einsum,
+    }
+    model = rewrite.load(source)
+    graph = model.graph
+    for node in graph:
+        tape = ir.tape.Tape()
+        outputs = rules[node.op_type](graph, node, tape) if node.op_type in rules else ()
+        if outputs:
+            used = [value for value in node.outputs if value.name]
+            ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, used, outputs)
+    rewrite.save(model, target)
+
+
+def _linear(tape: ir.tape.Tape, x: ir.Value | None, weight: ir.Value, bias: ir.Value | None) -> ir.Value:
+    return tape.op("Add", [tape.op("MatMul", [x, weight]), bias])
+
+
+def _attention(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
+    """Three projections and MultiHeadAttention; its mask stays one key's padding per row, [rows, length].
+
+    What is added to the scores, as a bias by relative position, goes along.
+    """
+    x, packed_weight, packed_bias, mask, past, score_bias = (*node.inputs, *[None] * 5)[:6]
+    weight, bias = rewrite.constant(packed_weight), rewrite.constant(packed_bias)
+    if weight is None or bias is None or past or any(node.inputs[6:]) or node.attributes.get_int("unidirectional", 0) != 0:
+        raise GraphError(f"attention node `{node.name}` has inputs {_names(node.inputs)}, which is not understood.")
+    assert packed_weight is not None
+    assert packed_bias is not None
+    projections = [
+        _linear(
+            tape,
+            x,
+            rewrite.add_constant(graph, f"{packed_weight.name}/{name}", np.ascontiguousarray(w)),
+            rewrite.add_constant(graph, f"{packed_bias.name}/{name}", b),
+        )
+        for name, w, b in zip(("query", "key", "value"), np.split(weight, 3, axis=1), np.split(bias, 3), strict=True)
+    ]
+    attributes = {name: node.attributes[name] for name in ("num_heads", "scale", "mask_filter_value") if name in node.attributes}
+    inputs = [*projections, None, mask, *([score_bias] if score_bias else [])]
+    return [tape.op("MultiHeadAttention", inputs, attributes, domain=CONTRIB)]
+
+
+def _skip_layer_norm(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
+    """`LayerNormalization(x + bias + skip)`, without a shift where there is none; the sum itself may be read too."""
+    x, skip, gamma, beta, bias = (*node.inputs, None, None)[:5]
+    if any(value.name for value in node.outputs[1:3]):
+        raise GraphError(f"`{node.name}` has inputs {_names(node.inputs)} and outputs {_names(node.outputs)}, which is not understood.")
+    total = tape.op("Add", [x if bias is None else tape.op("Add", [x, bias]), skip])
+    attributes = {"axis": -1, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
+    norm = tape.op("LayerNormalization", [total, gamma, *([beta] if beta else [])], attributes)
+    return [norm, *([total] if any(value.name for value in node.outputs[3:]) else [])]
+
+
+def _bias_gelu(_: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
+    return [tape.op("Gelu", [tape.op("Add", node.inputs)], domain=CONTRIB)]
+
+
+def _gemm(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
+    """A product, and an addition where there is a bias: the form of all other layers, so that quantization need not know two."""
+    attributes = node.attributes
+    plain = attributes.get_float("alpha", 1.0) == attributes.get_float("beta", 1.0) == 1.0 and not attributes.get_int("transA", 0)
+    x, weight, bias = (*node.inputs, None)[:3]
+    array = rewrite.constant(weight)
+    if weight is None or array is None or not plain:
+        return ()
+    if attributes.get_int("transB", 0):
+        weight = rewrite.add_constant(graph, f"{weight.name}/transposed", np.ascontiguousarray(array.T))
+    return [tape.op("MatMul", [x, weight]) if bias is None else _linear(tape, x, weight, bias)]
+
+
+def _einsum(graph: ir.Graph, node: ir.Node, tape: ir.tape.Tape) -> Sequence[ir.Value]:
+    """A product with a constant matrix, in whatever shape it is kept, as `MatMul`: faster, and quantization knows it.
+
+    Understood are sums over the last axes of a computed tensor and the first or the last of a constant one, such as
+    `ibh,hnd->ibnd` and `ibnd,hnd->ibh`; any other is left alone.
+    """
+    equation = node.attributes.get_string("equation", "").replace(" ", "")
+    weight = rewrite.constant(node.inputs[1]) if len(node.inputs) == 2 else None
+    if weight is None or "->" not in equation or "." in equation:
+        return ()
+    (left, right), result = equation.partition("->")[0].split(","), equation.partition("->")[2]
+    summed = "".join(letter for letter in left if letter in right and letter not in result)
+    kept = left.removesuffix(summed)
+    free = right.removeprefix(summed) if right.startswith(summed) else right.removesuffix(summed)
+    if (
+        not summed
+        or not free
+        or kept + summed != left
+        or result != kept + free
+        or len(kept) + len(free) + len(summed) != len({*left, *right})
+    ):
+        return ()
+    size = int(np.prod([weight.shape[right.index(letter)] for letter in summed]))
+    matrix = weight.reshape(size, -1) if right.startswith(summed) else weight.reshape(-1, size).T
+    x, name = node.inputs[0], node.inputs[1].name  # type: ignore[union-attr]
+    if len(summed) > 1:
+        x = tape.op("Reshape", [x, _shape(graph, [*[0] * len(kept), size])])
+    product = tape.op("MatMul", [x, rewrite.add_constant(graph, f"{name}/matrix", np.ascontiguousarray(matrix))])
+    if len(free) == 1:
+        return [product]
+    shape = _shape(graph, [*[0] * len(kept), *(weight.shape[right.index(letter)] for letter in free)])
+    return [tape.op("Reshape", [product, shape])]
+
+
+def _shape(graph: ir.Graph, sizes: list[int]) -> ir.Value:
+    """Returns a constant for `Reshape`; 0 keeps the size that there is."""
+    return rewrite.add_constant(graph, "shape/" + "_".join(map(str, sizes)), np.array(sizes, dtype=np.int64))
+
+
+def _names(values: Sequence[ir.Value | None]) -> list[str | None]:
+    return ["" if value is None else value.name for value in values]
+
+
+def restrict_to_cls(source: Path, target: Path) -> int:
+    """Writes the graph in which only what the first token needs is computed, to a new file.
+
+    Args:
+        source: An unfused graph whose hidden states are [rows, length, hidden].
+        target: The new graph; the same as before where no `Gather(hidden, 0, axis=1)` is the only reader of hidden states.
+
+    Returns:
+        How many nodes compute one row instead of all.
+    """
+    model = rewrite.load(source)
+    gathers = {node for node in model.graph if _gathers_cls(node)}
+    # the inputs of which a node needs the first row only
+    restricted: dict[ir.Node, tuple[int, ...]] = dict.fromkeys(gathers, (0,))
+    for node in reversed(model.graph):
+        output = node.outputs[0]
+        if node in restricted or len(node.outputs) != 1 or output.is_graph_output() or not output.uses():
+            continue
+        rows = _rowwise_inputs(node)
+        if rows and all(use.idx in restricted.get(use.node, ()) for use in output.uses()):
+            restricted[node] = rows
+    _slice_inputs(model.graph, restricted, gathers)
+    rewrite.save(model, target)
+    return len(restricted) - len(gathers)
+
+
+def _gathers_cls(node: ir.Node) -> bool:
+    """Returns whether a node takes the first row, which is [CLS], out of computed hidden states."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 1 or node.inputs[0] is None or node.inputs[0].is_graph_input():
+        return False
+    index = rewrite.constant(node.inputs[1])
+    return index is not None and index.ndim == 0 and int(index) == 0
+
+
+def _rowwise_inputs(node: ir.Node) -> tuple[int, ...]:
+    """Returns which inputs hold the rows; none where the operator mixes rows or is not known."""
+    if node.op_type not in _ROWWISE:
+        return ()
+    shapes = [rewrite.constant_shape(value) for value in node.inputs]
+    if node.op_type == "MatMul" and shapes[1] is None:
+        return ()  # a product of two computed tensors, as scores are, mixes rows
+    if node.op_type != "MatMul" and any(shape is not None and len(shape) > 1 for shape in shapes):
+        return ()  # a constant with rows of its own
+    positions = _ROWWISE[node.op_type]
+    return tuple(i for i, shape in enumerate(shapes) if shape is None) if positions is None else positions
+
+
+def _slice_inputs(graph: ir.Graph, restricted: Mapping[ir.Node, tuple[int, ...]], gathers: Collection[ir.Node]) -> None:
+    """Takes the first row of what restricted nodes read from nodes that are not restricted, and of a bias of scores the first query's."""
+    names = {"start": 0, "end": 1, "axis": 1, "query_axis": 2}
+    bounds = {name: rewrite.add_constant(graph, f"first_row/{name}", np.array([i], dtype=np.int64)) for name, i in names.items()}
+    one_row = restricted.keys() - gathers
+    sliced: dict[tuple[ir.Value, str], ir.Value] = {}
+    for node in graph:
+        if node in gathers:
+            continue
+        axes = dict.fromkeys(restricted.get(node, ()), "axis")
+        if axes and node.op_type == "MultiHeadAttention" and len(node.inputs) > _SCORE_BIAS:
+            axes[_SCORE_BIAS] = "query_axis"
+        for i, axis in axes.items():
+            value = node.inputs[i]
+            if value is None or (axis == "axis" and value.producer() in one_row):
+                continue
+            if (value, axis) not in sliced:
+                cut = ir.node("Slice", [value, bounds["start"], bounds["end"], bounds[axis]])
+                graph.insert_before(node, cut)
+                sliced[value, axis] = cut.outputs[0]
+            node.replace_input_with(i, sliced[value, axis])
+
+
+def pack_qkv(source: Path, target: Path) -> int:
+    """Writes the graph with products of the same tensor merged, to a new file.
+
+    Args:
+        source: A graph of `MatMul` with or without `Add` of a bias. Its last layer is already restricted to [CLS] where that is
+            possible: packed products cannot be restricted.
+        target: The new graph.
+
+    Returns:
+        How many products were merged into others.
+    """
+    model = rewrite.load(source)
+    groups: dict[tuple[ir.Value, bool], list[Linear]] = {}
+    for layer in map(as_linear, model.graph):
+        if layer is not None:
+            groups.setdefault((layer.x, layer.add is None), []).append(layer)
+    merged = [layers for layers in groups.values() if len(layers) > 1]
+    for layers in merged:
+        _pack(model.graph, layers)
+    common.DeduplicateHashedInitializersPass()(model)
+    rewrite.save(model, target)
+    return sum(len(layers) - 1 for layers in merged)
+
+
+def _pack(graph: ir.Graph, layers: Sequence[Linear]) -> None:
+    """Puts one product, with one addition where these have biases, in the place of several of the same tensor."""
+    x, first = layers[0].x, layers[0].weight
+    weights, biases = zip(*(layer.arrays() for layer in layers), strict=True)
+    tape = ir.tape.Tape()
+    packed = tape.op("MatMul", [x, rewrite.add_constant(graph, f"{first.name}/packed", np.concatenate(weights, axis=1))])
+    if layers[0].add is not None:
+        packed = tape.op("Add", [packed, rewrite.add_constant(graph, f"{x.name}/packed_bias", np.concatenate(biases))])
+    widths = rewrite.add_constant(graph, f"{x.name}/widths", np.array([len(bias) for bias in biases], dtype=np.int64))
+    parts = tape.op_multi_out("Split", [packed, widths], {"axis": -1}, num_outputs=len(layers))
+    nodes = [node for layer in layers for node in layer.nodes]
+    outputs = [layer.nodes[-1].outputs[0] for layer in layers]
+    # at the place of the first product: what the others read is there, for it is the same
+    ir.convenience.replace_nodes_and_values(graph, nodes[0], nodes, tape.nodes, outputs, parts)

@@ -1,0 +1,41 @@
+"""Fuses a traced graph with ONNX Runtime's transformer optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import helper
+from onnxruntime.transformers.fusion_options import FusionOptions
+from onnxruntime.transformers.optimizer import optimize_model
+
+from bertserve.export.graph import onnx_files
+
+
+def optimize(source: Path, heads: int, hidden: int, options: FusionOptions) -> tuple[Any, dict[str, int]]:
+    """Returns the fused graph as the optimizer's own model, and its fused operators with their counts.
+
+    Args:
+        source: The traced graph.
+        heads: Heads of an attention; 0 where that is not known.
+        hidden: The values that these share out.
+        options: What is fused.
+    """
+    with onnx_files.lazy_weights(source) as model:
+        fused = optimize_model(model, model_type="bert", num_heads=heads, hidden_size=hidden, optimization_options=options, opt_level=0)
+    if heads:
+        _count_heads(fused.model, hidden // heads)
+    return fused, {name: count for name, count in fused.get_fused_operator_statistics().items() if count}
+
+
+def _count_heads(model: onnx.ModelProto, head_size: int) -> None:
+    """Sets `num_heads` of each Attention by its matrix, [hidden, 3 * heads * head_size].
+
+    The optimizer sets the number that it is told for all of them. Where heads were pruned, layers have different numbers of heads.
+    """
+    shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "Attention":
+            [heads] = [attribute for attribute in node.attribute if attribute.name == "num_heads"]
+            heads.CopyFrom(helper.make_attribute("num_heads", shapes[node.input[1]][1] // 3 // head_size))

@@ -1,0 +1,223 @@
+"""The changes that int8 makes to a graph.
+
+`split_hidden_units` and `split_input_channels` take the few channels of huge values out of what will be int8, and compute them beside it in
+float; exact. A handful of channels carry values ten times those of the others (Dettmers et al. 2022, arXiv:2208.07339). One int8 scale for all
+then leaves few quantization steps for the rest. The split is made in the graph once, for channels known from calibration.
+
+`fold_smoothing` smooths the channels of an attention's output in the matrices before and after it; exact, and free at run time. What int8
+needs (`bertserve.export.int8.smoothquant`) costs a multiplication of each activation elsewhere. An attention's output is a weighted sum of
+values, channel by channel, so its channels can be scaled where the values are computed.
+
+`emit_linears` and `emit_embeddings` write products of integers in place of those of floats, and word embeddings of integer rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from bertserve.export.graph import rewrite
+from bertserve.export.graph.rewrite import CONTRIB, Floats, Linear, array, as_linear, find_linears, linear_of
+from bertserve.export.int8 import gptq
+from bertserve.export.int8.smoothquant import QuantParams
+
+HIDDEN_UNITS = 16
+INPUT_CHANNELS = 4
+
+MIN_ROWS = 1024  # smaller tables, as those of positions mostly and of types always are, are not worth the lost precision
+
+
+def feed_forwards(graph: ir.Graph) -> list[ir.Node]:
+    """Returns the activation in the middle of each feed-forward block: `MatMul(Gelu(MatMul(x) + bias))`."""
+    return [node for node in graph if node.op_type == "Gelu" and _block(node) is not None]
+
+
+def _block(activation: ir.Node) -> tuple[Linear, Linear] | None:
+    """Returns the linear layers before and after an activation, or None where there is anything else."""
+    hidden, readers = activation.inputs[0], [use.node for use in activation.outputs[0].uses()]
+    first = None if hidden is None else linear_of(hidden.producer())
+    second = as_linear(readers[0]) if len(readers) == 1 else None
+    return None if first is None or second is None else (first, second)
+
+
+def split_hidden_units(graph: ir.Graph, activation: ir.Node, peak: Floats) -> NDArray[np.int64]:
+    """Computes the hidden units of the largest values in a small feed-forward block of their own.
+
+    A feed-forward block is a sum over its hidden units, so it may be cut in two.
+
+    Args:
+        graph: Changed in place.
+        activation: One that `feed_forwards` returned.
+        peak: Largest magnitude of each hidden unit's value, [units].
+
+    Returns:
+        The units that are left, int64.
+    """
+    block = _block(activation)
+    assert block is not None, activation.name
+    first, second = block
+    order = np.argsort(-peak, kind="stable")
+    outlying, others = np.sort(order[:HIDDEN_UNITS]), np.sort(order[HIDDEN_UNITS:])
+    parts = []
+    # units are columns of the first matrix and its bias, and rows of the second
+    for node, value, axis in ((first.matmul, first.weight, -1), (first.add, first.bias, -1), (second.matmul, second.weight, 0)):
+        assert node is not None
+        assert value is not None
+        rest, part = (np.ascontiguousarray(np.take(array(value), units, axis=axis)) for units in (others, outlying))
+        node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/rest", rest))
+        parts.append(rewrite.add_constant(graph, f"{value.name}/float", part))
+    tape = ir.tape.Tape()
+    hidden = tape.op("Gelu", [tape.op("Add", [tape.op("MatMul", [first.x, parts[0]]), parts[1]])], domain=CONTRIB)
+    _add_to_output(graph, second, tape, tape.op("MatMul", [hidden, parts[2]]))
+    return others
+
+
+def split_input_channels(graph: ir.Graph, layer: Linear, peak: Floats) -> None:
+    """Multiplies the channels of the largest values with their rows of the matrix in float, and adds the result.
+
+    Args:
+        graph: Changed in place; the rows left behind are zero.
+        layer: A linear layer with a bias.
+        peak: Largest magnitude of each channel that it reads, [channels].
+    """
+    x, weight = layer.x, layer.weight
+    outlying = np.sort(np.argsort(-peak, kind="stable")[:INPUT_CHANNELS])
+    rest = array(weight).copy()
+    part = rewrite.add_constant(graph, f"{weight.name}/outlying", np.ascontiguousarray(rest[outlying]))
+    rest[outlying] = 0
+    layer.matmul.replace_input_with(1, rewrite.add_constant(graph, f"{weight.name}/rest", rest))
+    tape = ir.tape.Tape()
+    channels = tape.op("Gather", [x, rewrite.add_constant(graph, f"{x.name}/outlying", outlying.astype(np.int64))], {"axis": -1})
+    _add_to_output(graph, layer, tape, tape.op("MatMul", [channels, part]))
+
+
+def _add_to_output(graph: ir.Graph, layer: Linear, tape: ir.tape.Tape, part: ir.Value) -> None:
+    """Adds what a tape computes to the output of a linear layer, behind the layer's own bias: product and bias stay recognizable."""
+    assert layer.add is not None, layer.matmul.name
+    rewrite.add_to_output(graph, layer.add, tape, part)
+
+
+def fold_smoothing(graph: ir.Graph, multipliers: Mapping[str, Floats]) -> set[str]:
+    """Multiplies attention outputs by channel, and divides by the same in the matrix that reads them.
+
+    Args:
+        graph: Changed in place; its linear layers are `MatMul` and `Add` of a bias.
+        multipliers: By tensor, what its channels are to be multiplied with, float32 [channels]; one of zero is left alone.
+
+    Returns:
+        The tensors that were smoothed: outputs of attention whose values are computed by a matrix that nothing else depends on.
+    """
+    done = set()
+    for attention in graph:
+        x = attention.outputs[0]
+        multiplier = multipliers.get(x.name or "") if attention.op_type == "MultiHeadAttention" else None
+        readers = [use.node for use in x.uses()]
+        reader = as_linear(readers[0]) if len(readers) == 1 else None
+        found = None if multiplier is None or reader is None else _value_projection(attention, reader)
+        if multiplier is None or reader is None or found is None:
+            continue
+        layer, columns = found
+        factors = np.where(multiplier > 0, multiplier, 1).astype(np.float32)
+        for node, value in ((layer.matmul, layer.weight), (layer.add, layer.bias)):
+            _scale(graph, node, value, columns, factors)
+        _scale(graph, reader.matmul, reader.weight, slice(None), np.reciprocal(factors)[:, None])
+        done.add(str(x.name))
+    return done
+
+
+def _value_projection(attention: ir.Node, reader: Linear) -> tuple[Linear, slice] | None:
+    """Returns the layer that computes an attention's values, and which of its columns do.
+
+    None where the values are computed otherwise, or something else reads them.
+    """
+    values = attention.inputs[2]
+    add = None if values is None else values.producer()
+    if values is None or add is None or len(values.uses()) != 1:
+        return None
+    start = 0
+    if add.op_type == "Split":
+        widths = rewrite.constant(add.inputs[1])
+        assert widths is not None, "`pack_qkv` splits at constants"
+        start = int(widths[: values.index()].sum())
+        add = None if add.inputs[0] is None else add.inputs[0].producer()
+    layer = linear_of(add)
+    return None if layer is None else (layer, slice(start, start + len(array(reader.weight))))
+
+
+def _scale(graph: ir.Graph, node: ir.Node | None, value: ir.Value | None, columns: slice, factors: Floats) -> None:
+    """Scales columns of a constant for one node that reads it."""
+    assert node is not None
+    assert value is not None
+    scaled = array(value).copy()
+    scaled[..., columns] *= factors
+    node.replace_input_with(node.inputs.index(value), rewrite.add_constant(graph, f"{value.name}/balanced", scaled))
+
+
+def emit_linears(graph: ir.Graph, params: Mapping[str, QuantParams]) -> None:
+    """Replaces the linear layers that read these tensors, with the additions of their biases, by products of integers."""
+    linears = find_linears(graph)
+    for x, quant in params.items():
+        nodes = linears[x].nodes
+        tape = ir.tape.Tape()
+        product = _emit(graph, tape, linears[x], quant)
+        ir.convenience.replace_nodes_and_values(graph, nodes[-1], nodes, tape.nodes, nodes[-1].outputs, [product])
+
+
+def _emit(graph: ir.Graph, tape: ir.tape.Tape, layer: Linear, quant: QuantParams) -> ir.Value:
+    """Records the nodes of one layer: smoothing where there is any, the activation as uint8, and the product with its bias."""
+    x, weight = layer.x, layer.weight
+    smoothed = x
+    if quant.multiplier is not None:
+        smoothed = tape.op("Mul", [x, rewrite.add_constant(graph, f"{x.name}/multiplier", quant.multiplier)])
+    scale = rewrite.add_constant(graph, f"{x.name}/scale", np.array(quant.scale))
+    zero_point = rewrite.add_constant(graph, f"{x.name}/zero", np.array(quant.zero_point))
+    inputs = [
+        tape.op("QuantizeLinear", [smoothed, scale, zero_point]),
+        rewrite.add_constant(graph, f"{weight.name}/steps", quant.weight),
+        scale,
+        rewrite.add_constant(graph, f"{weight.name}/scales", quant.weight_scale),
+        zero_point,
+        rewrite.add_constant(graph, f"{weight.name}/zeros", np.zeros_like(quant.weight[0])),
+        rewrite.add_constant(graph, f"{weight.name}/bias", quant.bias),
+    ]
+    return tape.op("MatMulIntegerToFloat", inputs, domain=CONTRIB)
+
+
+def emit_embeddings(graph: ir.Graph) -> int:
+    """Replaces each gather from a large float table by gathers of int8 rows and of their scales; returns how many.
+
+    A row is stored as `round(row / scale)` with `scale = max(abs(row)) / 127`, so an element is off by scale / 2 at most.
+    """
+    count = 0
+    for node in tuple(graph):  # not the gathers that are put in
+        axis = node.attributes.get_int("axis", 0)  # with another axis it would gather columns, and the scales are per row
+        table = node.inputs[0] if node.op_type == "Gather" and axis == 0 else None
+        shape = rewrite.constant_shape(table)
+        if table is None or shape is None or len(shape) != 2 or shape[0] < MIN_ROWS:
+            continue
+        array = rewrite.constant(table)
+        if array is None or array.dtype != np.float32:
+            continue
+        quantized_rows, scales = _quantize_rows(array)
+        rows = rewrite.add_constant(graph, f"{table.name}/rows", quantized_rows)
+        row_scales = rewrite.add_constant(graph, f"{table.name}/row_scales", scales)
+        tape = ir.tape.Tape()
+        quantized, scale = (tape.op("Gather", [value, node.inputs[1]]) for value in (rows, row_scales))
+        floats = tape.op("Mul", [tape.op("Cast", [quantized], {"to": ir.DataType.FLOAT}), scale])
+        ir.convenience.replace_nodes_and_values(graph, node, [node], tape.nodes, node.outputs, [floats])
+        count += 1
+    return count
+
+
+def _quantize_rows(table: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Returns the rows in int8, of the same shape, and their scales, float32 [rows, 1]."""
+    quantized = np.empty(table.shape, dtype=np.int8)
+    scales = np.empty((len(table), 1), dtype=np.float32)
+    for start in range(0, len(table), MIN_ROWS):  # temporaries of a large vocabulary's table would take gigabytes
+        part = table[start : start + MIN_ROWS]
+        found = (np.maximum(np.abs(part).max(axis=1, keepdims=True), np.finfo(np.float32).tiny) / gptq.MAX_INT8).astype(np.float32)
+        quantized[start : start + MIN_ROWS], scales[start : start + MIN_ROWS] = np.rint(part / found), found
+    return quantized, scales
