@@ -25,10 +25,11 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks.batch import TaskModel, first_batch
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.reading import Limits, parse_json, requested_task, validate_body
+from bertserve.service.wire.reading import parse_json, requested_task, validate_body
 
 VERSION: str = ort.__version__
 _UNLIMITED = Limits(max_inputs=1_000_000, max_chars=100_000_000)

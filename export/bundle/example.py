@@ -10,8 +10,9 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.manifest import Example
 from bertserve.service.tasks import choose
+from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 
 
 def answer_example(checkpoint: Checkpoint, tokenizer: Tokenizer, engine: OnnxEngine) -> Example:

@@ -9,7 +9,7 @@ from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.rendering import to_plain
+from bertserve.service.wire.json_text import to_plain
 
 
 def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:

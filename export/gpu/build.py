@@ -16,8 +16,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.gpu import cuda, fp16
 from bertserve.export.graph import onnx_files
 from bertserve.export.progress import Progress, stage
-from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
+from bertserve.service.bundle.graph_spec import Precision, ShapeBucket, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider
 from bertserve.service.text.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from bertserve.export.evidence.agreement import AgreementMeter
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.verify.dataset import Line
 from bertserve.export.verify.loaded_graph import Check, LoadedGraph, find_fp32
-from bertserve.service.bundle.agreement import MEASURES, NOT_MEASURED
+from bertserve.service.bundle.evidence_policy import MEASURES, NOT_MEASURED
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.errors import CallerError, EngineError

@@ -14,7 +14,8 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks import choose
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.tasks.body import Limits
+from bertserve.service.wire.reading import read_body
 
 MAX_CHARS = 10**8
 

@@ -12,9 +12,10 @@ from bertserve.service.check import CHECK_TOLERANCE, difference
 from bertserve.service.errors import BertServeError
 from bertserve.service.tasks import choose
 from bertserve.service.tasks.batch import TaskModel, first_batch
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 
 
 def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) -> Check:
