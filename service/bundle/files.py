@@ -2,7 +2,7 @@
 
 A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. What the
 service must know about a model stands in the manifest (`service.manifest`); nothing else is looked at, and nothing is guessed.
-Of an ONNX file only the names of the files that it loads are read (`external_data.py`).
+Of an ONNX file only the names of the files that it loads are read (`onnx_file.py`).
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTION
 
 
 def _method(scope: Scope) -> str:
-    """Returns the _method, `_OTHER` for one that HTTP does not know."""
+    """Returns the method, `_OTHER` for one that HTTP does not know."""
     return scope["_method"] if scope["_method"] in _METHODS else "_OTHER"
 
 
