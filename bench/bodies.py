@@ -16,9 +16,10 @@ from typing import Any
 from bertserve.bench import mixes
 from bertserve.bench.errors import BenchError
 from bertserve.service.errors import CallerError
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec, inputs_body
-from bertserve.service.wire.reading import Limits, requested_task, validate_body
+from bertserve.service.wire.reading import requested_task, validate_body
 
 _MAX_BODIES = 512
 

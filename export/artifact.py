@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bertserve.service.bundle.graph_spec import InputSpec, Precision
-from bertserve.service.bundle.shape_plan import ShapePlan
+from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider
 
 Tracer = Literal["dynamo", "torchscript"]  # PyTorch's exporters, by the names that torch has for them

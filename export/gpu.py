@@ -30,8 +30,7 @@ from bertserve.export.errors import GraphError
 from bertserve.export.graph import onnx_files, ort_fusion
 from bertserve.export.inference import Feed
 from bertserve.export.progress import Progress, stage, track
-from bertserve.service.bundle.graph_spec import InputSpec, Precision
-from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
+from bertserve.service.bundle.graph_spec import InputSpec, Precision, ShapeBucket, ShapePlan
 from bertserve.service.providers import PROVIDERS, Provider
 from bertserve.service.text.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.errors import BertServeError
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
+from bertserve.service.wire.json_text import to_plain
 from bertserve.service.wire.reading import read_body
-from bertserve.service.wire.rendering import to_plain
 
 # Kernels differ from CPU to CPU, int8 ones most: largest difference of a score from the stored one.
 CHECK_TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-2, "int8": 0.05}

@@ -28,7 +28,7 @@ from bertserve.service.api_keys import new_key
 from bertserve.service.bundle import files
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
-from bertserve.service.sources.cache import with_sources
+from bertserve.service.sources import with_sources
 
 # What a flag of `score` cannot say with --ray.
 _ON_RAY = {

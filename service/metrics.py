@@ -7,11 +7,12 @@ gauge says how those of live workers become one.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,14 +22,56 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Metric,
     disable_created_metrics,
     generate_latest,
     values,
 )
+from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from bertserve.service import __version__
-from bertserve.service.process_metrics import ProcessMetrics
+
+
+class ProcessMetrics(Collector):
+    """The metrics `process_*` of every worker, by its index: whichever worker is asked, it answers for all.
+
+    Added up they would be wrong: the CPU seconds of a worker that is replaced fall to none, and only by worker is that a restart.
+    """
+
+    def __init__(
+        self, process_ids: Sequence[int] = (), replaced: Callable[[], Mapping[str, int]] = lambda: {"ended": 0, "hung": 0}
+    ) -> None:
+        """Creates it.
+
+        Args:
+            process_ids: Of the workers, by index, 0 for one that there is not now; none stands for this process alone.
+            replaced: Returns how many workers were replaced, by why.
+        """
+        self._process_ids = process_ids or (os.getpid(),)
+        self._replaced = replaced
+
+    def collect(self) -> Iterable[Metric]:
+        """Returns all families as they are now."""
+        families: dict[str, Metric] = {}
+        for index, process_id in enumerate(self._process_ids):
+            if not process_id:
+                continue
+            for found in ProcessCollector(pid=partial(int, process_id), registry=None).collect():
+                family = families.setdefault(found.name, Metric(found.name, found.documentation, found.type))
+                for sample in found.samples:
+                    family.add_sample(sample.name, {"worker": str(index)}, sample.value)
+        replaced = CounterMetricFamily(
+            "bertserve_workers_replaced_total",
+            "Workers replaced: they ended by themselves, or hung and were killed.",
+            labels=["reason"],
+        )
+        for reason, count in self._replaced().items():
+            replaced.add_metric([reason], count)
+        return [*families.values(), replaced]
+
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)

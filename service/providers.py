@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bertserve.service.errors import ProviderError
 
 if TYPE_CHECKING:
-    from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision
-    from bertserve.service.bundle.shape_plan import ShapePlan
+    from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, Precision, ShapePlan
 
 Options = dict[str, str]
 Load = Callable[[str], Any]  # loads a shared library by its name

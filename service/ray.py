@@ -21,7 +21,7 @@ from bertserve.service.process.preparation import Secrets
 from bertserve.service.process.work import application
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings, check_environment
-from bertserve.service.sources.cache import with_sources
+from bertserve.service.sources import with_sources
 from bertserve.service.tracing.trace import tracer_to
 
 logger = logging.getLogger("bertserve.ray")

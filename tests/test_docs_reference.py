@@ -10,8 +10,8 @@ import pytest
 import facts
 from bertserve.bench import mixes
 from bertserve.bench.report import slo
+from bertserve.service.bundle.graph_spec import Record
 from bertserve.service.bundle.manifest import Manifest  # and with it all records
-from bertserve.service.bundle.record import Record
 from bertserve.service.http import errors
 
 REFERENCE = Path(__file__).parent.parent / "docs" / "reference"

@@ -25,7 +25,7 @@ from bertserve.service.tasks.batch import TaskModel, first_batch, result_of
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.rendering import to_plain
+from bertserve.service.wire.json_text import to_plain
 
 # Largest difference of a logit to PyTorch that a precision may show.
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}

@@ -18,11 +18,11 @@ from bertserve.service.backend.onnx_engine import Engine
 from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
 from bertserve.service.tasks import catalog, choose
 from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
-from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
-from bertserve.service.wire.rendering import to_plain
+from bertserve.service.wire.json_text import to_plain
+from bertserve.service.wire.reading import read_body
 
 if TYPE_CHECKING:
     from bertserve.export.calibration import Texts

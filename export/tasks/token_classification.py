@@ -13,7 +13,7 @@ from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
 from bertserve.service.tasks import ner
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.decoding.tag_schemes import scheme_of
+from bertserve.service.tasks.ner import scheme_of
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from bertserve.service.tasks.batch import TaskModel, first_batch, result_of
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import Budget
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.rendering import to_plain
+from bertserve.service.wire.json_text import to_plain
 
 
 def load_checkpoint_of(bundle: Bundle, source: str, *, revision: str | None = None, module: bool = False) -> Checkpoint:

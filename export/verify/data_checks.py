@@ -17,7 +17,7 @@ from bertserve.export.evidence.samples import read_request
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import Document, read_input
 from bertserve.export.verify.graph_checks import Check, LoadedGraph, find_fp32
-from bertserve.service.bundle.agreement import MEASURES, NOT_MEASURED
+from bertserve.service.bundle.evidence_policy import MEASURES, NOT_MEASURED
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.errors import BertServeError, CallerError, EngineError

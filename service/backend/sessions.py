@@ -12,8 +12,8 @@ from typing import Any
 
 from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import Gpu
-from bertserve.service.backend.tables import read_tables
 from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.bundle.onnx_file import read_tables
 from bertserve.service.errors import ProviderError
 from bertserve.service.providers import PROVIDERS, Load, Options, Provider, profile
 

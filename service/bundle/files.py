@@ -2,7 +2,7 @@
 
 A bundle is a folder `models/<name>/` with `manifest.json`, `tokenizer.json`, `README.md` and one or more graphs. What the
 service must know about a model stands in the manifest (`service.manifest`); nothing else is looked at, and nothing is guessed.
-Of an ONNX file only the names of the files that it loads are read (`external_data.py`).
+Of an ONNX file only the names of the files that it loads are read (`onnx_file.py`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from bertserve.service.bundle.agreement import upgrade_evidence
-from bertserve.service.bundle.external_data import refuse_unlisted_data
+from bertserve.service.bundle.evidence_policy import upgrade_evidence
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
+from bertserve.service.bundle.onnx_file import refuse_unlisted_data
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
 

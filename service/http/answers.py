@@ -13,7 +13,7 @@ from bertserve.service.errors import NotFoundError, UnavailableError
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.prediction import Prediction
 from bertserve.service.wire.call import Call, Content
-from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.json_text import to_json
 
 # A longer answer is made on another thread, so that the event loop serves other requests meanwhile.
 LONG_BYTES = 2**18
@@ -41,14 +41,14 @@ class Answer:
         await send({"type": "http.response.body", "body": self.data})
 
 
-async def content_of(call: Call[Any], prediction: Prediction) -> Content:
+async def content_of(call: Call, prediction: Prediction) -> Content:
     """Returns the answer to a call."""
     if prediction.answer_bytes > LONG_BYTES:
         return await asyncio.to_thread(_content, call, prediction)
     return _content(call, prediction)
 
 
-def _content(call: Call[Any], prediction: Prediction) -> Content:
+def _content(call: Call, prediction: Prediction) -> Content:
     answer = call.answer(prediction)
     return answer if isinstance(answer, Content) else Content(to_json(answer), "application/json", {})
 

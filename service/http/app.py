@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,21 +17,23 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
-from bertserve.service.errors import MethodNotAllowedError
+from bertserve.service.errors import MethodNotAllowedError, NotFoundError
 from bertserve.service.http import errors, open_inference, playground
 from bertserve.service.http.admin import routers as admin_routers
 from bertserve.service.http.auth import Authenticator, Endpoint, check_declared
 from bertserve.service.http.inference import DirectRoutes, Inference, InferenceEndpoint
 from bertserve.service.http.middleware import REQUEST_ID, RequestMiddleware
 from bertserve.service.http.openapi import TAGS, add_description, docs_router, inference_routes
-from bertserve.service.http.paths import no_such_path
 from bertserve.service.serving.build import AppState
+from bertserve.service.tasks.catalog import TASKS
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 
 A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the headers
 `x-request-id`, `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
 _METHOD_NOT_ALLOWED = 405
+_SHOWN_CHARS = 64  # of a path, in a message; of one of kilobytes it would also take long to find the nearest
+_NAME = re.compile(r"\{(\w+)\}")
 _HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
 
@@ -142,4 +147,46 @@ async def _translate(paths: tuple[str, ...], request: Request, error: Exception)
             method=request.method,
             allowed=allowed,
         )
-    raise no_such_path(request.scope["path"], paths)
+    raise _no_such_path(request.scope["path"], paths)
+
+
+def _no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
+    """Returns the error of a path that there is not.
+
+    Args:
+        path: The path.
+        known: Those that there are; `{name}` in one is a model's name, `{version}` its version.
+    """
+    shown = path[:_SHOWN_CHARS]
+    found = _nearest(shown, known)
+    if found is not None:
+        return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=found)
+    tasks = ", ".join(f"/{spec.path}" for spec in TASKS.values())
+    return NotFoundError("there is no path `{path}`; models answer a POST to {tasks} or /models/NAME, see /docs.", path=shown, tasks=tasks)
+
+
+@functools.lru_cache(maxsize=256)
+def _nearest(path: str, known: tuple[str, ...]) -> str | None:
+    """Returns the path that is meant, if any is near: anyone may ask for many, so it compares a path with all of them in one go."""
+    steps = path.split("/")
+    filled = [_filled(template.split("/"), steps) for template in known if template.count("/") < len(steps)]
+    lowered = {"/".join(each).lower(): each for each in reversed(filled)}
+    near = difflib.get_close_matches(path.lower(), lowered, n=max(len(lowered), 1))
+    return next(("/".join(lowered[each]) for each in near if _is_like(steps, lowered[each])), None)
+
+
+def _filled(template: Sequence[str], steps: Sequence[str]) -> list[str]:
+    """Returns a path with the names that the given one has at their places: those of a model and of a version are taken to be right."""
+    given = [*steps, *[""] * len(template)]
+    names = [_NAME.search(step) for step in template]
+    return [
+        step if found is None else step.replace(found[0], given[i].partition(":")[0] or found[1].upper())
+        for i, (step, found) in enumerate(zip(template, names, strict=True))
+    ]
+
+
+def _is_like(steps: Sequence[str], other: Sequence[str]) -> bool:
+    """Returns whether each step of a path of equal length is like the given one's; a shorter one, whose steps may be others, always is."""
+    return len(steps) > len(other) or all(
+        difflib.get_close_matches(step.lower(), [each.lower()]) for step, each in zip(steps, other, strict=True)
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from starlette.datastructures import QueryParams
 from starlette.routing import Match
@@ -13,11 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
 from bertserve.service.http.answers import Answer, content_of
 from bertserve.service.http.auth import Endpoint
-from bertserve.service.http.disconnect import unless_disconnected
-from bertserve.service.http.error_log import ErrorLog
-from bertserve.service.http.lines import SMALL_BYTES, LargeBodies, LineAnswerer
+from bertserve.service.http.errors import ErrorLog
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
-from bertserve.service.http.streaming import LineStream, is_stream
+from bertserve.service.http.streaming import SMALL_BYTES, LargeBodies, LineAnswerer, LineStream, is_stream
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.held_bytes import UNCOUNTED_BYTES, Reservation
@@ -141,7 +140,7 @@ class Inference:
         prediction.results = []  # the scope keeps the prediction, for its times, until the answer is sent
         return answer
 
-    async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> Call[Model]:
+    async def _read(self, scope: Scope, receive: Receive, route: Route, named: Model | None, held: Reservation) -> Call:
         """Returns what a request asks for. A frame of its own, so that nothing keeps the body's bytes while the request is answered."""
         headers = scope[HEADERS]
         raw = await read_raw(receive, headers, self._state.max_body_bytes, held)
@@ -159,7 +158,7 @@ class Inference:
         _check_encoding(headers)
         timeout_s = self._timeout_s(headers)
 
-        def incoming(raw: bytes) -> Incoming[Model]:
+        def incoming(raw: bytes) -> Incoming:
             # the model is found for each line: it may be loaded again while the stream goes on
             named = None if name is None else self._state.registry.get(name)
             return Incoming(raw, headers, named, self._state.registry, self._state.limits, request_id=scope[REQUEST_ID])
@@ -300,3 +299,46 @@ async def read_raw(receive: Receive, headers: Mapping[bytes, bytes], limit: int,
             limit=limit,
         )
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+T = TypeVar("T")
+
+# Most requests are answered sooner; a watch for each would cost more than it saves.
+WATCH_AFTER_S = 0.1
+
+
+async def unless_disconnected(work: Awaitable[T], receive: Receive) -> T:
+    """Awaits work and cancels it when the client disconnects.
+
+    Args:
+        work: What to await.
+        receive: The request's ASGI channel, its body read to the end.
+
+    Raises:
+        ClientGoneError: The client disconnected first.
+    """
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None, "called outside a task. This is a bug."
+    watchers: list[asyncio.Task[None]] = []
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        gone = True
+        task.cancel()
+
+    timer = loop.call_later(WATCH_AFTER_S, lambda: watchers.append(loop.create_task(watch())))
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        task.uncancel()
+        raise ClientGoneError("the client closed the connection before it was answered.") from None
+    finally:
+        timer.cancel()
+        for watcher in watchers:
+            watcher.cancel()

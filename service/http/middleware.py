@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertserve.service.errors import RefusedError
-from bertserve.service.http import errors, spans
+from bertserve.service.errors import MalformedRequestError, RefusedError
+from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
-from bertserve.service.http.error_log import ErrorLog
-from bertserve.service.http.paths import check_path
+from bertserve.service.http.errors import ErrorLog
 from bertserve.service.metrics import UNKNOWN, Metrics
 
 if TYPE_CHECKING:
     from bertserve.service.serving.prediction import Prediction
     from bertserve.service.tracing.trace import Trace
-    from bertserve.service.tracing.tracer import Tracer
+    from bertserve.service.tracing.tracer import Attributes, Tracer
+
 
 access_log = logging.getLogger("bertserve.access")
 
@@ -35,6 +35,10 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = errors.INTERNAL
 _UNAUTHORIZED = 401
 _UNTRACED = PROBES | {METRICS}
+_SHOWN_CHARS = 64  # of a path, in a message
+# control characters, what is not UTF-8, and `.` or `..` as a whole segment: a proxy in front may read such a path in another way
+_AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
+_ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
 
 
 class RequestMiddleware:
@@ -91,7 +95,7 @@ class RequestMiddleware:
         own_headers = [(b"x-request-id", request_id)] if self._sends_request_id else []
         trace = None
         if self._tracer is not None and scope["path"] not in _UNTRACED:
-            trace = scope[TRACE] = self._tracer.begin(spans.method(scope), scope["headers"], spans.asked(scope), start)
+            trace = scope[TRACE] = self._tracer.begin(_method(scope), scope["headers"], _attributes_of_request(scope), start)
         status = 0
         refused: str | None = None
 
@@ -105,7 +109,7 @@ class RequestMiddleware:
                 await send(message)
 
         try:
-            check_path(scope)
+            _check_path(scope)
             await self._app(scope, receive, send_with_id)
         except Exception as raised:  # noqa: BLE001 - the process boundary of a request
             error = scope.get(errors.REFUSAL, raised)
@@ -138,6 +142,24 @@ class RequestMiddleware:
             )
 
 
+def _check_path(scope: Scope) -> None:
+    """Refuses a path that a proxy in front may have read as another one.
+
+    Args:
+        scope: The request's.
+
+    Raises:
+        MalformedRequestError: It has a control character, an encoded slash or backslash, a dot segment, or bytes that are not UTF-8.
+    """
+    raw = scope.get("raw_path") or b""
+    if _AMBIGUOUS.search(scope["path"]) is not None or (b"%" in raw and _ENCODED_SLASH.search(raw) is not None):
+        raise MalformedRequestError(
+            "the path `{path}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; send "
+            "the plain path, see /docs.",
+            path=scope["path"][:_SHOWN_CHARS],
+        )
+
+
 def recorded_trace(scope: Scope) -> Trace | None:
     """Returns the trace of a request, if anybody will see what is noted in it."""
     trace: Trace | None = scope.get(TRACE)
@@ -147,8 +169,8 @@ def recorded_trace(scope: Scope) -> Trace | None:
 def _end(trace: Trace, end: float, scope: Scope, status: int) -> None:
     """Ends a request's span, with what is known of it by now."""
     route = _route(scope)
-    name = spans.method(scope) if route is None else f"{spans.method(scope)} {route}"
-    attributes = spans.answered(status, of_request(scope) | {"route": route})
+    name = _method(scope) if route is None else f"{_method(scope)} {route}"
+    attributes = _attributes_of_answer(status, of_request(scope) | {"route": route})
     trace.tracer.end(trace, end, name=name, attributes=attributes, failed=status >= _INTERNAL)
 
 
@@ -201,3 +223,46 @@ def _fields(scope: Scope, status: int, seconds: float, key: str | None) -> dict[
         "key": key,
         **{f"{name.removesuffix('_s')}_ms": round(getattr(prediction, name) * 1000, 3) for name in names},
     }
+
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY"})
+
+
+def _method(scope: Scope) -> str:
+    """Returns the method, `_OTHER` for one that HTTP does not know."""
+    return scope["_method"] if scope["_method"] in _METHODS else "_OTHER"
+
+
+def _attributes_of_request(scope: Scope) -> Attributes:
+    """Returns the attributes of a request that nobody has looked at yet."""
+    attributes: dict[str, str | int | float | bool] = {
+        "http.request.method": _method(scope),
+        "url.scheme": scope["scheme"],
+        "network.protocol.version": scope["http_version"],
+    }
+    if scope.get("server"):
+        host, port = scope["server"]
+        attributes |= {"server.address": host} | ({} if port is None else {"server.port": port})
+    return attributes
+
+
+def _attributes_of_answer(status: int, request: dict[str, str | None]) -> Attributes:
+    """Returns the attributes of a request that has its answer.
+
+    Args:
+        status: Of the answer.
+        request: What the log says of it: `request_id`, `path`, `route`, `client`, `task` and `model`.
+    """
+    names = {
+        "request_id": "bertserve.request_id",
+        "path": "url.path",
+        "route": "http.route",
+        "client": "client.address",
+        "task": "bertserve.task",
+        "model": "bertserve.model",
+    }
+    attributes: dict[str, str | int | float | bool] = {
+        name: value for field, name in names.items() if (value := request.get(field)) is not None
+    }
+    attributes["http.response.status_code"] = status
+    return attributes | ({"error.type": str(status)} if status >= _INTERNAL else {})

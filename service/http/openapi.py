@@ -21,10 +21,10 @@ from bertserve.service.http import errors
 from bertserve.service.http.auth import Endpoint, PublicEndpoint
 from bertserve.service.http.inference import TIMEOUT_HEADER, Inference, InferenceEndpoint
 from bertserve.service.http.streaming import MEDIA_TYPE
+from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.call import Models, Served
-from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.routes import Route, all_routes
 
 ANYWHERE = (400, 401, 429, 431, 500, 503)  # statuses that an answer may have whatever is asked for
@@ -127,7 +127,7 @@ def docs_router(registry: Registry) -> APIRouter:
     return routes
 
 
-def add_description(app: FastAPI, models: Models[Any], *, root_path: str = "", asks_for_key: bool = False) -> None:
+def add_description(app: FastAPI, models: Registry, *, root_path: str = "", asks_for_key: bool = False) -> None:
     """Adds the schemas of bodies to what `app.openapi()` returns, and what is loaded.
 
     Args:
@@ -168,7 +168,7 @@ def operation_id(route: APIRoute) -> str:
     return words if "POST" in (route.methods or ()) else f"get_{words}"
 
 
-def _add_models(schema: dict[str, Any], models: Models[Any]) -> None:
+def _add_models(schema: dict[str, Any], models: Registry) -> None:
     """Says of each path that is for one task which model answers there, which may change while the service runs."""
     for route in all_routes():
         if route.task is None or route.task not in TASKS:
@@ -222,7 +222,7 @@ def _drop_fastapi_errors(schema: dict[str, Any]) -> None:
         schema["components"]["schemas"].pop(name, None)
 
 
-def _add_examples(schema: dict[str, Any], models: Models[Any]) -> None:
+def _add_examples(schema: dict[str, Any], models: Registry) -> None:
     """Puts examples into a document, in place of those that an earlier call put there.
 
     Args:
@@ -241,7 +241,7 @@ def _add_examples(schema: dict[str, Any], models: Models[Any]) -> None:
             content["examples"] = examples
 
 
-def _answering(models: Models[Any]) -> dict[str, Served]:
+def _answering(models: Registry) -> dict[str, Model]:
     """Returns the model that answers each task, where one does."""
     found = {}
     for task in TASKS:
@@ -252,7 +252,7 @@ def _answering(models: Models[Any]) -> dict[str, Served]:
     return found
 
 
-def _name_model(parameters: list[dict[str, Any]], model: Served | None) -> None:
+def _name_model(parameters: list[dict[str, Any]], model: Model | None) -> None:
     """Gives the parameters of a path a model that there is."""
     for parameter in parameters:
         parameter.pop("example", None)
@@ -260,7 +260,7 @@ def _name_model(parameters: list[dict[str, Any]], model: Served | None) -> None:
             parameter["example"] = model.bundle.version if parameter["name"] == "version" else model.name
 
 
-def _bodies(route: Route, answering: dict[str, Served]) -> dict[str, Any]:
+def _bodies(route: Route, answering: dict[str, Model]) -> dict[str, Any]:
     """Returns examples of a route that several models answer; of one that is for a task the body's own example does."""
     if route.task in TASKS:
         return {}

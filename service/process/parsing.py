@@ -6,22 +6,112 @@ A connection is in one of six stages and has one request at a time: what a clien
 from __future__ import annotations
 
 import asyncio
+import random
+import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from bertserve.service.errors import BertServeError, HeadTooLargeError, MalformedRequestError, UnavailableError
-from bertserve.service.http import auth
+from bertserve.service.http import auth, errors
 from bertserve.service.process.connections import Connections
-from bertserve.service.process.http_1_0 import unchunked
-from bertserve.service.process.pieces import PieceCutter, ReadControl
-from bertserve.service.process.refusal import FULL
+
+FULL = "the service has as many connections as it may have; try again later, or raise --max-connections."
+STOPPING = "the service is stopping; send the request to another instance, or try again later."
+_ids = random.Random()  # noqa: S311 - ids tell requests apart, they guard nothing
+
+
+def rendered(error: BertServeError | None = None, default_headers: list[tuple[bytes, bytes]] | None = None, path: str = "") -> bytes:
+    """Returns the bytes of a whole response that closes the connection; without an error it says that there is no room."""
+    request_id = f"{_ids.getrandbits(128):032x}"
+    response = errors.response(error or UnavailableError(FULL), request_id, path)
+    headers = [*(default_headers or ()), *response.raw_headers, (b"x-request-id", request_id.encode()), (b"connection", b"close")]
+    head = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body)
+
+
+def unchunked(app: ASGIApp, cycle: Callable[[], RequestResponseCycle]) -> ASGIApp:
+    """Returns an application whose answers are sent without chunks.
+
+    Args:
+        app: The application.
+        cycle: Returns uvicorn's state of the request, which decides on chunks.
+    """
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        unknown_length = False
+
+        async def send_unchunked(message: Message) -> None:
+            nonlocal unknown_length
+            if message["type"] == "http.response.start":
+                unknown_length = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                if unknown_length:
+                    cycle().chunked_encoding, cycle().expected_content_length = False, sys.maxsize
+            elif unknown_length and not message.get("more_body", False):
+                cycle().expected_content_length = len(message.get("body", b""))  # so that uvicorn takes the body for complete
+            await send(message)
+
+        await app(scope, receive, send_unchunked)
+
+    return run
+
+
+PIECE_BYTES = 16384  # in chunks of a byte they take about 2 ms to parse
+_EMPTY_LINE = b"\r\n\r\n"
+
+
+class PieceCutter:
+    """Cuts reads into pieces, none of which goes beyond the end of a head or of a chunked body.
+
+    Both end with an empty line, and the parser accepts no other line end than CRLF. An empty line in the data of a chunk makes two pieces of
+    it, which the parser reads like one.
+    """
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        """Creates it, before the first byte."""
+        self._last = b""  # up to three bytes of the piece before, if it did not end with an empty line: one may have begun there
+
+    def end(self, data: bytes, start: int) -> int:
+        """Returns where the piece ends that starts there, at least a byte later. It must be taken: the next call goes on behind it."""
+        if self._last:
+            across = (self._last + data[start : start + 3]).find(_EMPTY_LINE)
+            if across >= 0:
+                end = start + across + 4 - len(self._last)
+                self._last = b""
+                return end
+        found = data.find(_EMPTY_LINE, start, start + PIECE_BYTES)
+        if found >= 0:
+            self._last = b""
+            return found + 4
+        end = min(start + PIECE_BYTES, len(data))
+        self._last = (self._last + data[max(start, end - 3) : end])[-3:]
+        return end
+
+
+class ReadControl(FlowControl):
+    """uvicorn's flow control, but while reading is held nobody resumes it: each `receive` of an application tries to.
+
+    Attributes:
+        held: Whether enough bytes are read and not parsed.
+    """
+
+    held = False
+
+    def resume_reading(self) -> None:
+        """Reads again, unless reading is held."""
+        if self.read_paused and not self.held:
+            super().resume_reading()
+
 
 _PROBES = frozenset(path.encode() for path in (*auth.PROBES, auth.METRICS))  # answered when no other connection is taken
 

@@ -6,32 +6,34 @@ models are loaded.
 
 from __future__ import annotations
 
+import fcntl
 import ipaddress
 import logging
 import os
 import shutil
 import signal
 import socket
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bertserve.service import __version__
-from bertserve.service.process import metrics_files
-from bertserve.service.process.listener import ABSENT, shared_counts
+from bertserve.service.errors import StartError
 from bertserve.service.process.logs import as_printed, configure_logging
 from bertserve.service.process.preparation import Secrets, prepare
-from bertserve.service.process.server import bind
+from bertserve.service.process.server import ABSENT, bind, shared_counts
 from bertserve.service.process.supervisor import Supervisor
 from bertserve.service.serving.workers import REASONS, Change, ReloadLog, WorkerContext
 from bertserve.service.settings import Settings
 
 if TYPE_CHECKING:
     from bertserve.service.process.work import Started
+
 
 logger = logging.getLogger("bertserve")
 
@@ -83,7 +85,7 @@ def _announce(settings: Settings, started: Started, seconds: float) -> None:
 
 def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Started], None]) -> None:
     """Has several workers serve from one socket."""
-    with metrics_files.shared_folder() as folder:
+    with shared_folder() as folder:
         workers = _Workers(settings, listener, secrets, folder)
         supervisor = Supervisor(
             workers.work,
@@ -125,7 +127,7 @@ class _Workers:
 
     def work(self, index: int, pipe: Connection) -> None:
         """Serves, in the worker."""
-        metrics_files.reserve(self._folder, index)
+        reserve(self._folder, index)
         from bertserve.service.process.work import work
 
         def on_ready(started: Started) -> None:
@@ -141,7 +143,7 @@ class _Workers:
     def on_end(self, index: int, reason: str | None) -> None:
         """Notes that a worker has ended, and why it is replaced."""
         self.log.on_end(index)
-        metrics_files.forget(self._folder, index)
+        forget(self._folder, index)
         self.shared.connections[index], self.shared.process_ids[index] = ABSENT, 0
         if reason is not None:
             self.shared.replaced[REASONS.index(reason)] += 1
@@ -157,3 +159,94 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+metrics_logger = logging.getLogger("bertserve.metrics")
+
+# bytes by kind of metric: some 45 models and tasks of them, beyond which prometheus_client doubles a file itself
+SIZES = {"histogram": 2**20, "counter": 2**18, "gauge_livesum": 2**16, "gauge_livemax": 2**16}
+
+PREFIX = "bertserve-"
+MEMORY = "/dev/shm"  # noqa: S108 - the folder in it is made by tempfile, for this user alone
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Makes a folder, holds its lock, and removes it at the end; processes that are forked meanwhile hold the lock too.
+
+    Raises:
+        StartError: No folder can be made.
+    """
+    # a container's file system may be read-only
+    parent = MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir()
+    remove_abandoned(Path(parent))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent)
+    except OSError as error:
+        raise StartError(f"--workers needs a folder for metrics, and none can be made ({error.strerror}); set TMPDIR to one.") from error
+    with folder as name:
+        lock = os.open(name, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks; nobody else can take this one either
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield Path(name)
+        finally:
+            os.close(lock)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Removes the folders of this user's services that were killed, supervisor and workers: they would keep their memory."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # another user's, or removed meanwhile, or in use
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # one without content may be a moment old, and not locked yet
+                if os.fstat(descriptor).st_uid == os.getuid() and os.listdir(descriptor):
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def reserve(folder: Path, index: int) -> None:
+    """Makes the files of a worker, before prometheus_client is imported, or takes those of the worker that it replaces.
+
+    Without room for them it counts in its memory, for itself.
+
+    Args:
+        folder: Of all workers' files, which PROMETHEUS_MULTIPROC_DIR names.
+        index: Of the worker.
+    """
+    made: list[Path] = []
+    try:
+        for kind, size in SIZES.items():
+            path = _path(folder, kind, index)
+            target = path
+            if not path.exists():
+                target = path.with_suffix(".new")  # other workers read every file of the folder, and this one is empty for a moment
+                made += [target, path]
+            with target.open("ab") as file:
+                # a file that prometheus_client has made longer may have length without room, too
+                os.posix_fallocate(file.fileno(), 0, max(size, os.fstat(file.fileno()).st_size))
+            target.rename(path)
+    except OSError as error:
+        for path in made:
+            path.unlink(missing_ok=True)
+        del os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        metrics_logger.error(
+            "cannot write this worker's metrics (%s): they are missing from /metrics; it needs %d bytes.",
+            error.strerror,
+            sum(SIZES.values()),
+        )
+
+
+def forget(folder: Path, index: int) -> None:
+    """Drops the gauges of a worker that has ended; what it counted stays. The supervisor, whose copy a new worker is, imports no metrics."""
+    for kind in SIZES:
+        if kind.startswith("gauge_live"):
+            _path(folder, kind, index).unlink(missing_ok=True)
+
+
+def _path(folder: Path, kind: str, index: int) -> Path:
+    """Returns the file's path, as prometheus_client makes it of a process identifier."""
+    return folder / f"{kind}_{index}.db"

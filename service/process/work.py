@@ -19,7 +19,7 @@ from bertserve.service.process.server import Server, Worker, configure
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
-from bertserve.service.serving.shared_reloader import SharedReloader
+from bertserve.service.serving.reloader import SharedReloader
 from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS

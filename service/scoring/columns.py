@@ -10,10 +10,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, nearest
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.wire.keys import listed, required
-from bertserve.service.wire.reading import Limits, parse_json, validate_body
+from bertserve.service.wire.reading import parse_json, validate_body
 
 TEXT = "text"
 

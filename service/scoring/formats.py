@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import types
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Annotated, Any, BinaryIO, NotRequired, Protocol, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from typing_extensions import is_typeddict
 
 from bertserve.service.errors import BertServeError, SettingsError, StartError
-from bertserve.service.scoring.answer_form import answer_forms
-from bertserve.service.scoring.delimited import DELIMITERS, DelimitedReader, DelimitedWriter
-from bertserve.service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
 from bertserve.service.scoring.row import Answer, Place, Window
+from bertserve.service.scoring.text_lines import DELIMITERS, DelimitedReader, DelimitedWriter, JsonLinesReader, JsonLinesWriter
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.tasks.spec import TaskSpec
 
 STREAM = Path("-")
 JSONL, PARQUET = "jsonl", "parquet"
@@ -126,3 +129,39 @@ def total_size(path: Path, reader: Reader) -> int | None:
     """Returns the size of the input in what its rows count for, or None where nobody knows."""
     rows: Any = getattr(reader, "rows", None)
     return rows if rows is not None else None if path == STREAM else os.stat(path).st_size
+
+
+def answer_forms(spec: TaskSpec) -> list[Any]:
+    """Returns the forms, likely ones first: a scalar type, a list with the form of its items, or a mapping of names to forms."""
+    # without what only some requests ask for, which would be an empty field of each row; then with it
+    answers = [_form(option, whole) for whole in (False, True) for option in _options(spec.answer)]
+    # of a body that is answered like a list of one, each answer is that of a list
+    items = [answer[0] for answer in answers if isinstance(answer, list)]
+    forms = items if spec.body.always_list else [*answers, *items]
+    return [form for index, form in enumerate(forms) if form not in forms[:index]]
+
+
+def _options(annotation: Any) -> Iterator[Any]:
+    if get_origin(annotation) in (Annotated, NotRequired):
+        yield from _options(get_args(annotation)[0])
+    elif get_origin(annotation) in (Union, types.UnionType):
+        for option in get_args(annotation):
+            if option is not types.NoneType:
+                yield from _options(option)
+    else:
+        yield annotation
+
+
+def _form(annotation: Any, whole: bool) -> Any:
+    kind = next(_options(annotation))
+    if get_origin(kind) in (list, tuple):  # a tuple, such as a pair of offsets, has items of one type
+        return [_form(get_args(kind)[0], whole)]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        # `get_type_hints` also has what pydantic keeps for itself
+        hints = get_type_hints(kind, include_extras=True)
+        return {name: _form(hints[name], whole) for name in kind.model_fields}
+    if is_typeddict(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        required = {name for name in kind.__required_keys__ if get_origin(hints[name]) is not NotRequired}
+        return {name: _form(hint, whole) for name, hint in hints.items() if whole or name in required}
+    return kind

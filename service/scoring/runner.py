@@ -18,10 +18,10 @@ from tqdm import tqdm
 
 from bertserve.service.errors import StartError
 from bertserve.service.scoring.formats import Reader, Writer
+from bertserve.service.scoring.order import Scorer
 from bertserve.service.scoring.part import Progress
 from bertserve.service.scoring.row import Answer, Window
-from bertserve.service.scoring.scorer import Scorer
-from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.json_text import to_json
 
 WINDOW_ROWS = 4096
 # Of the rows of a window as they stand in the file, so that long ones take no more memory than short ones.

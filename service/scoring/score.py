@@ -14,10 +14,9 @@ from typing import Any
 from bertserve.service import __version__
 from bertserve.service.errors import BertServeError, SettingsError, StartError
 from bertserve.service.scoring.columns import read_parameters
-from bertserve.service.scoring.distinct_files import check_distinct, check_stream, refuse_existing
 from bertserve.service.scoring.formats import PARQUET, STREAM, Reader, format_of, make_writer, open_reader, total_size
 from bertserve.service.scoring.order import LoadedModel, Order
-from bertserve.service.scoring.part import Part, Progress, identity_of
+from bertserve.service.scoring.part import Part, Progress, check_distinct, check_stream, identity_of, refuse_existing
 from bertserve.service.scoring.row import Place
 from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, ProgressBar, Run, Sink
 from bertserve.service.serving.build import AppState

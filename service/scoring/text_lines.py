@@ -1,10 +1,17 @@
-"""TextLines: the lines of a file or of stdin as bytes, with the place after each, and none longer than its limit in memory."""
+"""The formats of text: JSON Lines, CSV and TSV, read and written."""
 
 from __future__ import annotations
 
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import BinaryIO
 
-from bertserve.service.scoring.row import Place
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError
+from bertserve.service.scoring.row import Answer, Place, Row, Window
+from bertserve.service.wire.json_text import to_json
+from bertserve.service.wire.reading import parse_json
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -44,3 +51,228 @@ class TextLines:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+class JsonLinesReader:
+    """Reads rows of JSON Lines. A line that is no JSON object is a row with an error."""
+
+    # lines may differ in what they have
+    columns: Sequence[str] | None = None
+
+    def __init__(self, file: BinaryIO, place: Place, *, max_bytes: int) -> None:
+        """Begins to read at a place, lines of at most `max_bytes`."""
+        self._lines = TextLines(file, place, max_bytes)
+        self._row, self._max_bytes = place.row, max_bytes
+
+    def window(self, max_rows: int, max_bytes: int) -> Window | None:
+        """Returns the next rows, as many as both limits allow and at least one; None at the end."""
+        rows: list[Row] = []
+        size = 0
+        while len(rows) < max_rows and size < max_bytes:
+            before = self._lines.offset
+            line, whole = self._lines.next()
+            if not line:
+                break
+            if not line.isspace():
+                rows.append(self._read(line, whole, self._lines.offset - before))
+                size += len(line)
+        return Window(rows, Place(self._lines.offset, self._row, self._lines.number)) if rows else None
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+    def _read(self, line: bytes, whole: bool, size: int) -> Row:
+        self._row += 1
+        row = Row(self._row, line=self._lines.number, size=size, raw=line.strip())
+        try:
+            if not whole:
+                raise TooLargeError(
+                    "the line has more than {max_bytes} bytes; shorten it, or raise --max-body-bytes.", max_bytes=self._max_bytes
+                )
+            value = parse_json(row.raw, finite=True)  # the line is written again as it stands
+            if not isinstance(value, dict):
+                raise InvalidValueError('the line is JSON, but no object; give one such as {"text": "A warm film."}.')
+            row.values = value
+        except BertServeError as error:
+            row.error, row.raw = error, b""
+            if isinstance(error.__cause__, ValueError):
+                row.error = InvalidValueError("the line is not valid JSON: {detail}.", detail=_reason(line) or error.__cause__)
+        return row
+
+
+def _reason(line: bytes) -> str | None:
+    try:
+        line.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {error.start} of it is not UTF-8"
+    with suppress(BertServeError):
+        parse_json(line)
+        return "it has `NaN` or `Infinity`; write `null` instead"
+    return None
+
+
+class JsonLinesWriter:
+    """Makes JSON Lines of rows and answers."""
+
+    def __init__(self, prediction: str, warnings: str) -> None:
+        """Takes the names of the two columns that it adds."""
+        self._names = [f", {json.dumps(name, ensure_ascii=False)}: ".encode() for name in (prediction, warnings)]
+
+    def begin(self) -> bytes:
+        """Returns what stands before the first row."""
+        return b""
+
+    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+        """Returns the lines of the rows that have an answer, and the errors of rows that cannot be written, by their index."""
+        prediction, warnings = self._names
+        lines = []
+        for row, answer in zip(window.rows, answers, strict=True):
+            if answer.error is None:
+                raw = row.raw or to_json(dict(row.values))
+                # what was read stays as it stood: numbers of any length, keys in their order
+                lines.append(b"".join((raw[:-1], prediction, to_json(answer.prediction), warnings, to_json(answer.warnings), b"}\n")))
+        return b"".join(lines), {}
+
+
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+
+class DelimitedReader:
+    """Reads rows of CSV or TSV in UTF-8."""
+
+    def __init__(self, file: BinaryIO, place: Place, *, delimiter: str, max_bytes: int) -> None:
+        """Reads the header, and begins to read at a place.
+
+        Args:
+            file: The file, at its beginning.
+            place: Where to begin.
+            delimiter: What divides fields.
+            max_bytes: Of a line, and characters of a field.
+
+        Raises:
+            StartError: There is no header, or it is no CSV in UTF-8.
+            SettingsError: Two columns have one name.
+        """
+        csv.field_size_limit(max_bytes)
+        self._delimiter, self._max_bytes, self._undecodable = delimiter, max_bytes, False
+        self._lines = TextLines(file, Place(), max_bytes)
+        self._start(0)
+        header = self._next()
+        if not header or self._undecodable:
+            raise StartError("the input has no header; a CSV file begins with a line of UTF-8 that names the columns.")
+        self.columns: Sequence[str] = header
+        if twice := [name for name in header if header.count(name) > 1]:
+            raise SettingsError(f"the header of the input has the column `{twice[0][:64]}` twice; give each a name of its own.")
+        if place.offset:
+            self._lines = TextLines(file, place, max_bytes)
+        self._start(place.row)
+
+    def window(self, max_rows: int, max_bytes: int) -> Window | None:
+        """Returns the next rows, as many as both limits allow and at least one; None at the end.
+
+        Raises:
+            StartError: A quote does not end, a line is too long, or the file is no CSV.
+        """
+        rows: list[Row] = []
+        size = 0
+        while len(rows) < max_rows and size < max_bytes:
+            before, line = self._lines.offset, self._lines.number + 1
+            fields = self._next()
+            if fields is None:
+                break
+            if fields:  # a blank line is no row
+                self._row += 1
+                rows.append(self._read(fields, line, self._lines.offset - before))
+                size += rows[-1].size
+        return Window(rows, Place(self._lines.offset, self._row, self._lines.number)) if rows else None
+
+    def _start(self, row: int) -> None:
+        self._row = row
+        self._records = csv.reader(self._decoded(), delimiter=self._delimiter, strict=True)
+
+    def _decoded(self) -> Iterator[str]:
+        while (read := self._lines.next())[0] != b"":
+            line, whole = read
+            if not whole:  # its rest may have the end of a quote, without which nobody knows where the next row begins
+                raise StartError(
+                    f"line {self._lines.number} of the input has more than {self._max_bytes} bytes; shorten it, or raise --max-body-bytes."
+                )
+            try:
+                yield line.decode()
+            except UnicodeDecodeError:
+                self._undecodable = True
+                yield line.decode(errors="surrogateescape")
+
+    def _next(self) -> list[str] | None:
+        self._undecodable = False
+        line = self._lines.number + 1
+        try:
+            return next(self._records, None)
+        except csv.Error as error:
+            raise StartError(
+                f"the input is broken in the row that begins on line {line}: {error}; a field with quotes or line ends must stand in quotes "
+                "that end, with quotes within it doubled. Correct the file, and start again with --restart."
+            ) from error
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._lines.close()
+
+    def _read(self, fields: list[str], line: int, size: int) -> Row:
+        row = Row(self._row, line=line, size=size)
+        if self._undecodable:
+            row.error = InvalidValueError("the row is not UTF-8; convert the file, for example with `iconv -t UTF-8`.")
+        elif len(fields) != len(self.columns):
+            row.error = InvalidValueError(
+                "the row has {fields_count} fields, and the header has {columns_count}; quote what has a delimiter in it.",
+                fields_count=len(fields),
+                columns_count=len(self.columns),
+            )
+        else:
+            row.values = dict(zip(self.columns, fields, strict=True))
+        return row
+
+
+class DelimitedWriter:
+    """Makes CSV or TSV of rows and answers; what is no text or number is JSON."""
+
+    def __init__(self, columns: Sequence[str], prediction: str, warnings: str, *, delimiter: str) -> None:
+        """Takes the columns of the input, and the names of the two that it adds."""
+        self._columns, self._added, self._delimiter = columns, (prediction, warnings), delimiter
+
+    def begin(self) -> bytes:
+        """Returns the header."""
+        return self._encoded([[*self._columns, *self._added]])
+
+    def write(self, window: Window, answers: Sequence[Answer]) -> tuple[bytes, dict[int, BertServeError]]:
+        """Returns the rows that have an answer, and the errors of rows that cannot be written, by their index."""
+        return self._encoded(
+            [
+                *(_cell(row.values[name]) for name in self._columns),
+                to_json(answer.prediction).decode(),
+                to_json(answer.warnings).decode() if answer.warnings else "",
+            ]
+            for row, answer in zip(window.rows, answers, strict=True)
+            if answer.error is None
+        ), {}
+
+    def _encoded(self, rows: Iterator[list[str]] | list[list[str]]) -> bytes:
+        lines = _Lines()
+        csv.writer(lines, delimiter=self._delimiter, lineterminator=_END).writerows(rows)
+        return "".join(lines).encode()
+
+
+# csv quotes a field with a character of the line terminator: this one has both characters at which readers end a line
+_END = "\r\n"
+
+
+class _Lines(list[str]):
+    """Takes lines of csv, and gives them the end that is written."""
+
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix(_END) + "\n")
+
+
+def _cell(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else to_json(value).decode()

@@ -17,23 +17,20 @@ from bertserve.service.backend.hardware import cpu_name, usable_cores
 from bertserve.service.bundle import files
 from bertserve.service.bundle.evidence_policy import EvidencePolicy
 from bertserve.service.errors import BundleError, ProviderError
-from bertserve.service.metrics import Metrics
-from bertserve.service.process_metrics import ProcessMetrics
+from bertserve.service.metrics import Metrics, ProcessMetrics
 from bertserve.service.providers import Provider
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
-from bertserve.service.serving.defaults import check_defaults, wanted_defaults
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.loading import LoadOptions
-from bertserve.service.serving.registry import Registry
-from bertserve.service.serving.reloader import Reloader, without_folders
+from bertserve.service.serving.registry import Registry, check_defaults, wanted_defaults
+from bertserve.service.serving.reloader import Reloader, SharedReloader, without_folders
 from bertserve.service.serving.saturation import Saturation
-from bertserve.service.serving.shared_reloader import SharedReloader
 from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
 from bertserve.service.settings import Settings
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import tasks_of
-from bertserve.service.wire.reading import Limits
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -188,3 +189,16 @@ class ForeignBody(TaskBody):
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         """Keeps the names."""
         cls.names = frozenset(cls.model_fields) - {"parameters"}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may measure.
+
+    Attributes:
+        max_inputs: Inputs in one request.
+        max_chars: Characters of one text.
+    """
+
+    max_inputs: int
+    max_chars: int

@@ -2,82 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
-from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.prediction import Prediction
+from bertserve.service.serving.registry import Registry
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.wire.reading import Limits
-
-
-class Served(Protocol):
-    """A loaded model, as far as reading a request needs it."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def task(self) -> str:
-        """Its own task."""
-        ...
-
-    @property
-    def tasks(self) -> Sequence[str]:
-        """All tasks that it answers, its own first."""
-        ...
-
-    @property
-    def bundle(self) -> Bundle:
-        """What it was loaded from."""
-        ...
-
-    @property
-    def graph(self) -> GraphSpec:
-        """Which of its graphs runs."""
-        ...
-
-
-M = TypeVar("M", bound=Served)
-M_co = TypeVar("M_co", bound=Served, covariant=True)
-
-
-class Models(Protocol[M_co]):
-    """Where loaded models are found."""
-
-    @property
-    def models(self) -> Mapping[str, M_co]:
-        """All of them, by name."""
-        ...
-
-    def get(self, name: str) -> M_co:
-        """Returns the model of that name, or raises NotFoundError."""
-        ...
-
-    def for_task(self, task: str, name: str | None = None) -> M_co:
-        """Returns the named model, or the task's default one; raises NotFoundError or InvalidValueError."""
-        ...
-
-    def one(self, name: str | None) -> M_co:
-        """Returns the named model, or the only one that there is; raises NotFoundError or InvalidValueError."""
-        ...
-
-
-class Answered(Protocol):
-    """What a model made of a request, as far as writing the answer needs it."""
-
-    @property
-    def results(self) -> list[Any]:
-        """One per input, in order."""
-        ...
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that the model read, special ones included."""
-        ...
 
 
 class Asked(Protocol):
@@ -99,7 +32,7 @@ class Asked(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming(Generic[M]):
+class Incoming:
     """A request of which nothing was read yet.
 
     Attributes:
@@ -114,8 +47,8 @@ class Incoming(Generic[M]):
 
     raw: bytes
     headers: Mapping[bytes, bytes]
-    model: M | None
-    models: Models[M]
+    model: Model | None
+    models: Registry
     limits: Limits
     version: str | None = None
     request_id: str = ""
@@ -137,7 +70,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Call(Generic[M]):
+class Call:
     """What a request asks for.
 
     Attributes:
@@ -150,8 +83,8 @@ class Call(Generic[M]):
     """
 
     task: str
-    model: M
+    model: Model
     body: Asked
-    answer: Callable[[Answered], Any]
+    answer: Callable[[Prediction], Any]
     timeout_s: float | None = None
     spec: TaskSpec | None = None

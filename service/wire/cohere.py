@@ -7,14 +7,15 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from bertserve.service.errors import InvalidValueError
+from bertserve.service.serving.prediction import Prediction
 from bertserve.service.tasks import rerank
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import PAIR, STOP, TEXT, ForeignBody, body_config, one_of
 from bertserve.service.tasks.cost import text_bytes
-from bertserve.service.wire.call import Answered, Call, Incoming, M
+from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.json_text import written
 from bertserve.service.wire.openai import Usage
 from bertserve.service.wire.reading import read_as
-from bertserve.service.wire.rendering import written
 
 
 class Document(BaseModel):
@@ -92,13 +93,13 @@ class RankedList(BaseModel):
     meta: dict[str, Any]
 
 
-def read_rerank(incoming: Incoming[M]) -> Call[M]:
+def read_rerank(incoming: Incoming) -> Call:
     """Reads a body of `/v1/rerank` and `/v2/rerank`."""
     body = read_as(DocumentsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(rerank.TASK, body.model)
     shown = body.shown()
 
-    def answer(answered: Answered) -> dict[str, Any]:
+    def answer(answered: Prediction) -> dict[str, Any]:
         (ranked,) = answered.results
         results = [{"index": each["index"], "relevance_score": each["score"]} | shown[each["index"]] for each in ranked[: body.top_n]]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}

@@ -1,4 +1,7 @@
-"""The wire format of the Hugging Face Inference API, which is the service's own: `inputs` and `parameters`, a list in is a list out."""
+"""The wire format of the Hugging Face Inference API, which is the service's own: `inputs` and `parameters`, a list in is a list out.
+
+The first protocol of KServe, which Vertex AI speaks too, is the same with other keys: `instances`, answered by `predictions`.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,32 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from bertserve.service.errors import InvalidValueError, TooLargeError
-from bertserve.service.tasks.body import TaskBody
+from bertserve.service.serving.model import Model
+from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.call import Call, Incoming, M
+from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.clients import answer_for
-from bertserve.service.wire.reading import Limits, parse_json, read_body, requested_task, validate_body
+from bertserve.service.wire.keys import check_names
+from bertserve.service.wire.reading import parse_json, read_body, requested_task, show, validate_body
 
 
-def read_for_task(task: str, incoming: Incoming[M]) -> Call[M]:
+def read_for_task(task: str, incoming: Incoming) -> Call:
     """Reads the body of a task's own path; a model may be named in it."""
     body = read_body(task, incoming.raw, incoming.limits)
     return _call(task, incoming.models.for_task(task, body.model), body, incoming)
 
 
-def read_for_model(incoming: Incoming[M]) -> Call[M]:
+def read_for_model(incoming: Incoming) -> Call:
     """Reads a body for the model that the path names: one of the model's task, or of another that the body shows."""
     model = incoming.model
     assert model is not None, "the path names one"
     return _call_for_model(parse_json(incoming.raw, TASKS[model.task].body), model, incoming)
 
 
-def _call_for_model(value: Any, model: M, incoming: Incoming[M]) -> Call[M]:
+def _call_for_model(value: Any, model: Model, incoming: Incoming) -> Call:
     task = requested_task(model.task, value)
     incoming.models.for_task(task, model.name)
     body = validate_body(task, value, incoming.limits)
@@ -38,7 +45,7 @@ def _call_for_model(value: Any, model: M, incoming: Incoming[M]) -> Call[M]:
     return _call(task, model, body, incoming)
 
 
-def read_at_base(incoming: Incoming[M]) -> Call[M]:
+def read_at_base(incoming: Incoming) -> Call:
     """Reads a body at the base URL, all that an Inference Endpoint has: for the only model, or the only task that the body can be for."""
     served = incoming.models.models
     if len(served) == 1:
@@ -60,7 +67,7 @@ def read_at_base(incoming: Incoming[M]) -> Call[M]:
     return _call(task, model, fitted, incoming)
 
 
-def _call(task: str, model: M, body: TaskBody, incoming: Incoming[M]) -> Call[M]:
+def _call(task: str, model: Model, body: TaskBody, incoming: Incoming) -> Call:
     answer = answer_for(incoming.headers.get(b"user-agent", b""), task, body)
     return Call(task, model, body, lambda answered: answer(answered.results))
 
@@ -77,3 +84,39 @@ def _fitting(task: str, value: Any, limits: Limits) -> TaskBody | TooLargeError 
 
 def _paths(tasks: Iterable[str]) -> str:
     return ", ".join(f"/{TASKS[task].path}" for task in tasks) or "none"
+
+
+class PredictBody(BaseModel):
+    """Body of a request of KServe's first protocol."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"instances": ["A warm, funny film.", "Dull."]}]})
+
+    instances: list[Any] = Field(description="What the model's own endpoint takes as `inputs`, a list of these.")
+    parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
+
+
+class Predictions(BaseModel):
+    """Answer in KServe's first protocol."""
+
+    predictions: list[Any]
+
+
+def read_predict(incoming: Incoming) -> Call:
+    """Reads a body for the model that the path names, of its task, or of zero-shot classification.
+
+    Raises:
+        MalformedRequestError: It is not JSON.
+        InvalidValueError: It is not the JSON of the protocol, or not what the task takes.
+        TooLargeError: It has more instances than are allowed, or a text is too long.
+    """
+    model = incoming.model
+    assert model is not None, "the path names one"
+    value = parse_json(incoming.raw)
+    if not isinstance(value, dict) or not isinstance(value.get("instances"), list):
+        given = show(value["instances"]) if isinstance(value, dict) and "instances" in value else "missing"
+        raise InvalidValueError('`instances` must be a list, and it is {given}; send {{"instances": ["a text"]}}.', given=given)
+    check_names(value, list(PredictBody.model_fields), "the body")
+    task = requested_task(model.task, value)
+    incoming.models.for_task(task, model.name)
+    body = validate_body(task, {"inputs": value["instances"], "parameters": value.get("parameters") or {}}, incoming.limits)
+    return Call(task, model, body, lambda answered: {"predictions": answered.results})

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any
 
 import numpy as np
 
 from bertserve.service.errors import InvalidValueError, NotFoundError, TooLargeError
+from bertserve.service.serving.model import Model
+from bertserve.service.serving.prediction import Prediction
 from bertserve.service.tasks import raw_outputs
-from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.tasks.tensor_form import INPUTS, TensorForm, Values
-from bertserve.service.wire.call import Answered, Call, Incoming, M
-from bertserve.service.wire.infer_body import HEADER_LENGTH, InferOutput, read_infer_body, write_infer_answer
+from bertserve.service.wire.call import Call, Incoming
+from bertserve.service.wire.infer_body import HEADER_LENGTH, InferOutput, Output, Tensor, read_infer_body, shown_count, write_infer_answer
+from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.keys import check_names
-from bertserve.service.wire.reading import Limits, show, validate_body
-from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.reading import show, validate_body
 from bertserve.service.wire.tensor_forms import (
     IDS,
     JSON,
@@ -32,7 +34,6 @@ from bertserve.service.wire.tensor_forms import (
     task_of,
 )
 from bertserve.service.wire.tensor_forms import raw_outputs as raw_output_fields
-from bertserve.service.wire.tensors import Output, Tensor, shown_count
 
 # Texts of scores in an answer, each of which Python makes on the event loop.
 MAX_CLASSES = 2**16
@@ -48,7 +49,7 @@ _STATELESS: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked(Generic[M]):
+class _Asked:
     """A request of tensors.
 
     Attributes:
@@ -61,7 +62,7 @@ class _Asked(Generic[M]):
         id: What comes back with the answer, or None.
     """
 
-    model: M
+    model: Model
     tensors: Mapping[str, Tensor]
     parameters: Mapping[str, Any]
     timeout_s: float | None
@@ -85,7 +86,7 @@ class _Asked(Generic[M]):
         return 0 if parameters is None else parameters.classification or 0
 
 
-def read_infer(incoming: Incoming[M]) -> Call[M]:
+def read_infer(incoming: Incoming) -> Call:
     """Reads a request: of token ids where it has `input_ids`, else of texts.
 
     Raises:
@@ -157,7 +158,7 @@ def _check_rows(count: int, limits: Limits, name: str) -> None:
 # Texts.
 
 
-def _read_texts(asked: _Asked[M], incoming: Incoming[M]) -> Call[M]:
+def _read_texts(asked: _Asked, incoming: Incoming) -> Call:
     """Makes a call of a request of texts."""
     model, manifest = asked.model, asked.model.bundle.manifest
     task = task_of(model.task, list(asked.tensors), asked.parameters)
@@ -172,7 +173,7 @@ def _read_texts(asked: _Asked[M], incoming: Incoming[M]) -> Call[M]:
     _check_classes(len(body.items) * min(asked.best("scores"), len(labels)))
     top_k, body = _without_top_k(body) if labels else (None, body)
 
-    def answer(answered: Answered) -> Any:
+    def answer(answered: Prediction) -> Any:
         values = form.tensors(answered.results, body, manifest)
         if count := asked.best("scores"):
             values["scores"] = _best(values["scores"], count, labels)
@@ -243,7 +244,7 @@ def _without_top_k(body: TaskBody) -> tuple[int | None, TaskBody]:
     return top_k, body.model_copy(update={"parameters": body.parameters.model_copy(update={"top_k": None})})
 
 
-def _check_best(asked: _Asked[M], task: str, able: str | None) -> None:
+def _check_best(asked: _Asked, task: str, able: str | None) -> None:
     wrong = next((name for name in asked.outputs if asked.best(name) and name != able), None)
     if wrong is not None:
         hint = f"ask for it of `{able}`" if able else f"{task} has no scores of labels"
@@ -284,7 +285,7 @@ class _Rows:
         return self.rows
 
 
-def _read_ids(asked: _Asked[M], limits: Limits) -> Call[M]:
+def _read_ids(asked: _Asked, limits: Limits) -> Call:
     """Makes a call of a request of token ids."""
     model, graph, manifest = asked.model, asked.model.graph, asked.model.bundle.manifest
     check_names(asked.parameters, [], f"a request with `{IDS}` takes no parameters of a task and")
@@ -325,7 +326,7 @@ def _read_ids(asked: _Asked[M], limits: Limits) -> Call[M]:
         raise
     left = manifest.tokenizer.padding_side == "left"
 
-    def answer(answered: Answered) -> Any:
+    def answer(answered: Prediction) -> Any:
         return asked.write(_raw_values(rows, answered.results, left=left, fills=fills_masks(graph)))
 
     return Call(model.task, model, _Rows(rows), answer, asked.timeout_s, raw_outputs.SPEC)

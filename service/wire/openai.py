@@ -9,10 +9,11 @@ from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError
+from bertserve.service.serving.prediction import Prediction
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import ForeignBody, TextOrTexts, body_config
-from bertserve.service.wire.call import Answered, Call, Incoming, M
+from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.reading import read_as
 
 
@@ -89,12 +90,12 @@ class EmbeddingList(BaseModel):
     usage: Usage
 
 
-def read_embeddings(incoming: Incoming[M]) -> Call[M]:
+def read_embeddings(incoming: Incoming) -> Call:
     """Reads a body of `/v1/embeddings`."""
     body = read_as(EmbeddingsBody, incoming.raw, incoming.limits)
     model = incoming.models.for_task(embed.TASK, body.model)
 
-    def answer(answered: Answered) -> dict[str, Any]:
+    def answer(answered: Prediction) -> dict[str, Any]:
         data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(answered.results)]
         usage = {"prompt_tokens": answered.tokens, "total_tokens": answered.tokens}
         return {"object": "list", "data": data, "model": model.name, "usage": usage}

@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from bertserve.service.errors import InvalidValueError, TooLargeError
-from bertserve.service.tasks.body import TAGS, TaskBody
+from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.clients import upgrade_legacy_body
-from bertserve.service.wire.keys import check_keys, unknown_within
-from bertserve.service.wire.malformed import no_json, no_object
-from bertserve.service.wire.parsing import parse
+from bertserve.service.wire.json_text import parse
+from bertserve.service.wire.keys import check_keys, no_json, no_object, unknown_within
 
 B = TypeVar("B", bound=TaskBody)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may measure.
-
-    Attributes:
-        max_inputs: Inputs in one request.
-        max_chars: Characters of one text.
-    """
-
-    max_inputs: int
-    max_chars: int
 
 
 def read_body(task: str, raw: bytes, limits: Limits) -> TaskBody:

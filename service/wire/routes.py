@@ -18,9 +18,8 @@ from bertserve.service.tasks.tokens import TOOLS
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.clients import LEGACY_ANSWERS
 from bertserve.service.wire.cohere import DocumentsBody, RankedList, read_rerank
-from bertserve.service.wire.hugging_face import read_at_base, read_for_model, read_for_task
+from bertserve.service.wire.hugging_face import PredictBody, Predictions, read_at_base, read_for_model, read_for_task, read_predict
 from bertserve.service.wire.infer_body import InferAnswer, InferBody
-from bertserve.service.wire.kserve import PredictBody, Predictions, read_predict
 from bertserve.service.wire.open_inference import read_infer
 from bertserve.service.wire.openai import EmbeddingList, EmbeddingsBody, read_embeddings
 from bertserve.service.wire.tei import EmbedAllBody, SequencesBody, read_embed_all, read_for_tool, read_sequences
@@ -43,7 +42,7 @@ class Route:
     """
 
     path: str
-    read: Callable[[Incoming[Any]], Call[Any]]
+    read: Callable[[Incoming], Call]
     summary: str
     bodies: tuple[type[BaseModel], ...]
     answers: tuple[Any, ...]
@@ -113,7 +112,7 @@ def _of_task(spec: TaskSpec) -> Route:
     return Route(f"/{spec.path}", read, spec.title, (spec.body,), _answers(spec), task=spec.name, streams=True)
 
 
-def _of_any_task(path: str, read: Callable[[Incoming[Any]], Call[Any]], summary: str) -> Route:
+def _of_any_task(path: str, read: Callable[[Incoming], Call], summary: str) -> Route:
     bodies = tuple(spec.body for spec in TASKS.values())
     return Route(path, read, summary, bodies, tuple(answer for spec in TASKS.values() for answer in _answers(spec)), streams=True)
 

@@ -28,7 +28,7 @@ from bertserve.service.tasks.body import (
 from bertserve.service.tasks.classify import ClassifyParameters
 from bertserve.service.tasks.embed import EmbedParameters, PromptName
 from bertserve.service.tasks.tokens import TOOLS
-from bertserve.service.wire.call import Call, Incoming, M
+from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.reading import read_as
 
 _Text = Annotated[str, Tag(TEXT)]
@@ -110,19 +110,19 @@ class EmbedAllBody(ForeignBody):
         return results
 
 
-def read_sequences(incoming: Incoming[M]) -> Call[M]:
+def read_sequences(incoming: Incoming) -> Call:
     """Reads a body of `/predict`."""
     body = read_as(SequencesBody, incoming.raw, incoming.limits)
     return Call(classify.TASK, incoming.models.for_task(classify.TASK, body.model), body, lambda answered: body.answer(answered.results))
 
 
-def read_embed_all(incoming: Incoming[M]) -> Call[M]:
+def read_embed_all(incoming: Incoming) -> Call:
     """Reads a body of `/embed_all`."""
     body = read_as(EmbedAllBody, incoming.raw, incoming.limits)
     return Call(embed.TASK, incoming.models.for_task(embed.TASK, body.model), body, lambda answered: body.answer(answered.results))
 
 
-def read_for_tool(tool: str, incoming: Incoming[M]) -> Call[M]:
+def read_for_tool(tool: str, incoming: Incoming) -> Call:
     """Reads a body of `/tokenize` or `/decode`, which any model can do: the one that it names, or the only one."""
     body = read_as(TOOLS[tool].body, incoming.raw, incoming.limits)
     model = incoming.models.one(body.model)

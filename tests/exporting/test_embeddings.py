@@ -26,9 +26,10 @@ from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import embed, rerank, similarity, zero_shot
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_weights, few_texts, naming, save
 from task_runs import begin
 

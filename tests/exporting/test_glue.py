@@ -23,8 +23,9 @@ from bertserve.export.evidence.samples import predict
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
+from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 from checkpoints import PyTorch, bert
 
 pytestmark = pytest.mark.torch

@@ -20,8 +20,9 @@ from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.manifest import Layers
 from bertserve.service.tasks import embed
+from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 from checkpoints import POSITIONS, ROWS, SIZES, bert, save
 from task_runs import begin
 

@@ -28,8 +28,9 @@ from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import MANIFEST_FILE, Bundle, digest, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
+from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 
 TEXTS = ["a good film", "a bad book", "very dull !", "the film was not great", "fine", "poor , but short ."]
 Verify = Callable[..., tuple[int, dict[str, Any]]]

@@ -30,8 +30,8 @@ from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.reloader import Reloader
 from bertserve.service.serving.saturation import Saturation
 from bertserve.service.settings import Settings
+from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
-from bertserve.service.wire.reading import Limits
 from fakes import FakeEngine
 
 T = TypeVar("T")

@@ -13,8 +13,9 @@ import pytest
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 
 ROOT = Path(__file__).parents[2]
 LIMITS = Limits(max_inputs=512, max_chars=200_000)

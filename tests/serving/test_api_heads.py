@@ -20,7 +20,7 @@ from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import embed
 from bertserve.service.tasks.cost import NUMBER_BYTES
-from bertserve.service.wire.rendering import to_json, to_plain
+from bertserve.service.wire.json_text import to_json, to_plain
 
 NLI_LABELS = ("contradiction", "neutral", "entailment")
 EMBED, SIMILARITY, RERANK, ZERO_SHOT = "/embed", "/similarity", "/rerank", "/zero-shot"

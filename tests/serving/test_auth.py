@@ -201,7 +201,7 @@ def test_a_key_may_have_so_many_requests_under_way(models: Path) -> None:
 
 def test_refusals_are_logged_once_a_second(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first with its id, the others with their number: a flood of refusals is no flood of lines."""
-    monkeypatch.setattr("bertserve.service.http.error_log.INTERVAL_S", 0.2)
+    monkeypatch.setattr("bertserve.service.http.errors.INTERVAL_S", 0.2)
     engine = FakeEngine()
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -295,7 +295,7 @@ def test_a_new_keys_line_goes_into_the_file_by_itself(tmp_path: Path, capsys: py
 
 def test_a_caller_cannot_fill_the_log(models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many errors of one kind within a second the first are logged, and the others with their number."""
-    monkeypatch.setattr("bertserve.service.http.error_log.INTERVAL_S", 0.2)
+    monkeypatch.setattr("bertserve.service.http.errors.INTERVAL_S", 0.2)
 
     async def check(client: httpx.AsyncClient) -> None:
         for _ in range(60):

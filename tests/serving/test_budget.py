@@ -20,7 +20,7 @@ from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, begin
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import NOTHING, Budget, Cost, text_bytes
 from bertserve.service.text.tokenizer import Tokenizer, Tokens
-from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.json_text import to_json
 from fakes import FakeEngine, Head
 from task_runs import encode
 

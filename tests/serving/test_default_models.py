@@ -11,12 +11,12 @@ import pytest
 
 import tiny
 from application import Send, call, post, rejected, started
-from bertserve.service.bundle.default_models import DEFAULTS_FILE
 from bertserve.service.check import check
 from bertserve.service.cli import main
 from bertserve.service.errors import NotFoundError, SettingsError, StartError
 from bertserve.service.process import logs
 from bertserve.service.serving.build import AppState, build
+from bertserve.service.serving.registry import DEFAULTS_FILE
 from bertserve.service.serving.workers import WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.catalog import TASKS

@@ -15,9 +15,9 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 import tiny
 from application import classify
-from bertserve.service.bundle.external_data import MESSAGES, external_locations
 from bertserve.service.bundle.files import MANIFEST_FILE, digest, load_bundle
 from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.bundle.onnx_file import MESSAGES, external_locations
 from bertserve.service.errors import BundleError
 
 GRAPH, DATA = "model.cpu.fp32.onnx", "weights.data"

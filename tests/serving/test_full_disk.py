@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bertserve.service.process import metrics_files
+from bertserve.service.process import serve
 
 COMMAND = [str(Path(sys.executable).with_name("bert-serve")), "serve", "--port", "0"]
 PRIVATE_DISK = ["unshare", "--mount", "/bin/sh", "-c", 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"', "sh"]
@@ -109,18 +109,18 @@ def fill(path: Path) -> None:
 def test_room_for_metrics_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that does not get all of it leaves no new file, keeps those of the worker that it replaces, and counts in its memory."""
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
-    metrics_files.reserve(tmp_path, 0)
-    assert set(metrics_files.SIZES.values()) == {path.stat().st_size for path in tmp_path.iterdir()}
-    assert sum(metrics_files.SIZES.values()) <= sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+    serve.reserve(tmp_path, 0)
+    assert set(serve.SIZES.values()) == {path.stat().st_size for path in tmp_path.iterdir()}
+    assert sum(serve.SIZES.values()) <= sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
     assert "PROMETHEUS_MULTIPROC_DIR" in os.environ
-    metrics_files.forget(tmp_path, 0)
+    serve.forget(tmp_path, 0)
     kept = {"histogram_0.db", "counter_0.db"}
     assert kept == set(os.listdir(tmp_path))
 
     def no_room(descriptor: int, offset: int, size: int) -> None:
-        if size == metrics_files.SIZES["gauge_livemax"]:
+        if size == serve.SIZES["gauge_livemax"]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", no_room)
-    metrics_files.reserve(tmp_path, 0)
+    serve.reserve(tmp_path, 0)
     assert (kept, False) == (set(os.listdir(tmp_path)), "PROMETHEUS_MULTIPROC_DIR" in os.environ)

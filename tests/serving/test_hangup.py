@@ -20,7 +20,7 @@ import tiny
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.connections import PROBE_RESERVE
-from bertserve.service.process.tls import Certificate
+from bertserve.service.process.preparation import Certificate
 
 Serve = Callable[..., Any]
 AUTHORITY = trustme.CA()

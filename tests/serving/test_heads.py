@@ -21,8 +21,8 @@ from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import embed, ner, rerank, similarity, zero_shot
 from bertserve.service.tasks.catalog import tasks_of
-from bertserve.service.tasks.decoding.tag_schemes import scheme_of, split
-from bertserve.service.tasks.layers import LAST_LAYER, LayerChoice, choose
+from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
+from bertserve.service.tasks.ner import scheme_of, split
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import rebase
 from fakes import Head

@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 from bertserve.service.process import connections, parsing
 from bertserve.service.process.connections import ConnectionLimits, Room
 from bertserve.service.process.parsing import MAX_HEADERS
-from bertserve.service.process.protocol import HttpProtocol
+from bertserve.service.process.protocol import CoalescingTransport, HttpProtocol
 from bertserve.service.process.server import Server, configure
-from bertserve.service.process.transport import CoalescingTransport
 from bertserve.service.serving.held_bytes import HeldBytes
 from served_socket import GET, answer, body_of, client, echo, everything, listening, play, until
 

@@ -19,16 +19,16 @@ from bertserve.service.errors import CallerError
 from bertserve.service.serving.registry import Registry
 from bertserve.service.settings import Settings
 from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
-from bertserve.service.tasks.body import MAX_ITEMS, TaskBody
+from bertserve.service.tasks.body import MAX_ITEMS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.tokens import DecodeBody, TokenizeBody
 from bertserve.service.tasks.zero_shot import MAX_LABELS
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.cohere import DocumentsBody
-from bertserve.service.wire.kserve import read_predict
+from bertserve.service.wire.hugging_face import read_predict
 from bertserve.service.wire.open_inference import read_infer
 from bertserve.service.wire.openai import EmbeddingsBody
-from bertserve.service.wire.reading import Limits, read_as
+from bertserve.service.wire.reading import read_as
 from bertserve.service.wire.tei import SequencesBody
 
 Reader = Callable[[Incoming[Any]], Call[Any]]

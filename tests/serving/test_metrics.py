@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tiny
 from application import LONG, blocked, faked, keys, play
 from bertserve.service.http.auth import Authenticator
-from bertserve.service.process_metrics import ProcessMetrics
+from bertserve.service.metrics import ProcessMetrics
 from bertserve.service.scheduling.lane import Lane
 from bertserve.service.serving.build import build
 from bertserve.service.serving.saturation import INTERVAL_S

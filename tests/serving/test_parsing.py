@@ -14,8 +14,8 @@ import pytest
 import tiny
 from application import Send, post, rejected, started
 from bertserve.service.errors import TooLargeError
-from bertserve.service.wire import parsing
-from bertserve.service.wire.parsing import MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, parse
+from bertserve.service.wire import json_text
+from bertserve.service.wire.json_text import MAX_CONTAINERS, MAX_KEYS, MAX_VALUES, parse
 
 KEYS = ",".join(f'"{i}":0' for i in range(MAX_KEYS))
 
@@ -39,7 +39,7 @@ def parsed_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
         found.append((len(raw), gc.isenabled()))
         return pydantic_core.from_json(raw, **options)
 
-    monkeypatch.setattr(parsing, "from_json", from_json)
+    monkeypatch.setattr(json_text, "from_json", from_json)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bertserve.service.process.pieces import PIECE_BYTES, PieceCutter
+from bertserve.service.process.parsing import PIECE_BYTES, PieceCutter
 
 HEADS = b"GET / HTTP/1.1\r\n\r\nPOST /a HTTP/1.1\r\nhost: a\r\n\r\n"
 

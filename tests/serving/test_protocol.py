@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from bertserve.service.errors import ClientGoneError
 from bertserve.service.http.streaming import LineStream
 from bertserve.service.process import connections
-from bertserve.service.process.transport import CoalescingTransport
+from bertserve.service.process.protocol import CoalescingTransport
 from bertserve.service.serving.held_bytes import HeldBytes
 from served_socket import GET, body_of, client, everything, listening, play, until
 

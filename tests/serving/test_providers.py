@@ -16,8 +16,7 @@ from bertserve.service import providers
 from bertserve.service.backend import hardware, sessions
 from bertserve.service.backend.hardware import Gpu
 from bertserve.service.bundle import files
-from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec
-from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
+from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.errors import ProviderError
 from bertserve.service.serving import loading
 from bertserve.service.serving.build import build

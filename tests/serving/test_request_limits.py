@@ -26,10 +26,11 @@ from bertserve.service.settings import Settings
 from bertserve.service.tasks import answer, embed, fill_mask, ner
 from bertserve.service.tasks import classify as classification
 from bertserve.service.tasks.batch import TaskModel, TaskRun
+from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
 from bertserve.service.text.tokenizer import SHORT_CHARS, Tokenizer
-from bertserve.service.wire.reading import Limits, read_body
+from bertserve.service.wire.reading import read_body
 from fakes import FakeEngine
 from task_runs import begin
 

@@ -28,10 +28,10 @@ from bertserve.service.process import logs
 from bertserve.service.scoring import order as orders
 from bertserve.service.scoring import part, runner, score
 from bertserve.service.scoring.columns import input_fields
-from bertserve.service.scoring.json_lines import JsonLinesReader, JsonLinesWriter
 from bertserve.service.scoring.part import Progress
 from bertserve.service.scoring.row import Answer, Place, Row
 from bertserve.service.scoring.runner import ProgressBar
+from bertserve.service.scoring.text_lines import JsonLinesReader, JsonLinesWriter
 from bertserve.service.serving.build import build
 from bertserve.service.settings import ModelSettings, Settings
 from bertserve.service.tasks.catalog import TASKS

@@ -21,9 +21,8 @@ from application import play
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE
-from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec
+from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.bundle.shape_plan import ShapeBucket, ShapePlan
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings

@@ -21,7 +21,7 @@ from bertserve.service.errors import BundleError, InvalidValueError, NotFoundErr
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.model import Model
-from bertserve.service.serving.shared_reloader import SharedReloader
+from bertserve.service.serving.reloader import SharedReloader
 from bertserve.service.serving.workers import Change, ReloadLog, Report, WorkerContext
 from bertserve.service.settings import Settings
 
@@ -243,8 +243,8 @@ def test_changes_have_an_order() -> None:
 
 def test_a_difference_is_told(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the answer to whoever asked for the change, and by the models' pages until it has ended."""
-    monkeypatch.setattr("bertserve.service.serving.shared_reloader.WAIT_S", 0.0)
-    monkeypatch.setattr("bertserve.service.serving.shared_reloader.WAIT_FACTOR", 0.0)
+    monkeypatch.setattr("bertserve.service.serving.reloader.WAIT_S", 0.0)
+    monkeypatch.setattr("bertserve.service.serving.reloader.WAIT_FACTOR", 0.0)
     (tmp_path / "admin").write_text("trident")
     service = Service(models)
     state = service.states[0]

@@ -19,14 +19,13 @@ import pytest
 
 import tiny
 from bertserve.export.cli import _parser
+from bertserve.service import sources
 from bertserve.service.bundle.files import find_bundles
 from bertserve.service.cli import main
 from bertserve.service.errors import SettingsError, StartError
 from bertserve.service.process import logs
 from bertserve.service.settings import Settings, parse
-from bertserve.service.sources import cache, exporter
-from bertserve.service.sources.cache import export_options, with_sources
-from bertserve.service.sources.source import Source, read_source
+from bertserve.service.sources import Source, export_options, read_source, with_sources
 
 # an exporter in the place of bert-export: it copies a finished bundle, or waits, or fails
 FAKE = """
@@ -67,7 +66,7 @@ def fake_exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     def fake(behavior: str = "") -> None:
         script = tmp_path / "exporter.py"
         script.write_text(textwrap.dedent(FAKE).format(behavior=behavior, finished=tmp_path / "finished/own"))
-        monkeypatch.setattr(exporter, "command", lambda: [sys.executable, str(script)])
+        monkeypatch.setattr(sources, "export_command", lambda: [sys.executable, str(script)])
 
     fake()
     return fake
@@ -174,7 +173,7 @@ def test_two_sources_of_one_name_are_refused(checkpoint: Path, tmp_path: Path) -
 def test_the_second_start_takes_the_bundle(checkpoint: Path, fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no exporter any more."""
     first = with_sources(settings(tmp_path, "--model", str(checkpoint)))
-    monkeypatch.setattr(exporter, "command", lambda: pytest.fail("nothing is to be exported"))
+    monkeypatch.setattr(sources, "export_command", lambda: pytest.fail("nothing is to be exported"))
 
     assert first.models == with_sources(settings(tmp_path, "--model", str(checkpoint))).models
     assert 1 == len(calls(tmp_path))
@@ -270,11 +269,11 @@ def test_two_starts_at_once_export_once(checkpoint: Path, fake: Fake, tmp_path: 
     def other() -> None:
         while not calls(tmp_path):
             time.sleep(0.01)
-        made.append(cache.obtain(source, [], tmp_path / "cache"))
+        made.append(sources.obtain(source, [], tmp_path / "cache"))
 
     thread = threading.Thread(target=other)
     thread.start()
-    made.append(cache.obtain(source, [], tmp_path / "cache"))
+    made.append(sources.obtain(source, [], tmp_path / "cache"))
     thread.join()
 
     assert made[0] == made[1]
@@ -291,10 +290,10 @@ def test_a_cache_that_cannot_be_written_is_said(checkpoint: Path, fake: Fake, tm
 def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default; XDG_CACHE_HOME moves it as it does others."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
-    assert Path("/elsewhere/bertserve") == cache.cache_folder(Settings())
+    assert Path("/elsewhere/bertserve") == sources.cache_folder(Settings())
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/ada")
-    assert Path("/home/ada/.cache/bertserve") == cache.cache_folder(Settings())
+    assert Path("/home/ada/.cache/bertserve") == sources.cache_folder(Settings())
 
 
 # ---- the export
@@ -314,7 +313,7 @@ def test_the_cache_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_exported_follows_from_what_is_asked_for(flags: list[str], options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And bert-export takes it."""
-    monkeypatch.setattr(cache, "_is_installed", lambda package: False)
+    monkeypatch.setattr(sources, "_is_installed", lambda package: False)
     found = export_options(parse(Settings, flags))
 
     assert options.split() == found
@@ -323,7 +322,7 @@ def test_what_is_exported_follows_from_what_is_asked_for(flags: list[str], optio
 
 def test_with_the_runtime_of_gpus_there_are_graphs_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--provider auto` then takes CUDA where it is available."""
-    monkeypatch.setattr(cache, "_is_installed", lambda package: True)
+    monkeypatch.setattr(sources, "_is_installed", lambda package: True)
     assert ["--provider", "cpu,cuda"] == export_options(Settings())
     assert ["--provider", "cuda", "--precision", "fp16"] == export_options(Settings(precision="fp16"))
 
@@ -349,7 +348,7 @@ def test_what_is_missing_is_said_in_one_line(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without the extra `export`, with what to install; `check` says it as `serve` does."""
-    monkeypatch.setattr(exporter, "find_spec", lambda name: None if name in ("torch", "transformers") else object())
+    monkeypatch.setattr(sources, "find_spec", lambda name: None if name in ("torch", "transformers") else object())
     flags = ["--model", str(checkpoint), "--cache-dir", str(tmp_path / "cache")]
 
     assert [1, 1] == [main(["serve", "--port", "0", *flags]), main(["check", *flags])]
@@ -360,7 +359,7 @@ def test_what_is_missing_is_said_in_one_line(
 
 def test_the_exporter_stands_beside_the_service() -> None:
     """It is found under the name that the service itself is installed by."""
-    assert "bertserve.export.cli" == exporter.MODULE
+    assert "bertserve.export.cli" == sources.MODULE
 
 
 @contextmanager
@@ -369,8 +368,8 @@ def starting(*flags: str) -> Iterator[subprocess.Popen[str]]:
     code = textwrap.dedent("""
         import sys
         from bertserve.service.cli import main
-        from bertserve.service.sources import exporter
-        exporter.command = lambda: [sys.executable, sys.argv[1]]
+        from bertserve.service import sources
+        sources.export_command = lambda: [sys.executable, sys.argv[1]]
         sys.exit(main(sys.argv[2:]))
     """)
     process = subprocess.Popen([sys.executable, "-c", code, *flags], stderr=subprocess.PIPE, text=True)

@@ -198,7 +198,7 @@ def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) 
 STARTS = """
 import time
 from bertserve.service.process import supervisor
-from bertserve.service.process.listener import shared_counts
+from bertserve.service.process.server import shared_counts
 
 supervisor.START_S, supervisor.START_FACTOR = 0.5, 0.0
 beats, starts = shared_counts(2), shared_counts(1)

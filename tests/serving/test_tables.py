@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 import tiny
-from bertserve.service.backend import sessions, tables
+from bertserve.service.backend import sessions
 from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.backend.tables import read_tables
-from bertserve.service.bundle import files
+from bertserve.service.bundle import files, onnx_file
+from bertserve.service.bundle.onnx_file import read_tables
 from bertserve.service.text.tokenizer import Encoding
 from embedded import ROOT
 
@@ -23,7 +23,7 @@ from embedded import ROOT
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of tests are small."""
-    monkeypatch.setattr(tables, "LEAST_BYTES", 1)
+    monkeypatch.setattr(onnx_file, "LEAST_BYTES", 1)
 
 
 def graph_of(path: Path, tensors: dict[str, NDArray[Any]], nodes: list[tuple[str, list[str]]]) -> Path:
@@ -50,7 +50,7 @@ def test_tables_that_are_only_looked_up_are_found(tmp_path: Path, dtype: type) -
 
 def test_small_tables_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not worth it."""
-    monkeypatch.setattr(tables, "LEAST_BYTES", 1000)
+    monkeypatch.setattr(onnx_file, "LEAST_BYTES", 1000)
 
     assert {} == read_tables(graph_of(tmp_path / "g.onnx", {"t": np.zeros((9, 9), dtype=np.float32)}, [("Gather", ["t", "ids"])]))
 

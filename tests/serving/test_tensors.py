@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from bertserve.service.errors import CallerError, InvalidValueError
 from bertserve.service.wire.call import Content
-from bertserve.service.wire.infer_body import read_infer_body, write_infer_answer
-from bertserve.service.wire.tensors import Output, Tensor
+from bertserve.service.wire.infer_body import Output, Tensor, read_infer_body, write_infer_answer
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=9), max_size=9)
 

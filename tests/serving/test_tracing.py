@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from application import LONG, blocked, faked, play
 from bertserve.service.errors import EngineError, SettingsError
-from bertserve.service.http.lines import MAX_TRACED_LINES
+from bertserve.service.http.streaming import MAX_TRACED_LINES
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings, parse
 from bertserve.service.tracing.trace import MAX_STAGES, Stage, Trace, tracer_to

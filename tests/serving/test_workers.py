@@ -27,12 +27,11 @@ import slow
 import tiny
 from application import play
 from bertserve.service.errors import SettingsError, StartError
-from bertserve.service.process import metrics_files
+from bertserve.service.process import serve
 from bertserve.service.process.connections import ConnectionLimits, Connections
-from bertserve.service.process.listener import ABSENT, BalancedListener, shared_counts
-from bertserve.service.process.metrics_files import PREFIX
 from bertserve.service.process.preparation import prepare
-from bertserve.service.process.server import Worker, configure
+from bertserve.service.process.serve import PREFIX
+from bertserve.service.process.server import ABSENT, BalancedListener, Worker, configure, shared_counts
 from bertserve.service.process.supervisor import Supervisor
 from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.scheduler import Scheduler
@@ -458,15 +457,15 @@ def counted(served: Any) -> dict[str, float]:
 
 def test_a_killed_service_leaves_its_folder_for_the_next_start_to_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of a service that runs stays, and so do a new one that is still empty and what is none of ours."""
-    monkeypatch.setattr(metrics_files, "MEMORY", str(tmp_path))
+    monkeypatch.setattr(serve, "MEMORY", str(tmp_path))
     abandoned, empty, other = (tmp_path / name for name in (f"{PREFIX}abandoned", f"{PREFIX}empty", "other"))
     for folder in (abandoned, empty, other):
         folder.mkdir()
     (abandoned / "counter_0.db").write_bytes(b"a")
     (tmp_path / f"{PREFIX}link").symlink_to(other)
-    with metrics_files.shared_folder() as first:
+    with serve.shared_folder() as first:
         (first / "counter_0.db").write_bytes(b"a")
-        with metrics_files.shared_folder() as second:
+        with serve.shared_folder() as second:
             assert {first.name, second.name, empty.name, other.name, f"{PREFIX}link"} == set(os.listdir(tmp_path))
     assert {empty.name, other.name, f"{PREFIX}link"} == set(os.listdir(tmp_path))
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from bertserve.service.http.auth import PublicEndpoint
 from bertserve.service.http.openapi import endpoints
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.rendering import to_json
+from bertserve.service.wire.json_text import to_json
 
 _FOLDER = Path(__file__).parent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}

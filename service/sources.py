@@ -1,0 +1,368 @@
+"""What `--model` names, to folders of bundles: a bundle, a folder of a checkpoint, or a hub id; and the cache of exports.
+
+The cache has a folder for each digest of a source and its options, with the one bundle in it. Nothing in it is ever changed. Files of a
+checkpoint are read for their digest alone: what a checkpoint is, is for bert-export to say. It runs as a process of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+from types import FrameType
+from typing import TypeVar
+
+from bertserve.service import __version__
+from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_checkpoint
+from bertserve.service.bundle.manifest import NAME_PATTERN
+from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.providers import PROVIDERS
+from bertserve.service.settings import SourceSettings
+
+# what bert-export reads of a checkpoint; its card too, which the bundle's card quotes
+_READ = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model comes from.
+
+    Attributes:
+        name: What it is served as.
+        where: A folder, or a hub id.
+        revision: Branch, tag or commit of a hub id.
+    """
+
+    name: str
+    where: str
+    revision: str | None = None
+
+    @property
+    def is_bundle(self) -> bool:
+        """Whether it can be served as it is."""
+        return (Path(self.where) / MANIFEST_FILE).is_file()
+
+    def key(self, options: Sequence[str]) -> str:
+        """Returns what names its export: a digest of its files, or of the hub id with the revision, and of the options.
+
+        Args:
+            options: The flags of the export.
+
+        Raises:
+            StartError: A file cannot be read.
+        """
+        facts: list[object] = [__version__, self.name, list(options)]
+        if not Path(self.where).is_dir():
+            return _digest([*facts, self.where, self.revision])
+        try:
+            return _digest([*facts, [(str(path.name), digest(path)) for folder in _folders(Path(self.where)) for path in _files(folder)]])
+        except OSError as error:
+            raise StartError(f"the checkpoint `{self.where}` cannot be read: `{error.filename}`, {error.strerror}.") from error
+
+
+def read_source(text: str) -> Source:
+    """Reads `SOURCE`, `NAME=SOURCE` or, of a hub id, `ID@REVISION`.
+
+    Raises:
+        SettingsError: There is no such folder, or the name cannot be a model's.
+        StartError: The folder is neither a checkpoint nor a bundle.
+    """
+    name, equals, where = text.partition("=")
+    if not equals or Path(text).exists():
+        name, where = "", text
+    where = os.path.expanduser(where) if where.startswith("~") else where
+    if Path(where).exists():
+        return _of_folder(text, name, Path(where))
+    if where.count("/") > 1 or where.startswith((".", "/", "~")) or not where.strip("/"):
+        raise SettingsError(f"--model is `{text}`: the folder `{where}` does not exist.")
+    hub_id, _, revision = where.partition("@")
+    return Source(_checked(name or hub_id.rpartition("/")[2], text), hub_id, revision or None)
+
+
+def _of_folder(text: str, name: str, folder: Path) -> Source:
+    own_name = Path(os.path.abspath(folder)).name
+    if (folder / MANIFEST_FILE).is_file():
+        if name not in ("", own_name):
+            raise SettingsError(
+                f"--model is `{text}`: a bundle is served by its own name, `{own_name}`; export its checkpoint with another --name."
+            )
+    elif not is_checkpoint(folder):
+        inside = [path.parent.name for path in folder.glob(f"*/{MANIFEST_FILE}")] if folder.is_dir() else []
+        if inside:
+            raise StartError(f"`{folder}` is a folder of bundles ({', '.join(sorted(inside)[:4])}); give it with --models {folder}.")
+        steps = sorted(str(path) for path in folder.iterdir() if is_checkpoint(path)) if folder.is_dir() else []
+        if steps:
+            raise StartError(f"`{folder}` is a folder of checkpoints; give one of them, such as --model {steps[-1]}.")
+        raise StartError(f"`{folder}` is neither a checkpoint, which has a `config.json`, nor a bundle, which has a `{MANIFEST_FILE}`.")
+    return Source(_checked(name or own_name, text), str(folder))
+
+
+def _checked(name: str, text: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise SettingsError(f"--model is `{text}`: `{name}` cannot be a model's name, which must match {NAME_PATTERN}; give NAME=SOURCE.")
+    return name
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Yields the folders of a checkpoint, and those of the model which an adapter in one of them was trained on."""
+    for own in _with_modules(folder):
+        yield own
+        adapter = _document(own / "adapter_config.json")
+        model = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
+        if isinstance(model, str) and model and Path(model).is_dir():
+            yield from _with_modules(Path(model))
+
+
+def _with_modules(folder: Path) -> Iterator[Path]:
+    """Yields a folder, and those in it that its modules.json names; others, as of a training's steps, are no part of the checkpoint."""
+    yield folder
+    modules = _document(folder / "modules.json")
+    for module in modules if isinstance(modules, list) else []:
+        if isinstance(module, dict) and isinstance(path := module.get("path"), str) and path and (folder / path).is_dir():
+            yield folder / path
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted({path for pattern in _READ for path in folder.glob(pattern) if path.is_file()})
+
+
+def _document(path: Path) -> object:
+    """Returns a JSON document; one that is missing or broken, which bert-export will say, is None."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _digest(facts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+GRAPH_MISSING = 4  # bert-export's exit code if the bundle lacks a graph that failed
+_STDERR = 2  # stdout is the service's own
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MODULE = "bertserve.export.cli"
+
+
+def export_command() -> list[str]:
+    """Returns the command that runs bert-export in this environment, before its arguments.
+
+    Raises:
+        StartError: It is not installed.
+    """
+    package = MODULE.rpartition(".")[0]
+    missing = [name for name in (package, "torch", "transformers", "onnx") if find_spec(name) is None]
+    if missing:
+        raise StartError(
+            f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install bertserve with the extra "
+            "`export`, as `pip install 'bertserve[cpu,export]'`, or give a bundle that bert-export made elsewhere."
+        )
+    return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` beside the user's data is not the package
+
+
+def run_export(argv: Sequence[str], *, lock: int) -> int:
+    """Runs bert-export, its progress and errors on stderr; returns its exit code.
+
+    SIGINT and SIGTERM are passed on, and end this process after it: half of an export is removed by the export itself.
+
+    Args:
+        argv: The command with its arguments.
+        lock: Descriptor of a lock that is held until the process has ended, also where this one is killed.
+
+    Raises:
+        SystemExit: A signal stopped both.
+    """
+    received: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        if process is not None:
+            process.send_signal(number)
+
+    before = [(number, signal.signal(number, pass_on)) for number in _SIGNALS]
+    try:
+        # a process group of its own: Ctrl-C then reaches it once, from here
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=_STDERR, pass_fds=(lock,), process_group=0)  # noqa: S603 - no shell
+        for number in received:
+            process.send_signal(number)
+        code = process.wait()
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    if received:
+        raise SystemExit(128 + received[0])
+    return code if code >= 0 else 128 - code
+
+
+logger = logging.getLogger("bertserve.sources")
+
+S = TypeVar("S", bound=SourceSettings)
+
+_SIGNALED = 128  # exit codes from here on are of signals
+
+
+def with_sources(settings: S, *, export: bool = True) -> S:
+    """Returns settings whose `models` are the folders of all that `--model` names, exported where that is needed.
+
+    The folders of `--models` stay where they were given; their default does not.
+
+    Args:
+        settings: The settings.
+        export: Whether a checkpoint is exported that is not in the cache; otherwise that is an error.
+
+    Raises:
+        StartError: A source is wrong, or the exporter or the room for the cache is missing.
+        SystemExit: bert-export failed and has said why, or a signal stopped it.
+    """
+    try:
+        return _with_sources(settings, export) if settings.model else settings
+    except KeyboardInterrupt:  # while it waits for another start, or reads weights
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def _with_sources(settings: S, export: bool) -> S:
+    sources = [read_source(text) for text in settings.model]
+    for i, source in enumerate(sources):
+        if twin := next((other for other in sources[:i] if other.name == source.name), None):
+            raise SettingsError(
+                f"--model names `{source.name}` twice, as `{twin.where}` and `{source.where}`; give one as NAME={source.where}."
+            )
+    options = export_options(settings)
+    folder = cache_folder(settings)
+    given = settings.models if "models" in settings.model_fields_set else ()
+    made = [Path(source.where) if source.is_bundle else obtain(source, options, folder, export=export) for source in sources]
+    return settings.model_copy(update={"models": (*given, *made)})
+
+
+def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool = True) -> Path:
+    """Returns the bundle of a checkpoint: the one in the cache, or a new one.
+
+    Args:
+        source: The checkpoint.
+        options: Flags of the export.
+        cache: The cache's folder.
+        export: Whether one may be made.
+
+    Raises:
+        StartError: It is not there and may not be made, or the exporter is not installed, or the cache cannot be written.
+        SystemExit: The export failed or was stopped.
+    """
+    folder = cache / source.key(options)
+    bundle = folder / source.name
+    if not _is_there(bundle):
+        if not export:
+            raise StartError(
+                f"`{source.where}` was not exported yet with these settings; `bert-serve serve --model {source.where}` does that."
+            )
+        command = export_command()
+        with _locked(folder) as lock:
+            if not _is_there(bundle):  # another start may have made it while this one waited
+                logger.info("%s is exported once, as %s; that takes minutes, and with --precision fp32 one", source.where, bundle)
+                flags = [
+                    "--output",
+                    str(folder),
+                    "--name",
+                    source.name,
+                    *options,
+                    *(["--revision", source.revision] if source.revision else []),
+                ]
+                code = run_export([*command, *flags, "--", source.where], lock=lock)
+                if code == GRAPH_MISSING and _is_there(bundle):
+                    logger.warning("%s is served without the graph that the line above names", source.where)
+                elif code != 0:
+                    if code < _SIGNALED:
+                        logger.error(
+                            "flags that the line above names are those of `bert-export`: give them there, and its bundle to --models"
+                        )
+                    raise SystemExit(code)
+                return bundle
+    logger.info("%s was exported before, as %s", source.where, bundle)
+    return bundle
+
+
+def export_options(settings: SourceSettings) -> list[str]:
+    """Returns the flags of an export for these settings: graphs for the provider asked for, in the precision asked for.
+
+    Raises:
+        SettingsError: fp16, which is for GPUs, is asked for on a CPU.
+    """
+    providers = {"auto": ["cpu"], "cpu": ["cpu"]}.get(settings.provider, [settings.provider])
+    if settings.provider == "auto":
+        providers += [record.name for record in PROVIDERS.values() if record.automatic and _is_installed(record.package)]
+    if settings.provider not in ("auto", "cpu") and settings.allow_provider_fallback:
+        providers.insert(0, "cpu")
+    precision: str = settings.precision
+    if precision == "fp16":
+        if providers == ["cpu"]:
+            with_fp16 = next(record.name for record in PROVIDERS.values() if precision in record.precisions)
+            raise SettingsError(f"--precision is `fp16`, which is for GPUs; give --provider {with_fp16}, or another precision.")
+        if settings.allow_provider_fallback:
+            precision = "auto"  # the CPU has no such graph, and needs one of its own
+        else:
+            providers = providers[-1:]
+    if precision == "int8":
+        if "cpu" not in providers:
+            raise SettingsError("--precision is `int8`, which is for CPUs; give --provider cpu, or another precision.")
+        providers = ["cpu"]
+    return ["--provider", ",".join(providers), *([] if precision == "auto" else ["--precision", precision])]
+
+
+def cache_folder(settings: SourceSettings) -> Path:
+    """Returns the folder of the cache: --cache-dir, or `bertserve` in the user's own.
+
+    Raises:
+        SettingsError: None was given, and the user has none.
+    """
+    if settings.cache_dir is not None:
+        return settings.cache_dir
+    if own := os.environ.get("XDG_CACHE_HOME"):
+        return Path(own) / "bertserve"
+    try:
+        return Path.home() / ".cache" / "bertserve"
+    except RuntimeError as error:
+        raise SettingsError("--model needs a folder for what it exports, and this user has no home; give --cache-dir.") from error
+
+
+def _is_installed(package: str) -> bool:
+    """Returns whether a package of onnxruntime is installed; importing it would start its threads."""
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def _is_there(bundle: Path) -> bool:
+    """Returns whether a bundle is in place; bert-export renames it there as a whole."""
+    return (bundle / MANIFEST_FILE).is_file()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Makes a folder and holds its lock, so that of several starts one exports and the others wait; yields the lock's descriptor."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w", encoding="ascii")
+    except OSError as error:
+        raise StartError(f"--model cannot keep what it exports in `{folder}` ({error.strerror}); give another --cache-dir.") from error
+    with lock:
+        with suppress(OSError):  # on a file system without locks each exports, and the last one's bundle stays: they are the same
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                logger.warning("another start exports into %s; this one waits for it", folder)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
