@@ -230,7 +230,7 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTION
 
 def _method(scope: Scope) -> str:
     """Returns the method, `_OTHER` for one that HTTP does not know."""
-    return scope["_method"] if scope["_method"] in _METHODS else "_OTHER"
+    return scope["method"] if scope["method"] in _METHODS else "_OTHER"
 
 
 def _attributes_of_request(scope: Scope) -> Attributes:

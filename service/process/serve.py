@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from bertserve.service import __version__
 from bertserve.service.errors import StartError
-from bertserve.service.process.logs import as_printed, configure_logging
+from bertserve.service.process import logs
 from bertserve.service.process.preparation import Secrets, prepare
 from bertserve.service.process.server import ABSENT, bind, shared_counts
 from bertserve.service.process.supervisor import Supervisor
@@ -49,7 +49,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
         StartError: The service cannot start with these settings.
     """
     start = time.perf_counter()
-    configure_logging(settings.log_format)
+    logs.configure_logging(settings.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # while models load; the server, or the supervisor, listens to it
     secrets = prepare(settings)
     if secrets.keys is None and not _is_loopback(settings.host):
@@ -79,8 +79,8 @@ def _announce(settings: Settings, started: Started, seconds: float) -> None:
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s{workers}; docs at {address}/docs"
     for model in models:
-        print(as_printed(f"  {model}", settings.log_format))
-    print(as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2)), flush=True)
+        print(logs.as_printed(f"  {model}", settings.log_format))
+    print(logs.as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2)), flush=True)
 
 
 def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Started], None]) -> None:

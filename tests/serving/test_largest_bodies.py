@@ -31,7 +31,7 @@ from bertserve.service.wire.openai import EmbeddingsBody
 from bertserve.service.wire.reading import read_as
 from bertserve.service.wire.tei import SequencesBody
 
-Reader = Callable[[Incoming[Any]], Call[Any]]
+Reader = Callable[[Incoming], Call]
 
 BYTES = Settings().max_body_bytes
 LIMITS = Limits(max_inputs=Settings().max_inputs, max_chars=Settings().max_chars)
@@ -178,7 +178,7 @@ def test_the_largest_tensors_are_refused_with_little_work(models: Path, name: st
     assert BYTES // 2 < len(body) <= BYTES
     bundle = files.load_bundle(models / "tiny")
     model = SimpleNamespace(name="tiny", task=classify.TASK, tasks=[classify.TASK], bundle=bundle, graph=bundle.manifest.graphs[0])
-    incoming: Incoming[Any] = Incoming(body, {}, model, SimpleNamespace(for_task=lambda task, name: model), LIMITS)
+    incoming: Incoming = Incoming(body, {}, model, SimpleNamespace(for_task=lambda task, name: model), LIMITS)
     caught: list[CallerError] = []
 
     def run() -> None:
