@@ -86,8 +86,9 @@ def tasks_table() -> str:
     rows = []
     for spec in facts.tasks():
         base = spec.derivation.base if spec.derivation is not None else spec.name
+        models = "any task" if base is None else f"`{base}`"
         needs = f" with {_cell(spec.derivation.needs)}" if spec.derivation is not None and spec.derivation.needs else ""
-        rows.append((f"[`POST /{spec.path}`](#post-{spec.path})", _cell(spec.title), f"`{spec.name}`", f"`{base}`{needs}"))
+        rows.append((f"[`POST /{spec.path}`](#post-{spec.path})", _cell(spec.title), f"`{spec.name}`", models + needs))
     return _table(("endpoint", "what it does", "task", "models that answer it"), rows)
 
 

@@ -29,8 +29,9 @@ from bertserve.service.tasks.catalog import TASKS
 
 DESCRIPTION = """Fine-tuned BERT-family encoders over HTTP, in the wire format of the Hugging Face Inference API.
 
-A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the headers
-`x-request-id`, `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when text was cut."""
+A list in is a list out. Errors have one shape, `{"error", "error_type", "request_id"}`. Every answer has the header
+`x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
+text was cut."""
 _METHOD_NOT_ALLOWED = 405
 _SHOWN_CHARS = 64  # of a path, in a message; of one of kilobytes it would also take long to find the nearest
 _NAME = re.compile(r"\{(\w+)\}")
