@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 # Memory is returned to the system at most once in so many seconds: each time takes tens of milliseconds.
-RETURN_S = 1.0
+RETURN_S = 0.2
 
 
 def _find_malloc_trim() -> Callable[[int], int] | None:

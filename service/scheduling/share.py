@@ -13,7 +13,7 @@ UNDERESTIMATED = 4
 PARTS_OF_QUEUE = 4
 
 # Bytes of the answers that jobs of a share are making, unless it is one alone: their results take several times as much memory.
-MAX_ANSWER_BYTES = 2**24
+MAX_ANSWER_BYTES = 2**23
 
 # Reason of a refusal: other jobs of the share hold all that it may have.
 SHARE_FULL = "share_full"
