@@ -50,7 +50,7 @@ def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0,
         mask: How the model spells a word that it is to fill in; what a file has is sent as it is.
 
     Raises:
-        BenchError: There is no such mix or file, a line of the file is no body, or the endpoint does not take what the mix has.
+        BenchError: There is no such mix or file, a line of the file is not a body, or the endpoint does not take what the mix has.
     """
     if source in mixes.NAMES:
         return _group(path, mixes.mix_inputs(source, seed=seed, mask=mask), texts)

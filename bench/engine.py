@@ -117,7 +117,7 @@ def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]
         texts_per_s=sum(shares[body] * encoded.texts[body] for body, _, _ in runs) / span,
         tokens_per_s=sum(encoded.lengths[body][part] for body, part, _ in runs) / span,
         run_ms=mean * 1000,
-        # a short loop may not reach the last text of a mix; the mean stands in for it
+        # a short loop may not reach the last text of a mix; the mean is used for it
         feed_s=[[statistics.median(times.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(encoded.feeds)],
     )
 

@@ -202,7 +202,7 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
     """Finds the highest rate of an open loop at which all objectives are met, with at most `steps` rates.
 
     A load in which the generator was late is another one than was meant. It is repeated once, and if that is late too, the step is
-    inconclusive: the search goes on below it, and never takes its rate.
+    inconclusive: the search continues below it and never reports its rate.
 
     Args:
         test: What to load.

@@ -166,7 +166,7 @@ def _graph_table(manifest: Manifest, folder: Path) -> list[str]:
 
 
 def graph_mib(graph: GraphSpec, folder: Path) -> float:
-    """Returns the size of a graph, with the weights in files beside it."""
+    """Returns the size of a graph, including weights in separate files."""
     return sum((folder / file.file).stat().st_size for file in graph.files) / 2**20
 
 

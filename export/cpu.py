@@ -35,7 +35,7 @@ class Int8Options:
 
 
 def optimize(raw: Path, checkpoint: Checkpoint, traced: str) -> Artifact:
-    """Makes the float32 graph that the others are made of, beside the traced one.
+    """Makes the float32 graph from which the others are made, next to the traced one.
 
     Args:
         raw: The traced graph.

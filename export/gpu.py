@@ -157,7 +157,7 @@ def plan_shapes(max_length: int, *, masks: bool, rectangle: bool) -> ShapePlan:
         ShapeBucket(length=n, rows=tuple(r for r in _ROWS if r == 1 or (r <= last if rectangle else r * n <= MAX_TOKENS))) for n in lengths
     )
     tokens = max(bucket.length * bucket.rows[-1] for bucket in buckets)
-    # a mask counts as a token beside its own, so that no batch has more than half as many masks as tokens; one text may have any number
+    # a mask counts as one more token, so that no batch has more than half as many masks as tokens; one text may have any number
     return ShapePlan(buckets=buckets, masks=_powers_of_two(max(tokens // 2, max_length)) if masks else ())
 
 

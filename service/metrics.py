@@ -47,7 +47,7 @@ class ProcessMetrics(Collector):
         """Creates it.
 
         Args:
-            process_ids: Of the workers, by index, 0 for one that there is not now; none stands for this process alone.
+            process_ids: Process ids of the workers, by index; 0 for a worker that is not running. Empty where this process is the only one.
             replaced: Returns how many workers were replaced, by why.
         """
         self._process_ids = process_ids or (os.getpid(),)

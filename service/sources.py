@@ -1,7 +1,7 @@
 """What `--model` names, to folders of bundles: a bundle, a folder of a checkpoint, or a hub id; and the cache of exports.
 
 The cache has a folder for each digest of a source and its options, with the one bundle in it. Nothing in it is ever changed. Files of a
-checkpoint are read for their digest alone: what a checkpoint is, is for bert-export to say. It runs as a process of its own.
+checkpoint are read only for their digest: bert-export decides what a checkpoint is. It runs as a separate process.
 """
 
 from __future__ import annotations

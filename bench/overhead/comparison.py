@@ -50,7 +50,7 @@ class Contender:
     Attributes:
         name: Its name on the command line and in tables.
         description: The same in words.
-        serve: From a folder of bundles, the number of lanes in all, and a folder for files, runs it while a block runs.
+        serve: Runs it while a block runs, given a folder of bundles, the total number of lanes and a folder for files.
     """
 
     name: str

@@ -141,7 +141,7 @@ def summary_lines(report: Report) -> Iterator[str]:
         yield f"{'passed' if verdict.passed else 'MISSED'}: {verdict.objective}, measured {_format(verdict.measured)}"
     if report.inconclusive:
         steps = ", ".join(report.inconclusive)
-        yield f"inconclusive: {steps}: the generator was late in both tries, so nothing is known there; run it elsewhere, or with less beside it"
+        yield f"inconclusive: {steps}: the generator was late in both tries, so these rates were not measured; run the generator on another machine, or with less load on this one"
     if report.interrupted:
         yield "interrupted: these are the figures of what there was"
 

@@ -138,7 +138,7 @@ def _of_axis(sweep: Sweep, axis: str) -> list[Point]:
 def _lengths(axes: Axes, points: Sequence[Point]) -> None:
     for point in points:
         lengths = [timing.length for timing in point.timings]
-        axes.plot(lengths, [timing.latency_cpu_ms for timing in point.timings], "o-", label=f"{point.precision}, a text alone")
+        axes.plot(lengths, [timing.latency_cpu_ms for timing in point.timings], "o-", label=f"{point.precision}, one text")
         in_batches = [timing.cpu_ms for timing in point.timings]
         axes.plot(lengths, in_batches, "s--", label=f"{point.precision}, a text of a batch of {point.timings[0].batch}")
     axes.set(xlabel="tokens", ylabel="CPU ms", xlim=(0, None), ylim=(0, None))
@@ -157,7 +157,7 @@ def _shapes(axes: Axes, points: Sequence[Point], axis: str, length: int) -> None
         axes.plot([value for value, _ in times], [ms for _, ms in times], "o-", label=precision)
     axes.set(
         xlabel="hidden size" if axis == "hidden" else axis,
-        ylabel=f"CPU ms, a text of {length} tokens alone",
+        ylabel=f"CPU ms, one text of {length} tokens",
         xlim=(0, None),
         ylim=(0, None),
     )

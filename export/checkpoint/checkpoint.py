@@ -1,6 +1,6 @@
 """A loaded checkpoint as one plain record: a PyTorch model, a clean `tokenizer.json`, and what the later stages need to know of both.
 
-Its floating-point operations are counted while the model runs, because layers may be shared and weights stand in any kind of product.
+Its floating-point operations are counted while the model runs, because layers may be shared and any kind of product may use weights.
 Matrix products and convolutions are counted, two operations for each multiplication with its addition, at three lengths. What is the same
 at all lengths is left out: layers on [CLS] alone, and tables of relative positions, which a batch needs once.
 """

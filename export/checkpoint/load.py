@@ -217,7 +217,7 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
         raise CheckpointError(
             f"{type(model).__name__} of `{source}` "
             + ("has a decoder whose inputs no text fills" if asks else "does not run on what its tokenizer gives")
-            + f": {type(error).__name__}: {error}; mend the checkpoint, or it is of a kind that is not understood."
+            + f": {type(error).__name__}: {error}; fix the checkpoint; bert-export may also not support its kind."
         ) from error
 
 

@@ -51,7 +51,7 @@ class ModuleSpec:
             [rows, length], and without a head vectors [rows, length, values].
         tokenizer: A `tokenizer.json`, with its special tokens in its post-processor; a relative path begins at the factory's file.
         task: `text-classification`, `token-classification`, `question-answering` or `feature-extraction`.
-        pad_token: The token that fills up rows; it stands in no text.
+        pad_token: The token that fills up rows; no text contains it.
         labels: Names by id, of a classification.
         problem_type: `single_label_classification`, `multi_label_classification` or `regression`, which says what turns logits into scores.
         cls_token: What stands for "no answer" in question answering.

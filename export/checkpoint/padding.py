@@ -1,6 +1,6 @@
 """Finds the padding that a model tolerates: a token that is no part of a text, and the side that it may stand on, by running the model.
 
-A decoder's classifier reads the last token that is no padding, and it knows padding by the id that its configuration names. So the id
+A decoder's classifier reads the last token that is not padding, and it recognizes padding by the id that its configuration names. So the id
 counts, and not only the mask. With an id that the configuration does not name the last position would be read, which is padding.
 
 These are the first runs of the model. A model that replaces layers of its own while it reads is refused then, because its answers depend on
@@ -43,7 +43,7 @@ class Padding:
 def settle_pad_token(source: str, model: PreTrainedModel, tokenizer: Any, pieces: Sequence[Piece]) -> None:
     """Gives tokenizer and configuration a padding token where they have none, as GPT's have not.
 
-    transformers reads the last position then, and takes one text at a time. The token that is chosen stands in no template: else the last
+    transformers reads the last position then, and takes one text at a time. No template contains the chosen token: otherwise the last
     token of a text would be taken for padding, and another one be read.
 
     Args:

@@ -10,8 +10,8 @@
     [{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"},
      {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
 
-The Transformer's path is empty if the model lies beside `modules.json`. Older checkpoints have it in a folder of its own,
-`0_Transformer`, with tokenizer and length; a `config.json` beside `modules.json` is then not the model's. Older files of the length are
+The path of the Transformer is empty if the model is in the folder of `modules.json`. Older checkpoints have it in a folder of its own,
+`0_Transformer`, with tokenizer and length; a `config.json` in the folder of `modules.json` is then not the model's. Older files of the length are
 named after the model, as `sentence_roberta_config.json`. A checkpoint without `modules.json` is pooled as Text Embeddings Inference does by
 default: the vector of the first token, which is [CLS], not normalized.
 """
@@ -56,7 +56,7 @@ def read_modules(folder: Path) -> tuple[ModuleEntry, ...]:
     """
     entries = read_json(folder / MODULES_FILE, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise CheckpointError(f"`{folder / MODULES_FILE}` is no list of steps; fetch it again.")
+        raise CheckpointError(f"`{folder / MODULES_FILE}` is not a list of steps; download it again.")
     return tuple(_entry(folder, str(entry.get("type", "")), str(entry.get("path", ""))) for entry in entries)
 
 

@@ -186,7 +186,7 @@ def count_heads(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
         sums = weights.sum(-1)
         if weights.min() < 0 or (sums - 1).abs().max() > _TOLERANCE:
             raise CheckpointError(
-                f"the attention of layer {number} of {type(model).__name__} is no share of each token: a token's weights add up to "
+                f"the attention of layer {number} of {type(model).__name__} is not a distribution over the tokens: a token's weights add up to "
                 f"{sums.min():.3g} to {sums.max():.3g}, and the least is {weights.min():.3g}; export it without --attentions."
             )
     return tuple(int(weights.shape[1]) for weights in layers)

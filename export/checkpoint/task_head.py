@@ -85,7 +85,7 @@ def read_labels(source: str, config: Any) -> tuple[str, ...]:
     labels = tuple(str(config.id2label[i] or "") for i in sorted(config.id2label))
     if sorted(config.id2label) != list(range(len(labels))) or len(set(labels)) != len(labels) or "" in labels:
         raise CheckpointError(
-            f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}; mend config.json."
+            f"the labels of `{source}` are not distinct names for the ids 0 to {len(labels) - 1}: {config.id2label}; fix config.json."
         )
     return labels
 

@@ -239,7 +239,9 @@ def _kept_heads(source: str, config: Any) -> Mapping[int, int]:
         kept = {int(layer): config.num_attention_heads - len(set(map(int, heads))) for layer, heads in pruned.items() if heads}
         known = all(0 <= int(head) < config.num_attention_heads for heads in pruned.values() for head in heads)
     except (AttributeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"`pruned_heads` of `{source}` is {pruned!r}, and not layer -> list of heads; mend config.json.") from error
+        raise CheckpointError(
+            f"`pruned_heads` of `{source}` is {pruned!r}; it must be an object of layer -> list of heads; fix config.json."
+        ) from error
     if not known or any(count < 1 for count in kept.values()):
         raise CheckpointError(
             f"`pruned_heads` of `{source}` is {pruned!r}, which leaves a layer without a head, or names one that is not there; of "

@@ -45,7 +45,7 @@ SHORTEST_RANGE = 16  # tokens; each range of the table by length is twice as lon
 class SpreadError:
     """How far a graph's outputs are off, over the standard deviation of the reference's; of several outputs the worst one's.
 
-    It keeps sums alone: of fill-mask all rows together would be gigabytes.
+    It keeps only sums: all rows of fill-mask together would take gigabytes.
 
     Attributes:
         rows: How many were counted in.

@@ -108,7 +108,7 @@ def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
         document: The body.
 
     Raises:
-        CallerError: It is no body of the task.
+        CallerError: It is not a valid body of the task.
     """
     return read_body(task, json.dumps(document).encode(), Limits(max_inputs=choose.MAX_CHOICES, max_chars=MAX_CHARS))
 

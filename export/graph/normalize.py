@@ -44,7 +44,7 @@ _RULES = (
 
 LOWEST = float(np.finfo(np.float32).min)
 MAX_BIAS = -1e3  # after a softmax nothing is left of a score that is so much lower
-_SHAPES = ((1, 2), (2, 7), (3, 5))  # rows and length of masks that are tried, beside one of full length
+_SHAPES = ((1, 2), (2, 7), (3, 5))  # rows and length of masks that are tried, in addition to one of full length
 _UNKNOWN = 9  # a token id; what reads more of other inputs than their shapes is not looked at
 
 
@@ -184,7 +184,7 @@ def _biases(graph: ir.Graph, mask: ir.Value) -> list[ir.Value]:
 
 
 def _lowest(model: ir.Model, mask: ir.Value, candidates: Sequence[ir.Value], longest: int) -> list[float | None]:
-    """Returns what each candidate adds to the score of a key that is padding, or None where it is no padding of keys."""
+    """Returns what each candidate adds to the score of a key that is padding, or None where it does not mark padding of keys."""
     graph = ir.convenience.extract(model.graph, model.graph.inputs, candidates)
     for output in graph.outputs:
         output.type = output.shape = None  # ONNX Runtime knows them
@@ -205,7 +205,7 @@ def _lowest(model: ir.Model, mask: ir.Value, candidates: Sequence[ir.Value], lon
 
 
 def _key_padding(bias: NDArray[np.generic], kept: NDArray[np.int64]) -> float | None:
-    """Returns the one low number that a bias, [rows, 1, queries or 1, length], has for padding, or None where it is no padding of keys."""
+    """Returns the one low number that a bias, [rows, 1, queries or 1, length], has for padding, or None where it does not mark padding of keys."""
     rows, length = kept.shape
     if bias.dtype != np.float32 or bias.ndim != 4 or bias.shape[:2] != (rows, 1) or bias.shape[3] != length:
         return None

@@ -1,6 +1,6 @@
 """The changes that int8 makes to a graph.
 
-`split_hidden_units` and `split_input_channels` take the few channels of huge values out of what will be int8, and compute them beside it in
+`split_hidden_units` and `split_input_channels` take the few channels of huge values out of what will be int8, and compute them separately in
 float; exact. A handful of channels carry values ten times those of the others (Dettmers et al. 2022, arXiv:2208.07339). One int8 scale for all
 then leaves few quantization steps for the rest. The split is made in the graph once, for channels known from calibration.
 

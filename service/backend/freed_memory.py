@@ -1,4 +1,4 @@
-"""Freed memory: returned to the system by glibc, which otherwise keeps it for the process."""
+"""Returns freed memory to the system, which glibc otherwise keeps for the process."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _malloc_trim = _find_malloc_trim()
 
 
 class FreedMemory:
-    """Returns freed memory to the system, in a thread and at most once in `RETURN_S` seconds. Without glibc it does nothing.
+    """Calls glibc's `malloc_trim` in a thread, at most once in `RETURN_S` seconds. Without glibc it does nothing.
 
     A tokenizer makes several small objects per token. When a text of 200,000 characters is done, they leave holes of 50 MB in the heap of
     its thread, which glibc keeps.
     """
 
     def __init__(self) -> None:
-        """Starts with nothing to return."""
+        """Starts without a pending call."""
         self._lock = threading.Lock()
         self._is_due = False
         self._last = -math.inf
 
     def return_soon(self) -> None:
-        """Returns it now, or as soon as it may."""
+        """Calls it now, or as soon as `RETURN_S` seconds have passed since the last call."""
         with self._lock:
             if self._is_due or _malloc_trim is None:
                 return
@@ -53,4 +53,4 @@ class FreedMemory:
         _malloc_trim(0)
 
 
-freed_memory = FreedMemory()  # of this process, as the heap is
+return_freed_memory = FreedMemory().return_soon  # the heap belongs to the process, so there is one

@@ -171,7 +171,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.float32), 2: np.dtype(np.uin
 def read_tables(path: Path) -> dict[str, NDArray[Any]]:
     """Returns a graph's large tables that nothing but lookups read, by name, as arrays of their own.
 
-    Weights that stand in files beside the graph are not among them: onnxruntime maps those, and sessions share the pages.
+    Weights in separate files are not included: onnxruntime maps those, and sessions share the pages.
 
     Args:
         path: The ONNX file. Of one that is not whole there are no tables; onnxruntime says better what is wrong with it.
@@ -211,7 +211,7 @@ def _node(node: memoryview) -> tuple[list[str], str]:
 
 
 def _tensor(tensor: memoryview, wanted: set[str]) -> tuple[str, NDArray[Any]] | None:
-    """Returns the name and a copy of the values of a tensor, if it is wanted and its values stand in the file as memory has them."""
+    """Returns the name and a copy of the values of a tensor, if it is wanted and the file has its values in the layout of memory."""
     name, type_, dims, raw = "", 0, [], memoryview(b"")
     for number, value in fields(tensor):
         if number == _TENSOR_NAME and isinstance(value, memoryview):

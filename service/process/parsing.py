@@ -82,7 +82,7 @@ class PieceCutter:
         self._last = b""  # up to three bytes of the piece before, if it did not end with an empty line: one may have begun there
 
     def end(self, data: bytes, start: int) -> int:
-        """Returns where the piece ends that starts there, at least a byte later. It must be taken: the next call goes on behind it."""
+        """Returns where the piece ends that starts there, at least a byte later. The caller must take it: the next call continues after it."""
         if self._last:
             across = (self._last + data[start : start + 3]).find(_EMPTY_LINE)
             if across >= 0:

@@ -67,7 +67,7 @@ class CoalescingTransport(asyncio.Transport):
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Goes on reading."""
+        """Resumes reading."""
         self._transport.resume_reading()
 
     def write(self, data: Any) -> None:
@@ -86,7 +86,7 @@ class CoalescingTransport(asyncio.Transport):
         self._transport.close()
 
     def can_write_eof(self) -> bool:
-        """Returns whether the sending half alone can be closed; with TLS it cannot."""
+        """Returns whether the sending half can be closed separately; with TLS it cannot."""
         return self._transport.can_write_eof()
 
     def write_eof(self) -> None:

@@ -167,7 +167,7 @@ metrics_logger = logging.getLogger("bertserve.metrics")
 SIZES = {"histogram": 2**20, "counter": 2**18, "gauge_livesum": 2**16, "gauge_livemax": 2**16}
 
 PREFIX = "bertserve-"
-MEMORY = "/dev/shm"  # noqa: S108 - the folder in it is made by tempfile, for this user alone
+MEMORY = "/dev/shm"  # noqa: S108 - tempfile makes the folder in it, readable for this user only
 
 
 @contextmanager

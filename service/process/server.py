@@ -82,7 +82,7 @@ class BalancedListener:
         self.leave()
 
     def leave(self) -> None:
-        """Takes no more; what waits, and what comes, is for those who hold the socket too."""
+        """Accepts no more connections; waiting and new ones go to the other processes that hold the socket."""
         self._unwatch()
         self._listener.close()
         self.count(ABSENT)

@@ -30,11 +30,11 @@ KEPT_ENDED = 64
 # Times its prediction that nearly every wait is at most: under overload, and with neighbors, a machine is a tenth slower than it was.
 PREDICTION_ERROR = 1.15
 
-# A job that takes more predicted seconds of a lane before its last entry is a long one.
+# A job is long if its entries before the last one take more predicted seconds of a lane.
 LONG_S = 0.05
 
-# One that takes more than so much keeps its pace, even if it then expires. A shorter one may have a lower one, but not overtake the time, so that
-# a short deadline gives no right of way.
+# The deadline can lower the pace of a job. The limit is LEAST_PACE, the speed of the clock, so that a short deadline gives no priority over
+# other requests. For a job of more than HEAVY_S seconds it is PACE, because it would delay others for too long.
 HEAVY_S, LEAST_PACE = 1.0, 1.0
 
 # When the queue is full, requests of at most a 64th of it are still admitted, until small requests hold an 8th of it.
@@ -336,7 +336,7 @@ class Backlog:
     def _pace(self, job: Job, before: float) -> None:
         """Sets the pace of a job by how many long jobs share the lanes: all of them together must not fall behind the time.
 
-        Its last entry ranks so that it starts before the deadline, also where all that it must let through keeps the lanes busy.
+        The last entry must rank early enough to start before the deadline, even if the requests that rank before it keep the lanes busy.
 
         Args:
             job: An open job.
@@ -351,7 +351,7 @@ class Backlog:
             job.pace = max(job.slack_s / before, PACE if before > HEAVY_S else LEAST_PACE)
 
     def _watch(self, job: Job) -> None:
-        """Has `expire` look at a job when its deadline has passed, once however many stages it has."""
+        """Makes `expire` check a job when its deadline has passed; a job with several stages has one item."""
         if job.expires and not job.watched:
             job.watched = True
             heapq.heappush(self._deadlines, (job.deadline, next(self._tie), job))

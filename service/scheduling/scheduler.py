@@ -40,7 +40,7 @@ def _forgotten(results: Sequence[Any]) -> None:
 
 
 def _clear_frames(error: BaseException) -> None:
-    """Lets go of the locals of an error's frames, and of those of its causes: they hold texts and tokens until the caller has the answer."""
+    """Clears the locals of the frames of an error and of its causes: they keep texts and tokens until the caller has the answer."""
     cleared: list[BaseException] = []
     pending: list[BaseException | None] = [error]
     while pending:

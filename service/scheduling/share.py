@@ -12,7 +12,7 @@ UNDERESTIMATED = 4
 # A share is at most this part of the queue, so that a stream leaves room to other callers.
 PARTS_OF_QUEUE = 4
 
-# Bytes of the answers that jobs of a share are making, unless it is one alone: their results take several times as much memory.
+# Most bytes of the answers that the jobs of a share make at once, unless there is only one: the results take several times as much memory.
 MAX_ANSWER_BYTES = 2**23
 
 # Reason of a refusal: other jobs of the share hold all that it may have.
@@ -60,7 +60,7 @@ class Share:
         return tokens
 
     def check_answer(self, own: int, size: int) -> None:
-        """Checks that an answer can be made beside those of other jobs.
+        """Checks that an answer can be made at the same time as those of other jobs.
 
         Args:
             own: Bytes that the job counts already.

@@ -211,7 +211,7 @@ class DelimitedReader:
             return next(self._records, None)
         except csv.Error as error:
             raise StartError(
-                f"the input is broken in the row that begins on line {line}: {error}; a field with quotes or line ends must stand in quotes "
+                f"the input is broken in the row that begins on line {line}: {error}; put a field with quotes or line ends into quotes "
                 "that end, with quotes within it doubled. Correct the file, and start again with --restart."
             ) from error
 

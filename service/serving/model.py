@@ -12,7 +12,7 @@ from typing import Any
 
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.backend.engines import Engines
-from bertserve.service.backend.freed_memory import freed_memory
+from bertserve.service.backend.freed_memory import return_freed_memory
 from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
@@ -181,7 +181,7 @@ class Model:
             raise
         finally:
             if chars > MANY_CHARS:
-                freed_memory.return_soon()
+                return_freed_memory()
         _observe(metrics, done)
         prediction: Prediction = done.value
         return prediction

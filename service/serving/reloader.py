@@ -307,7 +307,7 @@ class SharedReloader(Reloader):
             why = "; ".join(f"not by worker {index} ({error})" for index, error in failed.items() if error) or "in different versions"
             raise PartialChangeError(
                 "the {what} of `{name}` was done by worker {by}, and {why}. Workers may serve different models now, which "
-                "/models shows; mend the cause, and send the request again.",
+                "/models shows; fix the cause, and send the request again.",
                 what=action,
                 name=name[:64],
                 by=", ".join(map(str, done)) or "none",

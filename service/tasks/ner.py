@@ -39,7 +39,7 @@ def scheme_of(labels: tuple[str, ...]) -> Scheme:
     """Returns the scheme of a model's labels.
 
     What begins with B and goes on with I must end, so in a scheme with endings each tag that has one of these has an ending too; and
-    some tag has an ending beside another letter, so that `E-MAIL` and `S-BAHN` are plain labels.
+    some tag has the same ending after another letter, so that `E-MAIL` and `S-BAHN` are plain labels.
     """
     tags: dict[str, set[str]] = {}
     for label in labels:

@@ -15,8 +15,8 @@ from bertserve.service.errors import SettingsError
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
 
-# Stages of a name that a trace keeps. A document of many windows can run in hundreds, and be decoded in as many slices of time: then the last one
-# takes the place of those between.
+# Stages that a trace keeps per name. A document of many windows can have hundreds of runs and of slices of decoding: then the first ones and the
+# last one are kept.
 MAX_STAGES = 128
 
 StageName = Literal["queue", "tokenize", "run", "decode"]
@@ -87,7 +87,7 @@ class Trace:
         """
         for put, following in zip(self.puts, [*self.puts, end][1:], strict=True):
             started = [stage for stage in self.stages if put <= stage.start < following]
-            # decoding follows a run without a wait, unless there is none
+            # decoding follows a run without a wait; only a slice without a run has waited
             starts = [stage.start for stage in started if stage.name != "decode"] or [stage.start for stage in started]
             yield Stage("queue", put, max(starts, default=following))
 

@@ -1,6 +1,6 @@
 """Bodies of the Open Inference Protocol: JSON, and after it the binary tensors, which the JSON describes.
 
-A tensor of a request is a description at first. Its values are read by who has looked at its shape, so that a shape costs nothing.
+A tensor of a request is a description at first. Its values are read after its shape has been checked, so that a large shape costs nothing.
 """
 
 from __future__ import annotations

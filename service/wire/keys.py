@@ -124,7 +124,7 @@ def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
 
 def _check_options(options: Any, body: type[TaskBody]) -> None:
     if not isinstance(options, dict):
-        raise InvalidValueError("`options` is wrong: input should be an object; leave it out, or mend it.")
+        raise InvalidValueError("`options` is wrong: input should be an object; fix or remove it.")
     wrong = next((name for name in options if name not in OPTIONS), None)
     if wrong is not None:
         belongs = " put it within `parameters`." if wrong in body.parameters_type.model_fields else ""

@@ -394,8 +394,8 @@ def test_the_files_of_such_a_model_are_asked_of_the_hub(tmp_path: Path, monkeypa
         ('[{"path": "../other", "type": "x.Transformer"}]', r"names `\.\./other`, which is outside of the checkpoint"),
         ('[{"path": "/other", "type": "x.Pooling"}]', r"names `/other`, which is outside of the checkpoint"),
         ('[{"path": "a", "type": "x.Transformer"}, {"path": "b", "type": "x.Transformer"}]', r"has 2 Transformer steps \(`a`, `b`\)"),
-        ('{"path": ""}', r"modules\.json` is no list of steps"),
-        ('["Transformer"]', r"modules\.json` is no list of steps"),
+        ('{"path": ""}', r"modules\.json` is not a list of steps"),
+        ('["Transformer"]', r"modules\.json` is not a list of steps"),
     ],
 )
 def test_steps_that_lead_nowhere_are_refused(tmp_path: Path, content: str, message: str) -> None:

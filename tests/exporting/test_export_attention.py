@@ -50,7 +50,7 @@ REFUSED = {
     "FNet": "FNetForSequenceClassification returns no attention of one text's tokens to each other",
     "Longformer": "LongformerForSequenceClassification returns a tensor of [1, 4, 5, 6] as the attention of layer 0 to a text of 5 tokens",
     "T5": "T5ForSequenceClassification returns no attention of one text's tokens to each other",
-    "SqueezeBERT": "the attention of layer 0 of SqueezeBertForSequenceClassification is no share of each token",
+    "SqueezeBERT": "the attention of layer 0 of SqueezeBertForSequenceClassification is not a distribution over the tokens",
     "YOSO": "YosoForSequenceClassification returns a tensor of [1, 5, 32] as the attention of layer 0 to a text of 5 tokens",
 }
 

@@ -801,8 +801,8 @@ def test_pauses_leave_nothing_behind() -> None:
     assert len(queue._ranked) <= 2 * len(jobs)
 
 
-def test_a_later_rank_than_before_can_be_earlier() -> None:
-    """What was to be tokenized made room for others; it does no more once it is."""
+def test_a_tokenized_text_no_longer_ranks_behind_others() -> None:
+    """The delay for tokenizing ends with it: the next stage has an earlier rank than the one before."""
     queue = backlog()
     job = queue.admit(tokens=9, seconds=0.0, deadline=100.0, now=0.0)
     job.delay_s = 10.0

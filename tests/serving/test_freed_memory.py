@@ -1,4 +1,4 @@
-"""Freed memory returns to the system, and costs no more than one call in a while, however many requests ask for it."""
+"""Freed memory returns to the system, with one call per interval for any number of requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertserve.service.backend.freed_memory import FreedMemory
 
 
 def test_memory_is_returned_at_once_and_then_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What asks while it is due shares one call; the last that asks is always followed by one."""
+    """Requests that arrive while a call is pending share it; a call always follows the last request."""
     returned = threading.Semaphore(0)
     monkeypatch.setattr(freed_memory, "_malloc_trim", lambda pad: returned.release())
     monkeypatch.setattr(freed_memory, "RETURN_S", 0.5)
