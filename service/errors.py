@@ -39,12 +39,13 @@ SAFE_VALUES = frozenset(
     {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_inputs", "max_length", "max_queue_tokens", "max_timeout_ms"}
     | {"model", "models", "room", "setting", "task"}
 )
-_SHOWN_CHARS = 64  # of a wrong name; for one of megabytes it would take seconds to find the nearest
+# Characters of a wrong name, path or key that a message shows and that are compared with the known ones: of megabytes that would take seconds.
+SHOWN_CHARS = 64
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Returns the known name that a wrong one is nearest to, if any is near."""
-    return next(iter(difflib.get_close_matches(name[:_SHOWN_CHARS], list(known), n=1)), None)
+    return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(known), n=1)), None)
 
 
 class BertServeError(Exception):

@@ -17,7 +17,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp
 
 from bertserve.service import __version__
-from bertserve.service.errors import MethodNotAllowedError, NotFoundError
+from bertserve.service.errors import SHOWN_CHARS, MethodNotAllowedError, NotFoundError
 from bertserve.service.http import errors, open_inference, playground
 from bertserve.service.http.admin import routers as admin_routers
 from bertserve.service.http.auth import Authenticator, Endpoint, check_declared
@@ -33,7 +33,6 @@ A list in is a list out. Errors have one shape, `{"error", "error_type", "reques
 `x-request-id`. The answer of a model also has `x-model` and `server-timing`; `x-truncated` and `X-HF-Warning` say when
 text was cut."""
 _METHOD_NOT_ALLOWED = 405
-_SHOWN_CHARS = 64  # of a path, in a message; of one of kilobytes it would also take long to find the nearest
 _NAME = re.compile(r"\{(\w+)\}")
 _HEADERS_OF_ANSWERS = ("x-request-id", "x-model", "server-timing", "x-truncated", "x-windows", "x-hf-warning", "retry-after")
 
@@ -158,7 +157,7 @@ def _no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
         path: The path.
         known: Those that there are; `{name}` in one is a model's name, `{version}` its version.
     """
-    shown = path[:_SHOWN_CHARS]
+    shown = path[:SHOWN_CHARS]
     found = _nearest(shown, known)
     if found is not None:
         return NotFoundError("there is no path `{path}`; did you mean `{near}`? See /docs.", path=shown, near=found)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bertserve.service.errors import MalformedRequestError, RefusedError
+from bertserve.service.errors import SHOWN_CHARS, MalformedRequestError, RefusedError
 from bertserve.service.http import errors
 from bertserve.service.http.auth import AUTH, CALLER, METRICS, PROBES, Authenticator, Caller
 from bertserve.service.http.errors import ErrorLog
@@ -35,7 +35,6 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _INTERNAL, _ = errors.INTERNAL
 _UNAUTHORIZED = 401
 _UNTRACED = PROBES | {METRICS}
-_SHOWN_CHARS = 64  # of a path, in a message
 # control characters, what is not UTF-8, and `.` or `..` as a whole segment: a proxy in front may read such a path in another way
 _AMBIGUOUS = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]|/\.\.?(?:/|\Z)")
 _ENCODED_SLASH = re.compile(rb"%(?:2f|5c)", re.IGNORECASE)
@@ -156,7 +155,7 @@ def _check_path(scope: Scope) -> None:
         raise MalformedRequestError(
             "the path `{path}` has a control character, an encoded slash, a dot segment or bytes that are not UTF-8; send "
             "the plain path, see /docs.",
-            path=scope["path"][:_SHOWN_CHARS],
+            path=scope["path"][:SHOWN_CHARS],
         )
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bertserve.service.errors import InvalidValueError, MalformedRequestError, nearest
+from bertserve.service.errors import SHOWN_CHARS, InvalidValueError, MalformedRequestError, nearest
 from bertserve.service.tasks.body import TaskBody
 
 # Keys that clients of other services send beside `inputs`, with the values that ask for nothing but what happens anyway; None is any value.
@@ -22,7 +22,6 @@ HARMLESS: Mapping[str, Sequence[Any] | None] = {
 }
 # What the Inference API, and the clients that were made for it, have in `options`: how to wait for a model, and whose cache to look into.
 OPTIONS = ("use_cache", "wait_for_model", "use_gpu", "dont_load_model", "retry_on_error", "includeCredentials", "taskHint", "signal")
-_SHOWN_CHARS = 64  # of a key, in a message
 
 
 def check_keys(value: Mapping[str, Any], body: type[TaskBody]) -> None:
@@ -68,7 +67,7 @@ def unknown_within(name: str, where: str, known: Sequence[str], body: type[TaskB
     """
     if where == "parameters" and name in body.names:
         return InvalidValueError(
-            "`parameters` has no `{name}`; put it beside {known}.", name=name[:_SHOWN_CHARS], known=listed(required(body))
+            "`parameters` has no `{name}`; put it beside {known}.", name=name[:SHOWN_CHARS], known=listed(required(body))
         )
     return unknown_name(name, f"`{where}`", known)
 
@@ -84,7 +83,7 @@ def unknown_name(name: str, holder: str, known: Sequence[str]) -> InvalidValueEr
     near = nearest(name.lower(), known)
     hint = f"did you mean `{near}`? " if near else ""
     rest = f"{hint}{'Known' if hint else 'known'} are {listed(known)}" if known else "leave it out"
-    return InvalidValueError("{holder} has no `{name}`; {rest}.", holder=holder, name=name[:_SHOWN_CHARS], rest=rest)
+    return InvalidValueError("{holder} has no `{name}`; {rest}.", holder=holder, name=name[:SHOWN_CHARS], rest=rest)
 
 
 def check_names(given: Iterable[str], known: Sequence[str], holder: str) -> None:
@@ -105,7 +104,7 @@ def required(body: type[TaskBody]) -> list[str]:
 
 def _unknown(name: str, body: type[TaskBody]) -> InvalidValueError:
     """Returns the error of an unknown name at the top of a body."""
-    shown, beside = name[:_SHOWN_CHARS], listed(required(body))
+    shown, beside = name[:SHOWN_CHARS], listed(required(body))
     known = [known for known in dict.fromkeys([*required(body), "parameters", *body.model_fields]) if known in body.names]
     parameters = list(body.parameters_type.model_fields)
     if name in parameters:
@@ -129,7 +128,7 @@ def _check_options(options: Any, body: type[TaskBody]) -> None:
     if wrong is not None:
         belongs = " put it within `parameters`." if wrong in body.parameters_type.model_fields else ""
         raise InvalidValueError(
-            "`options` has no `{wrong}`;{belongs}", wrong=wrong[:_SHOWN_CHARS], belongs=belongs or f" known are {listed(OPTIONS)}."
+            "`options` has no `{wrong}`;{belongs}", wrong=wrong[:SHOWN_CHARS], belongs=belongs or f" known are {listed(OPTIONS)}."
         )
 
 
