@@ -33,16 +33,17 @@ from bertserve.service.tracing.trace import Trace
 
 logger = logging.getLogger("bertserve.model")
 
-# Logits of one run over the vocabulary, 64 MiB: a full batch of texts of nothing but masks would have gigabytes of a large one.
-MAX_LOGITS = 2**24
+# Logits of one run over the vocabulary, 16 MiB: a full batch of texts of nothing but masks would have gigabytes of a large one.
+MAX_LOGITS = 2**22
 # Attention weights of one run, of which it holds two copies of 16 MiB: each text's own may be a quarter.
 MAX_WEIGHTS = 2**22
 # What tokenizing takes of a lane (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
 # Encoding a text takes as long as so many characters of it, however short it is.
 TEXT_CHARS = 32
-# After a request of more characters freed memory is returned to the system: some 12 MB.
+# After a request of more characters, or with an answer of more bytes, freed memory is returned to the system: some 12 MB and 3 MB.
 MANY_CHARS = 50_000
+MANY_BYTES = 2**20
 # Seconds for which a thread tokenizes or decodes one request before others get a turn.
 SLICE_S = 0.01
 # Shorter waits are not compared with what was predicted for them: nobody plans by them.
@@ -184,6 +185,8 @@ class Model:
                 return_freed_memory()
         _observe(metrics, done)
         prediction: Prediction = done.value
+        if prediction.answer_bytes > MANY_BYTES:
+            return_freed_memory()
         return prediction
 
     def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int, trace: Trace | None) -> Stage:

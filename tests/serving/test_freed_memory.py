@@ -8,6 +8,8 @@ import pytest
 
 from bertserve.service.backend import freed_memory
 from bertserve.service.backend.freed_memory import FreedMemory
+from bertserve.service.serving import build
+from bertserve.service.settings import Settings
 
 
 def test_memory_is_returned_at_once_and_then_once_for_all_that_ask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +33,27 @@ def test_without_glibc_nothing_is_returned(monkeypatch: pytest.MonkeyPatch) -> N
     before = threading.active_count()
     FreedMemory().return_soon()
     assert before == threading.active_count()
+
+
+@pytest.mark.parametrize("has_glibc", [True, False])
+def test_all_threads_share_one_heap_if_glibc_has_several(monkeypatch: pytest.MonkeyPatch, has_glibc: bool) -> None:
+    """Other C libraries lack the function, and the service starts all the same."""
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(freed_memory, "_mallopt", (lambda *arguments: calls.append(arguments)) if has_glibc else None)
+    freed_memory.share_one_heap()
+    assert calls == ([(-8, 1)] if has_glibc else [])
+
+
+def test_the_service_shares_one_heap_before_it_loads_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has freed memory before then would keep it."""
+    steps: list[str] = []
+
+    def refuse(*arguments: object, **named: object) -> None:
+        steps.append("metrics")
+        raise RuntimeError
+
+    monkeypatch.setattr(build, "share_one_heap", lambda: steps.append("heap"))
+    monkeypatch.setattr(build, "Metrics", refuse)
+    with pytest.raises(RuntimeError):
+        build.build(Settings())
+    assert ["heap", "metrics"] == steps

@@ -304,3 +304,21 @@ def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.Monke
         assert 2 * 2 * 3 == len(names)
         assert 2 < sum(one != other for one, other in itertools.pairwise(names))
     assert 0 == bench.backlog.queue_tokens
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_what_a_large_answer_freed_returns_to_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
+    """Thousands of candidates leave holes in the heap, which glibc would keep; an answer of a few bytes is not worth the call."""
+    bench = Bench(tmp_path)
+    returned: list[bool] = []
+    monkeypatch.setattr(model_module, "return_freed_memory", lambda: returned.append(True))
+
+    def answer(request: Request, model: TaskModel) -> TaskRun[int]:
+        yield Batch([], Cost(answer_bytes=2 * model_module.MANY_BYTES if is_large else 2))
+        return 1
+
+    async def check() -> None:
+        await bench.model.predict([Request("good")], timeout_s=9, spec=replace(TASKS["text-classification"], run=answer))
+
+    play(bench, check)
+    assert is_large == bool(returned)
