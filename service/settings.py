@@ -298,6 +298,7 @@ class Settings(ModelSettings, AddressSettings):
         "HTTP; none by default. Needs the extra `otel`. The variables OTEL_* say the rest.",
     )
     access_log: bool = Field(False, description="Log a line for each request.")
+    pid_file: Path | None = Field(None, description="File for the process ID to send signals to, such as SIGHUP; it is removed at the end.")
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

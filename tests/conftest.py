@@ -84,6 +84,10 @@ class Served:
         self.url = url
         self.log = log
 
+    def lines(self) -> list[str]:
+        """Returns the lines of its log, without those that every shutdown has."""
+        return [line for line in self.log.read_text().splitlines() if ": shutdown " not in line]
+
 
 @contextmanager
 def running(models: Path, log: Path, *flags: str) -> Iterator[Served]:

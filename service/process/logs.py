@@ -17,14 +17,15 @@ MAX_WAITING = 10_000  # lines that may wait for whoever reads stderr
 FLUSH_S = 2.0  # that an end waits for the last ones
 
 
-def configure_logging(log_format: str) -> None:
+def configure_logging(log_format: str, *, worker: int | None = None) -> None:
     """Sends all logs to stderr.
 
     Args:
         log_format: `text` or `json`; docs/reference/logs.md has the fields of a JSON line.
+        worker: Index of this process among several workers.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(_formatter(log_format))
+    handler.setFormatter(_formatter(log_format, worker))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
@@ -51,11 +52,15 @@ class _ZonedFormatter(logging.Formatter):
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
-def _formatter(log_format: str) -> logging.Formatter:
+def _formatter(log_format: str, worker: int | None = None) -> logging.Formatter:
     if log_format == "json":
-        renamed = {"levelname": "level", "name": "logger"}
-        return JsonFormatter("%(levelname)s %(name)s %(message)s", rename_fields=renamed, timestamp="time")
-    return _ZonedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        renamed = {"levelname": "level", "name": "logger", "process": "pid"}
+        fields = {} if worker is None else {"worker": worker}
+        return JsonFormatter(
+            "%(levelname)s %(name)s %(process)d %(message)s", rename_fields=renamed, static_fields=fields, timestamp="time"
+        )
+    place = "" if worker is None else f" worker {worker}"
+    return _ZonedFormatter(f"%(asctime)s %(levelname)s [%(process)d{place}] %(name)s: %(message)s")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from bertserve.service import __version__
 from bertserve.service.errors import StartError
-from bertserve.service.process import logs
+from bertserve.service.process import logs, systemd
 from bertserve.service.process.preparation import Secrets, prepare
 from bertserve.service.process.server import ABSENT, bind, shared_counts
 from bertserve.service.process.supervisor import Supervisor
@@ -59,7 +59,7 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             settings.host,
         )
     # bound before the models are loaded, so that a port in use is said at once
-    with bind(settings.host, settings.port) as listener:
+    with bind(settings.host, settings.port) as listener, pid_file(settings.pid_file):
         settings = with_sources(settings)  # once, and before there are workers
 
         def on_ready(started: Started) -> None:
@@ -73,14 +73,36 @@ def serve(settings: Settings, with_sources: Callable[[Settings], Settings]) -> N
             work(settings, listener, secrets, on_ready)
 
 
+@contextmanager
+def pid_file(path: Path | None) -> Iterator[None]:
+    """Keeps the ID of this process in a file until the block ends.
+
+    Raises:
+        StartError: The file cannot be written.
+    """
+    if path is None:
+        yield
+        return
+    try:
+        path.write_text(f"{os.getpid()}\n", encoding="ascii")
+    except OSError as error:
+        raise StartError(f"cannot write --pid-file `{path}` ({error.strerror}); give another path.") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
 def _announce(settings: Settings, started: Started, seconds: float) -> None:
-    """Prints which models are served, and where."""
+    """Prints which models are served, and where, and tells systemd."""
     address, models = started
     workers = f" with {settings.workers} workers" if settings.workers > 1 else ""
     ready = f"bertserve {__version__} listens on {address}, ready after {seconds:.2f} s{workers}; docs at {address}/docs"
     for model in models:
         print(logs.as_printed(f"  {model}", settings.log_format))
     print(logs.as_printed(ready, settings.log_format, address=address, ready_s=round(seconds, 2)), flush=True)
+    systemd.notify(f"READY=1\nSTATUS=listens on {address}")
 
 
 def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on_ready: Callable[[Started], None]) -> None:
@@ -127,6 +149,8 @@ class _Workers:
 
     def work(self, index: int, pipe: Connection) -> None:
         """Serves, in the worker."""
+        logs.configure_logging(self._settings.log_format, worker=index)
+        os.environ.pop(systemd.SOCKET, None)  # the supervisor reports for all
         reserve(self._folder, index)
         from bertserve.service.process.work import work
 

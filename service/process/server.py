@@ -23,6 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from bertserve.service.errors import StartError
+from bertserve.service.process import systemd
 from bertserve.service.process.connections import Connections, Room
 from bertserve.service.process.parsing import rendered
 from bertserve.service.process.protocol import HttpProtocol
@@ -173,6 +174,7 @@ class Server(uvicorn.Server):
         self._on_listen = on_listen
         self._on_hangup = on_hangup
         self._counts, self._index = shared_counts(1), 0
+        self._watchdog = systemd.Watchdog()
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serves until SIGINT or SIGTERM, and returns after an orderly end."""
@@ -204,12 +206,24 @@ class Server(uvicorn.Server):
             gc.collect()
             gc.freeze()  # what was loaded stays; later collections need not walk it
 
+    async def on_tick(self, counter: int) -> bool:
+        """Returns whether to stop. Without a report for a while, as when all lanes hang, systemd restarts the service."""
+        if self._scheduler.ready:
+            self._watchdog.beat()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Says that it is not ready, drains, then closes listener and connections.
 
         uvicorn would close the listeners first and cancel handlers; this way probes see `/health/ready` turn red, late requests get
         our 503, and a connection ends with an answer.
         """
+        began = time.monotonic()
+        systemd.notify("STOPPING=1")
+        running = len(self.server_state.tasks)
+        logger.info(
+            "shutdown started: not ready for %.0f s, then up to %.0f s for %d requests in progress", self._drain_s, self._grace_s, running
+        )
         said = _Unsaid()
         errors_log = logging.getLogger("bertserve.errors")
         errors_log.addFilter(said)
@@ -229,14 +243,19 @@ class Server(uvicorn.Server):
         if (refused := self._open.refusals) or left:
             logger.warning("%d requests were refused with 503 while the service stopped, and %d cut off as the grace ended", refused, left)
         await self.lifespan.shutdown()
+        logger.info("shutdown finished after %.1f s", time.monotonic() - began)
 
     def _listen(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        self._loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         self._listener = BalancedListener(listener, self._counts, self._index)
         self._open.changed = self._count
         self._listener.start(self._accept)
         self._open.start()
+
+    def _hang_up(self) -> None:
+        """Handles SIGHUP."""
+        self._on_hangup()
 
     def _accept(self, connection: socket.socket) -> None:
         """Makes a protocol for a connection, as uvicorn does for those of its own sockets."""
@@ -284,7 +303,7 @@ class Worker(Server):
         Args:
             config: uvicorn's.
             pipe: To the supervisor; it ends when the supervisor is dead.
-            on_message: Called with each message of the supervisor, except None, which stops the worker.
+            on_message: Called with each message of the supervisor, except None, which stops the worker, and SIGHUP.
             counts: Connections of all workers, from `listener.shared_counts`.
             heartbeats: Of all workers, in shared memory: the `time.monotonic_ns()` at which the event loop last turned.
             index: Of this worker.
@@ -318,6 +337,11 @@ class Worker(Server):
         self._loop.add_reader(self._pipe.fileno(), self._read)
         self._beat()
 
+    def _hang_up(self) -> None:
+        """Passes SIGHUP on: the supervisor tells all workers, also this one."""
+        with suppress(OSError):  # the supervisor was killed
+            self._pipe.send(signal.SIGHUP)
+
     def _beat(self) -> None:
         """Says that the event loop turns, for as long as it does: also during the drain."""
         self._heartbeats[self._index] = time.monotonic_ns()
@@ -331,6 +355,8 @@ class Worker(Server):
             message = None
         if message is None:
             self.should_exit = True
+        elif message is signal.SIGHUP:
+            self._on_hangup()
         else:
             self._on_message(message)
 

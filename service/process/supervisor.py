@@ -3,8 +3,9 @@
 Workers are forked from a process that has one thread and has not loaded onnxruntime: threads do not survive a fork, so each worker makes its
 own sessions.
 
-    worker ───── pipe ──────► supervisor   first: that it is ready, or why its start failed; then messages of any kind
-    supervisor ─ pipe ──────► worker       messages of any kind; None says: finish what you have, and end
+    worker ───── pipe ──────► supervisor   first: that it is ready, or why its start failed; then messages of any kind;
+                                           SIGHUP says: I got this signal, which is for all
+    supervisor ─ pipe ──────► worker       messages of any kind; None says: finish what you have, and end; SIGHUP: read the secrets again
     worker ───── heartbeat ─► supervisor   in shared memory: when its event loop last turned
 
 A worker's pipe ends when the supervisor is killed, so no worker is left behind. This is our own supervisor, and not gunicorn's or uvicorn's,
@@ -17,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
-import os
 import select
 import signal
 import socket
@@ -31,6 +31,7 @@ from multiprocessing.context import ForkProcess
 from typing import Any
 
 from bertserve.service.errors import StartError
+from bertserve.service.process import systemd
 
 logger = logging.getLogger("bertserve.supervisor")
 
@@ -110,7 +111,7 @@ class Supervisor:
             on_end: Called with the index of each worker that has ended, and why it has to be replaced: `ended` by itself, or `hung` and was
                 killed; None while the service stops.
             on_stop: Called once, when the workers are told to stop: what they inherited need not stay open here.
-            on_hangup: Called on each SIGHUP, which is then passed on to all workers; one that is not ready gets it once it is.
+            on_hangup: Called on each SIGHUP, to this process or to a worker. All workers are told then; one that is not ready once it is.
         """
         self.on_message: Callable[[Any], None] = lambda _: None
         self._work = work
@@ -128,8 +129,10 @@ class Supervisor:
         self._due: dict[int, float] = {}  # index -> `time.monotonic()` at which another worker starts in its place
         self._failure: StartError | None = None
         self._stopping = False
+        self._stop_began = 0.0  # `time.monotonic()`
         self._deadline: float | None = None
         self._checked = time.monotonic()
+        self._watchdog = systemd.Watchdog()
 
     def run(self) -> None:
         """Runs the workers; returns once SIGINT or SIGTERM has stopped them all. Another SIGINT ends them at once.
@@ -147,12 +150,14 @@ class Supervisor:
             for index in range(self._count):
                 self._start(index)
             while self._workers or self._due:
+                self._watchdog.beat()
                 self._react()
         finally:
             self._kill()
             signal.set_wakeup_fd(-1)
             self._signals.close()
             told.close()
+        logger.info("shutdown finished after %.1f s", time.monotonic() - self._stop_began)
         if self._failure is not None:
             raise self._failure
 
@@ -231,15 +236,16 @@ class Supervisor:
         self._on_hangup()
         for worker in self._workers:
             worker.hung_up = not worker.ready
-            if worker.ready and worker.process.is_alive():
-                os.kill(worker.process.pid or 0, signal.SIGHUP)
+            self.send(worker.index, signal.SIGHUP)
 
     def _read(self, worker: _Worker) -> None:
         """Reads the messages that a worker has sent."""
         try:
             while not worker.pipe.closed and worker.pipe.poll():
                 message = worker.pipe.recv()
-                if worker.ready:
+                if worker.ready and message is signal.SIGHUP:
+                    self._hang_up()
+                elif worker.ready:
                     self.on_message(message)
                 elif isinstance(message, StartError):
                     worker.error = message
@@ -253,7 +259,7 @@ class Supervisor:
         self._heartbeats[worker.index] = time.monotonic_ns()
         self._longest_start_s = max(self._longest_start_s or 0, time.monotonic() - worker.started)
         if worker.hung_up:
-            os.kill(worker.process.pid or 0, signal.SIGHUP)
+            self.send(worker.index, signal.SIGHUP)
         self._failed_starts[worker.index] = 0
         if self._announced:
             logger.info("worker %d is process %d now", worker.index, worker.process.pid)
@@ -340,6 +346,9 @@ class Supervisor:
     def _stop(self) -> None:
         """Tells all workers to finish what they have."""
         self._stopping = True
+        self._stop_began = time.monotonic()
+        systemd.notify("STOPPING=1")
+        logger.info("shutdown started: up to %.0f s for %d workers", self._grace_s, len(self._workers))
         self._due.clear()
         self._deadline = time.monotonic() + self._grace_s + MARGIN_S
         self._on_stop()

@@ -86,3 +86,9 @@ def test_the_unit_signals_the_main_process() -> None:
     unit = manifests.unit()
     assert (["mixed"], ["2"], ["on-failure"]) == (unit["KillMode"], unit["RestartPreventExitStatus"], unit["Restart"])
     assert ["/bin/kill -HUP $MAINPID"] == unit["ExecReload"]
+
+
+def test_the_unit_expects_what_the_service_reports() -> None:
+    """Readiness and a watchdog, from the main process: the supervisor, where there are workers."""
+    unit = manifests.unit()
+    assert (["notify"], ["main"], ["30"]) == (unit["Type"], unit["NotifyAccess"], unit["WatchdogSec"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -73,6 +74,38 @@ def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Se
         assert {200} == set(asked("two", "/models/other"))
         assert served.process.poll() is None
     assert "Traceback" not in served.log.read_text()
+
+
+def test_a_hangup_of_one_worker_is_for_all(models: Path, tmp_path: Path, serve: Serve) -> None:
+    """`kill -HUP $(pidof -s bert-serve)` finds any of the processes; `--pid-file` has the right one, and is gone at the end."""
+    (tmp_path / "keys").write_text("one")
+    pid_file = tmp_path / "pid"
+    flags = ("--workers", "2", "--lanes", "2", "--api-key-file", str(tmp_path / "keys"), "--pid-file", str(pid_file))
+    with serve(models, *flags) as served:
+
+        def asked(key: str) -> dict[int, int]:
+            """Returns process id -> status of requests on connections of their own."""
+            headers = {"authorization": f"Bearer {key}", "connection": "close"}
+            answers = [httpx.get(f"{served.url}/info", headers=headers, trust_env=False) for _ in range(6)]
+            return {answer.json().get("worker", {}).get("pid", 0): answer.status_code for answer in answers}
+
+        assert pid_file.read_text() == f"{served.process.pid}\n"
+        worker = next(iter(asked("one")))
+        (tmp_path / "keys").write_text("two")
+        os.kill(worker, signal.SIGHUP)
+        until(lambda: set(asked("two").values()) == {200} and asked("one") == {0: 401})
+        assert len(asked("two")) == 2
+        assert worker in asked("two")
+    assert not pid_file.exists()
+    assert served.lines()
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_a_pid_file_that_cannot_be_written_ends_the_start(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the flag and the path."""
+    path = tmp_path / "none" / "pid"
+    assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
+    assert f"cannot write --pid-file `{path}` (No such file or directory)" in capsys.readouterr().err
 
 
 def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> None:

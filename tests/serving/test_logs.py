@@ -55,7 +55,7 @@ def test_a_log_that_nobody_reads_stops_nobody(stderr: Stderr) -> None:
     assert [line["number"] for line in lines[:5]] == [0, 1, 2, 3, 4]
     assert len(lines) <= 8
     assert lines[-1]["message"] == "later"
-    assert set(lines[0]) == {"level", "logger", "message", "number", "time"}
+    assert set(lines[0]) == {"level", "logger", "message", "number", "pid", "time"}
 
 
 def test_lost_lines_are_told(stderr: Stderr) -> None:

@@ -245,7 +245,7 @@ def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve
         assert ["bertserve_queue_entries 0.0"] == [line for line in page.splitlines() if line.startswith("bertserve_queue_entries")]
         assert {"bertserve_workers 2.0", "bertserve_lanes 2.0", "bertserve_ready_workers 2.0"} <= set(page.splitlines())
         assert ["0", "1"] == re.findall(r'^process_resident_memory_bytes\{worker="(\d)"\} \d', page, re.MULTILINE)
-    assert "" == served.log.read_text()
+    assert [] == served.lines()
 
 
 def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(models: Path, serve: Serve) -> None:
@@ -306,7 +306,7 @@ def test_a_machine_that_stood_still_costs_no_worker(models: Path, serve: Serve) 
             time.sleep(0.2)
         time.sleep(1)
         assert before == workers_of(served)
-    assert "" == served.log.read_text()
+    assert [] == served.lines()
 
 
 def test_a_worker_that_cannot_be_replaced_leaves_the_others_serving(models: Path, serve: Serve) -> None:
@@ -382,7 +382,7 @@ def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) 
         assert [(200, 15)] * 4 == [(future.result().status_code, len(future.result().json())) for future in accepted]
         assert 0 == served.process.wait(10)
         assert {0, 1} == set(workers)
-    assert "" == served.log.read_text()
+    assert [] == served.lines()
 
 
 def waiting(client: httpx.Client) -> float:
@@ -471,13 +471,19 @@ def test_a_killed_service_leaves_its_folder_for_the_next_start_to_remove(tmp_pat
 
 
 def test_the_log_is_one_for_all_workers(models: Path, serve: Serve) -> None:
-    """Lines of all workers come as whole JSON objects."""
+    """Lines of all workers come as whole JSON objects, which say whose they are; so do those of the supervisor about the shutdown."""
     with serve(models, *TWO, "--access-log", "--log-format", "json") as served, clients_of(served, 4) as clients:
         for client in clients:
             client.post("/classify", json={"inputs": "good"})
+        workers = workers_of(served)
     lines = [json.loads(line) for line in served.log.read_text().splitlines()]
 
-    assert 4 == len([line for line in lines if line["model"] == "tiny"])
+    assert 4 == len([line for line in lines if line.get("model") == "tiny"])
+    assert {line["pid"]: line.get("worker") for line in lines} == {served.process.pid: None} | {pid: i for i, pid in workers.items()}
+    shutdown = [(line["message"].split()[:2], line.get("worker")) for line in lines if line["message"].startswith("shutdown ")]
+    assert sorted(shutdown, key=str) == sorted(
+        ((["shutdown", what], index) for what in ("started:", "finished") for index in (None, 0, 1)), key=str
+    )
 
 
 @pytest.mark.full_grid

@@ -1,0 +1,68 @@
+"""What systemd is told by a service that it starts as `Type=notify`: when it is ready, that it still runs, and when it stops."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertserve.service.process.systemd import Watchdog, notify
+
+pytestmark = pytest.mark.serial
+
+Serve = Callable[..., Any]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch, workers: int, abstract: bool) -> None:
+    """One process speaks for all workers."""
+    name = f"bertserve-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.settimeout(20)
+        systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        systemd.bind(f"\0{name}" if abstract else name)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}" if abstract else name)
+        monkeypatch.setenv("WATCHDOG_USEC", "400000")
+
+        def heard() -> str:
+            message, credentials, _, _ = systemd.recvmsg(200, 100)
+            [(_, _, sender)] = credentials
+            assert int.from_bytes(sender[:4], "little") == served.process.pid
+            return message.decode()
+
+        with serve(models, "--workers", str(workers), "--lanes", str(workers)) as served:
+            before = []
+            while not (ready := heard()).startswith("READY="):
+                before.append(ready)
+            assert ready == f"READY=1\nSTATUS=listens on {served.url}"
+            assert {*before, *(heard() for _ in range(3))} == {"WATCHDOG=1"}
+            served.process.send_signal(signal.SIGTERM)
+            while (message := heard()) == "WATCHDOG=1":
+                pass
+            assert message == "STOPPING=1"
+    assert "Traceback" not in served.log.read_text()
+
+
+def test_the_watchdog_is_for_the_process_that_the_unit_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that a shell in between started is another one; without a unit nothing is sent, and nothing fails."""
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere")
+    notify("READY=1")
+    sent: list[str] = []
+    monkeypatch.setattr("bertserve.service.process.systemd.notify", sent.append)
+    for usec, pid in (("", ""), ("30000000", "1"), ("nonsense", "")):
+        monkeypatch.setenv("WATCHDOG_USEC", usec)
+        monkeypatch.setenv("WATCHDOG_PID", pid)
+        Watchdog().beat()
+    assert sent == []
+    monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+    monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+    watchdog = Watchdog()
+    watchdog.beat()
+    watchdog.beat()
+    assert sent == ["WATCHDOG=1"]
