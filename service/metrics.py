@@ -109,6 +109,7 @@ class Metrics:
         self._create_request_metrics()
         self._create_process_metrics()
         self.ends = {reason: self.connections_closed.labels(reason) for reason in ENDS}
+        self.answers = cache(lambda status: self.http_requests.labels(str(status)))
         self.requests_of = cache(lambda task, model, status: self.requests.labels(task, model, str(status)))
         self.requests_by_key = cache(lambda key, status: self.key_requests.labels(key, str(status)))
         self.model = cache(lambda task, model: ModelMetrics(self, task, model))
@@ -124,7 +125,8 @@ class Metrics:
 
     def _create_request_metrics(self) -> None:
         """Creates what counts and times requests and runs."""
-        self.requests = self._counter("requests_total", "Requests answered, by HTTP status.", ("task", "model", "status"))
+        self.http_requests = self._counter("http_requests_total", "All HTTP requests, by status.", ("status",))
+        self.requests = self._counter("requests_total", "Requests to models, by HTTP status.", ("task", "model", "status"))
         self.request_seconds = self._histogram("request_seconds", "Seconds from the request's head to its answer.")
         self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
         self.queue_seconds = self._histogram("queue_seconds", "Seconds until the last entry of a request started.")

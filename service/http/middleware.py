@@ -126,6 +126,7 @@ class RequestMiddleware:
             scope.pop(PREDICTION, None)  # an idle connection keeps the scope of its last request
 
     def _record(self, scope: Scope, status: int, seconds: float, key: str | None) -> None:
+        self._metrics.answers(status).inc()
         task, model = scope.get(LABELS, (None, None))
         if task is not None:
             self._metrics.requests_of(task, model, status).inc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fakes import FakeEngine
 
 LABELED = ("model", "task")
 DOCUMENTED = {
+    "http_requests_total": ("status",),
     "requests_total": ("model", "status", "task"),
     "request_seconds": LABELED,
     "tokenize_seconds": LABELED,
@@ -145,6 +147,26 @@ def test_a_model_that_nobody_loaded_is_unknown(models: Path, path: str, body: An
     assert value(found, "requests_total", task=task, model="unknown", status="404") == 1
     labels = [sample.labels.get("model") for family in found.values() for sample in family.samples]
     assert "nope" not in labels
+
+
+def test_every_request_is_counted_by_status(tmp_path: Path) -> None:
+    """Also one without a key, to a path that there is not, with a wrong method or with too large a body. There is a series for each status."""
+    tiny.bundle(tmp_path / "models")
+    key = {"authorization": "Bearer swordfish"}
+
+    async def ask(client: httpx.AsyncClient) -> str:
+        await client.post("/classify", json={"inputs": "good"}, headers=key)
+        await client.post("/classify", json={"inputs": "good"})
+        await client.post("/classify", content=b" " * 5000, headers=key)
+        for path in ("/nowhere", "/elsewhere", "/.git"):
+            await client.get(path)
+        await client.get("/classify", headers=key)
+        return (await client.get("/metrics")).text
+
+    settings = Settings(models=tmp_path / "models", max_body_bytes=4096, max_chars=4096)
+    page = play(build(settings), ask, auth=Authenticator(keys(tmp_path, "swordfish")))
+    counted = dict(re.findall(r'^bertserve_http_requests_total\{status="(\d+)"\} (\S+)$', page, re.MULTILINE))
+    assert {"200": "1.0", "401": "1.0", "404": "3.0", "405": "1.0", "413": "1.0"} == counted
 
 
 def test_one_request_is_observed_once_in_each_part(models: Path) -> None:
