@@ -34,10 +34,11 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-# Names of values that a log may have: none of them comes from a request.
+# Names of values that a log may have: settings, names of models, and sizes that the service measured. None of them is taken from a request.
 SAFE_VALUES = frozenset(
     {"kind", "limit", "max_batch_tokens", "max_body_bytes", "max_chars", "max_inputs", "max_length", "max_queue_tokens", "max_timeout_ms"}
     | {"model", "models", "room", "setting", "task"}
+    | {"chars", "estimate", "held", "queue_tokens", "size", "tokens", "total", "wait", "words"}
 )
 # Characters of a wrong name, path or key that a message shows and that are compared with the known ones: of megabytes that would take seconds.
 SHOWN_CHARS = 64
