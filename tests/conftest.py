@@ -76,6 +76,11 @@ def models_folder(tmp_path: Path) -> Path:
     return folder
 
 
+def without_shutdown(log: str) -> list[str]:
+    """Returns the lines of a log that are not about the start and the end of a shutdown."""
+    return [line for line in log.splitlines() if "shutdown started" not in line and "shutdown finished" not in line]
+
+
 class Served:
     """A `bert-serve serve` process under test."""
 
@@ -86,7 +91,7 @@ class Served:
 
     def lines(self) -> list[str]:
         """Returns the lines of its log, without those that every shutdown has."""
-        return [line for line in self.log.read_text().splitlines() if ": shutdown " not in line]
+        return without_shutdown(self.log.read_text())
 
 
 @contextmanager

@@ -157,7 +157,8 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             self._signals.close()
             told.close()
-        logger.info("shutdown finished after %.1f s", time.monotonic() - self._stop_began)
+        if self._announced:
+            logger.info("shutdown finished after %.1f s", time.monotonic() - self._stop_began)
         if self._failure is not None:
             raise self._failure
 
@@ -348,7 +349,8 @@ class Supervisor:
         self._stopping = True
         self._stop_began = time.monotonic()
         systemd.notify("STOPPING=1")
-        logger.info("shutdown started: up to %.0f s for %d workers", self._grace_s, len(self._workers))
+        if self._announced:
+            logger.info("shutdown started: up to %.0f s for %d workers", self._grace_s, len(self._workers))
         self._due.clear()
         self._deadline = time.monotonic() + self._grace_s + MARGIN_S
         self._on_stop()

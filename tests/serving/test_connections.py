@@ -20,7 +20,7 @@ import pytest
 import tiny
 from bertserve.service.errors import SettingsError
 from bertserve.service.process.preparation import RESERVE, max_connections
-from conftest import Served, running
+from conftest import Served, running, without_shutdown
 
 HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
@@ -206,7 +206,7 @@ def test_probes_find_room_among_half_sent_heads(models: Path, tmp_path: Path) ->
             answers.append(httpx.post(f"{served.url}/classify", content=BODY, trust_env=False))
         assert {(503, "1")} >= {(answer.status_code, answer.headers.get("retry-after")) for answer in answers[:-1]}
         assert closed(served, "evicted") > 0
-    lines = [line for line in log.read_text().splitlines() if ": shutdown " not in line]
+    lines = without_shutdown(log.read_text())
     assert 0 < len(lines) < 20
     assert [] == [line for line in lines if "connections closed before a request was complete" not in line]
     assert (soft, hard) == resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -21,6 +21,7 @@ import pytest
 import slow
 from application import rejected
 from closed_loop import Outcome, ask_until_refused
+from conftest import without_shutdown
 
 pytestmark = pytest.mark.serial
 
@@ -197,7 +198,7 @@ def test_no_signal_is_lost_while_the_service_starts(models: Path, workers: int) 
     command = [sys.executable, "-c", EARLY.replace("WORKERS", str(workers)), str(models)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     assert 0 == done.returncode
-    assert [] == [line for line in done.stderr.splitlines() if ": shutdown " not in line]
+    assert [] == without_shutdown(done.stderr)
 
 
 STARTS = """
