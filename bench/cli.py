@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import threading
@@ -96,8 +97,9 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     if args.json == Path("-"):
         print(json.dumps(document, indent=1))
     else:
+        in_color = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         for line in summary_lines(report):
-            print(line)
+            print(f"\x1b[31m{line}\x1b[0m" if in_color and line.startswith("MISSED") else line)
         if args.json:
             write(json.dumps(document, indent=1) + "\n", args.json)
     if args.html:

@@ -13,7 +13,15 @@ from bertserve.bench.report import slo
 from bertserve.service import __version__
 
 _DEFAULT_URL = "http://127.0.0.1:8000/classify"
-DEFAULT_OBJECTIVES = {"sweep": ("p99_ms=50",)}
+_ANSWERED = (f"error_rate={slo.DEFAULT_ERROR_RATE}",)
+DEFAULT_OBJECTIVES = {
+    "closed": _ANSWERED,
+    "open": _ANSWERED,
+    "sweep": ("p99_ms=50",),
+    "compare": _ANSWERED,
+    "concurrent-targets": _ANSWERED,
+    "tail-latency": _ANSWERED,
+}
 # subcommand -> help
 COMMANDS: Mapping[str, str] = {
     "closed": "closed loop: connections that each send their next request when the last one was answered",
@@ -127,7 +135,8 @@ def _add_measurement(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIGURE=NUMBER",
-        help=f"a target to keep, or exit with 1; repeat, or separate with commas: {', '.join(slo.FIGURES)}",
+        help="a target to keep, or exit with 1; repeat, or separate with commas; a load also has error_rate=0.01 unless another one is given: "
+        f"{', '.join(slo.FIGURES)}",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON; `-` prints it in place of the summary")
     command.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page with plots (needs the bench extra)")

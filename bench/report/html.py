@@ -9,16 +9,19 @@ import html
 import io
 import json
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from bertserve.bench.errors import MissingExtraError
+from bertserve.bench.report import slo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE_INCHES = (6.4, 4.0)
+_SAME_RATE = 1.03  # with Poisson arrivals two runs at one rate have a few requests more or less
 Runs = Sequence[Mapping[str, Any]]
 
 
@@ -32,7 +35,8 @@ def render_page(documents: Sequence[Mapping[str, Any]]) -> str:
         MissingExtraError: matplotlib is not installed.
     """
     runs = sorted((run for document in documents for run in document["runs"]), key=_place)
-    figures = "".join(f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>" for title, svg in draw_plots(runs).items())
+    plots = draw_plots(runs, [verdict["condition"] for document in documents for verdict in document["verdicts"]])
+    figures = "".join(f"<figure><figcaption>{html.escape(title)}</figcaption>{svg}</figure>" for title, svg in plots.items())
     return _PAGE.format(
         title=html.escape(", ".join(f"{document['command']} {document['started']}" for document in documents)),
         verdicts="".join(map(_results_list, documents)),
@@ -57,12 +61,15 @@ def _warnings(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _results_list(document: Mapping[str, Any]) -> str:
+    missed = any(not verdict["passed"] for verdict in document["verdicts"])
+    result = slo.sweep_result(document) or ("misses a target" if missed else "keeps all targets" if document["verdicts"] else "")
     lines = [f"{name}: {_format(value)}" for name, value in document["figures"].items()]
     lines += [
         f"{'passed' if verdict['passed'] else 'MISSED'}: {verdict['condition']}, measured {_format(verdict['measured'])}"
         for verdict in document["verdicts"]
     ]
-    return _list(lines)
+    said = f'<p class="{"missed" if missed else "passed"}">{html.escape(document["command"])}: {html.escape(result)}</p>' if result else ""
+    return said + _list(lines)
 
 
 def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -91,9 +98,10 @@ def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
             cells += [_format(latency.get(name)) for name in ("p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")]
             cells += [_format(batches.get("mean_rows")), f"{batches['padding_share']:.1%}" if batches else "–"]
             cells += [_format(limit.get("texts_per_s")), f"{run['generator']['cpu_share']:.0%}"]
-            rows.append("".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells))
-    table = "<tr>" + "".join(f'<th scope="col">{name}</th>' for name in head) + "</tr>" + "".join(f"<tr>{row}</tr>" for row in rows)
-    return f'<div class="wide"><table>{table}</table></div>'
+            # narrow screens show the name of each cell in place of the head
+            rows.append("".join(f'<td data-name="{name}">{html.escape(str(cell))}</td>' for name, cell in zip(head, cells, strict=True)))
+    names = "".join(f'<th scope="col">{name}</th>' for name in head)
+    return f"<table><thead><tr>{names}</tr></thead><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
 
 
 def _settings_block(document: Mapping[str, Any]) -> str:
@@ -118,13 +126,19 @@ _PAGE = """<!doctype html>
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ font: 14px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; overflow-wrap: anywhere; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-size: 12px; white-space: nowrap; }}
-td, th {{ padding: .2em .6em; border-bottom: 1px solid #8886; text-align: right; }}
+.passed, .missed {{ font-size: 1.2em; font-weight: 600; color: light-dark(#161, #9e9); }}
+.missed, .warnings {{ color: light-dark(#a33, #f99); }}
+table {{ border-collapse: collapse; font-size: 12px; width: 100%; overflow-wrap: break-word; }}
+td, th {{ padding: .2em .3em; border-bottom: 1px solid #8886; text-align: right; vertical-align: bottom; }}
 td:nth-child(-n+2), th:nth-child(-n+2) {{ text-align: left; }}
+@media (max-width: 900px) {{
+  thead {{ display: none; }} tr, td {{ display: block; }} tr {{ margin: 0 0 1em; }}
+  td, td:nth-child(-n+2) {{ display: flex; justify-content: space-between; gap: 1em; text-align: right; }}
+  td:first-child {{ font-weight: 600; }} td::before {{ content: attr(data-name); font-weight: 400; opacity: .8; }}
+}}
 .plots {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 1em; }}
 figure {{ margin: 1em 0 0; }} figcaption {{ font-weight: 600; }} svg {{ width: 100%; height: auto; }}
-summary {{ cursor: pointer; }} pre {{ font-size: 11px; overflow: auto; }} .warnings {{ color: light-dark(#a33, #f99); margin: 1em 0; }}
+summary {{ cursor: pointer; }} pre {{ font-size: 11px; overflow: auto; }} .warnings {{ margin: 1em 0; }}
 </style></head><body>
 <h1>bert-bench</h1><p>{title}</p>
 {verdicts}
@@ -146,18 +160,19 @@ def require_matplotlib() -> None:
         raise MissingExtraError("the HTML report needs matplotlib: pip install 'bertserve[bench]'; --json needs nothing.")
 
 
-def draw_plots(runs: Runs) -> dict[str, str]:
+def draw_plots(runs: Runs, conditions: Sequence[str] = ()) -> dict[str, str]:
     """Returns the plots as SVG, by title.
 
     Args:
         runs: The `runs` of a report in its JSON form.
+        conditions: The objectives, as the verdicts of a report have them; one on a latency is a line in the plot.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
     require_matplotlib()
     return {
-        "Latency against offered rate": _figure(_latency, runs),
+        "Latency against offered rate": _figure(_latency, runs, conditions),
         "Answered against offered rate": _figure(_answered, runs),
         "Latency distribution": _figure(_distribution, runs),
         "Batch size": _figure(_batch_size, runs),
@@ -165,7 +180,7 @@ def draw_plots(runs: Runs) -> dict[str, str]:
     }
 
 
-def _figure(plot: Any, runs: Runs) -> str:
+def _figure(plot: Any, runs: Runs, *more: Any) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -173,7 +188,7 @@ def _figure(plot: Any, runs: Runs) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.__name__, "font.size": 9}):
         figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
         axes = figure.add_subplot()
-        if not plot(axes, runs):
+        if not plot(axes, runs, *more):
             axes.set_axis_off()
             axes.text(0.5, 0.5, "nothing was measured", ha="center", va="center", transform=axes.transAxes)
         buffer = io.StringIO()
@@ -203,26 +218,42 @@ def offered_rate(target: Mapping[str, Any]) -> float:
     return float(target["requests"] / target["seconds"])
 
 
-def _latency(axes: Axes, runs: Runs) -> bool:
+def _latency(axes: Axes, runs: Runs, conditions: Sequence[str]) -> bool:
     """Draws open loops as a curve over their rates, and closed loops as points. Returns whether there was anything to draw.
 
-    Over the rate that was answered the curve of an overload would turn back upon itself.
+    Over the rate that was answered the curve of an overload would turn back upon itself. Several runs at a rate are one point, with their
+    median: the curve does not go up and down there.
     """
     drawn = False
     for open_loop, style in ((True, "o-"), (False, "s")):
         chosen = [run for run in runs if is_open(run) == open_loop]
-        points = [(offered_rate(target), target["latency"]) for _, target in _targets(chosen) if target["latency"]]
-        points.sort(key=lambda point: point[0])
+        found = [(offered_rate(target), target["latency"]) for _, target in _targets(chosen) if target["latency"]]
+        points = _merged(found) if open_loop else [(rate, [latency]) for rate, latency in found]
         for color, name in enumerate(("p50_ms", "p90_ms", "p99_ms") if points else ()):
             label = f"{name.removesuffix('_ms')}, {'open' if open_loop else 'closed'} loop"
-            axes.plot([rate for rate, _ in points], [latency[name] for _, latency in points], style, color=f"C{color}", label=label)
+            medians = [statistics.median(latency[name] for latency in latencies) for _, latencies in points]
+            axes.plot([rate for rate, _ in points], medians, style, color=f"C{color}", label=label)
         drawn = drawn or bool(points)
     if drawn:
+        for condition in sorted({condition for condition in conditions if "_ms <= " in condition}):
+            bound = float(condition.partition(" <= ")[2])
+            axes.axhline(bound, color="red", linestyle="--", linewidth=1, label=f"target: {slo.in_words(condition)}")
         # an overload takes seconds where the rates below it take milliseconds
         axes.set(xlabel="requests/s offered", ylabel="latency, ms", yscale="log", xlim=(0, None))
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7)
     return drawn
+
+
+def _merged(points: Sequence[tuple[float, Any]]) -> list[tuple[float, list[Any]]]:
+    """Returns points in the order of their rates; those at nearly the same rate are one point with several values."""
+    merged: list[tuple[float, list[Any]]] = []
+    for rate, value in sorted(points, key=lambda point: point[0]):
+        if merged and rate <= merged[-1][0] * _SAME_RATE:
+            merged[-1][1].append(value)
+        else:
+            merged.append((rate, [value]))
+    return merged
 
 
 def _answered(axes: Axes, runs: Runs) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertserve.bench.errors import BenchError
+from bertserve.bench.report import slo
 from bertserve.bench.report.slo import Verdict
 from bertserve.service import __version__
 
@@ -137,6 +138,8 @@ def summary_lines(report: Report) -> Iterator[str]:
         yield f"{name}: {_format(value)}"
     if report.is_lower_bound:
         yield "every rate that was tried holds, so that higher ones may too; give more --steps, or a higher --max-rate"
+    if result := slo.sweep_result(report.document()):
+        yield f"result: {result}"
     for verdict in report.verdicts:
         yield f"{'passed' if verdict.passed else 'MISSED'}: {verdict.objective}, measured {_format(verdict.measured)}"
     if report.inconclusive:

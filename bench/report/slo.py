@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bertserve.bench.errors import BenchError
 
@@ -83,6 +84,32 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
     if found:
         found.setdefault("error_rate", Objective("error_rate", DEFAULT_ERROR_RATE))
     return tuple(found.values())
+
+
+def in_words(condition: str) -> str:
+    """Returns an objective as a person writes it: `p99 <= 50 ms` for `p99_ms <= 50`."""
+    figure, sign, bound = condition.split()
+    if figure.endswith("_ms"):
+        return f"{figure.removesuffix('_ms')} {sign} {bound} ms"
+    return f"error rate {sign} {100 * float(bound):g} %" if figure == "error_rate" else condition
+
+
+def sweep_result(document: Mapping[str, Any]) -> str | None:
+    """Returns what a sweep found, in a sentence.
+
+    Args:
+        document: A report in its JSON form.
+
+    Returns:
+        The sentence, without objectives on rates, which are not part of the search; None if the report is of another command or has no verdict.
+    """
+    kept = [in_words(verdict["condition"]) for verdict in document["verdicts"] if " <= " in verdict["condition"]]
+    if document["command"] != "sweep" or not kept:
+        return None
+    conditions, rate = " and ".join(kept), document["figures"].get("max_rate")
+    if rate is None:
+        return f"does not hold {conditions} at any rate that was tried"
+    return f"holds {conditions} up to {rate:.4g} requests/s"
 
 
 def evaluate(objectives: Sequence[Objective], figures: Mapping[str, float | None]) -> list[Verdict]:

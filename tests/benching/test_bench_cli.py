@@ -107,7 +107,7 @@ def test_reports_are_drawn_together(written: Written, tmp_path: Path) -> None:
     assert 0 == run("report", tmp_path / "a.json", EARLIER_REPORT, "--html", tmp_path / "all.html")
     page = (tmp_path / "all.html").read_text(encoding="utf-8")
     runs = ["closed, 16 connections", "round 1 maximum, 2 connections", "round 1 open, 732/s"]
-    assert [1, 1, 1] == [page.count(f"<td>{name}</td>") for name in runs]
+    assert [1, 1, 1] == [page.count(f'<td data-name="run">{name}</td>') for name in runs]
     assert "passed: queue_ratio &lt;= 1000, measured 1.89" in page
     assert 5 == page.count("<svg")
     assert "nothing was measured" not in page
@@ -124,8 +124,8 @@ def test_open_loops_stand_by_their_rates(written: Written) -> None:
     opened = [closed | {"name": f"open {rate}", "generator": late, "targets": [made]} for rate, made in rates.items()]
     page = html_report.render_page([document | {"runs": [*opened, closed]}])
 
-    assert [closed["name"], "open 100", "open 200", "open 300"] == re.findall(r"<tr><td>([^<]*)</td>", page)
-    assert "<td>300</td><td>150</td>" in page
+    assert [closed["name"], "open 100", "open 200", "open 300"] == re.findall(r'<tr><td data-name="run">([^<]*)</td>', page)
+    assert '<td data-name="offered/s">300</td><td data-name="answered/s">150</td>' in page
     assert ["The generator warns of 3 of 4 runs, whose figures may be its own"] == re.findall(r'"warnings"><summary>([^<]*)<', page)
     assert "<li>open 100: late</li><li>open 200: late</li><li>open 300: late</li>" in page
     assert f"<summary>Settings, service and models: open 300, open 100, open 200, {closed['name']}</summary>" in page
@@ -144,6 +144,47 @@ def test_a_missed_target_exits_with_1(capsys: pytest.CaptureFixture[str]) -> Non
     with listening(ok) as server:
         assert 1 == load(server.port, "--slo", "p99_ms=0.0001")
     assert "MISSED: p99_ms <= 0.0001" in capsys.readouterr().out
+
+
+def test_a_load_with_errors_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """More than one request in a hundred: the line is red on a terminal, and the page says it first. A given objective takes its place."""
+
+    async def sometimes(index: int) -> bytes:
+        return BUSY if index % 4 == 3 else OK
+
+    with listening(sometimes) as server:
+        assert 1 == load(server.port, "--html", tmp_path / "a.html")
+        [line] = [line for line in capsys.readouterr().out.splitlines() if "MISSED" in line]
+        assert line.startswith("MISSED: error_rate <= 0.01, measured 0.2")
+        assert '<p class="missed">closed: misses a target</p>' in (tmp_path / "a.html").read_text()
+        assert 0 == load(server.port, "--slo", "error_rate=0.5")
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        assert 1 == load(server.port)
+        assert "\x1b[31mMISSED: error_rate <= 0.01, measured " in capsys.readouterr().out
+
+
+def test_a_page_says_what_a_sweep_found(written: Written) -> None:
+    """In a sentence, with the target in the plot; several runs at a rate are one point of its curve. Each cell of the table has its name."""
+    document = json.loads(written.json)
+    (closed,) = document["runs"]
+    (target,) = closed["targets"]
+    opened = [
+        closed
+        | {"name": f"open {rate}", "generator": closed["generator"] | {"late_p99_ms": 0.1}}
+        | {"targets": [target | {"requests": rate, "seconds": 1.0, "latency": target["latency"] | {"p99_ms": p99}}]}
+        for rate, p99 in ((100, 30.0), (101, 10.0), (200, 70.0))
+    ]
+    verdicts = [{"condition": text, "measured": 0.0, "passed": True} for text in ("p99_ms <= 50", "error_rate <= 0.01", "rps >= 5")]
+    made = document | {"command": "sweep", "runs": opened, "figures": {"max_rate": 41.23}, "verdicts": verdicts}
+    page = html_report.render_page([made])
+
+    assert '<p class="passed">sweep: holds p99 &lt;= 50 ms and error rate &lt;= 1 % up to 41.23 requests/s</p>' in page
+    assert "target: p99 &lt;= 50 ms" in page
+    assert page.count('<td data-name="p99 ms">') == 3
+    missed = made | {"figures": {"max_rate": None}, "verdicts": [verdicts[0] | {"passed": False}]}
+    assert '<p class="missed">sweep: does not hold p99 &lt;= 50 ms at any rate that was tried</p>' in html_report.render_page([missed])
+    assert [(1.0, ["a", "b"]), (2.0, ["c"])] == html_report._merged([(2.0, "c"), (1.0, "a"), (1.02, "b")])
 
 
 def test_a_service_that_answers_nothing_exits_with_1() -> None:
@@ -277,7 +318,9 @@ def test_a_sweep_up_to_a_rate_that_holds_says_that_more_may(tmp_path: Path, caps
     _, missed = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--max-rate", 40, "--steps", 1)
 
     assert (True, False) == (document["is_lower_bound"], missed["is_lower_bound"])
-    assert 1 == capsys.readouterr().out.count("every rate that was tried holds, so that higher ones may too")
+    printed = capsys.readouterr().out
+    assert 1 == printed.count("every rate that was tried holds, so that higher ones may too")
+    assert "result: holds p99 <= 10000 ms and error rate <= 1 % up to 40 requests/s\n" in printed
 
 
 @pytest.mark.usefixtures("in_time")
