@@ -277,7 +277,7 @@ class Backlog:
             self._start(companion, now)
         return batch
 
-    def finish(self, entry: Entry, result: Any, run_s: float) -> bool:
+    def finish(self, entry: Entry, result: Any) -> bool:
         """Records an entry's result; returns whether it was the last one of an open job.
 
         The caller then puts the job's next entries, or closes it.
@@ -287,7 +287,6 @@ class Backlog:
             return False
         job.results[entry.index] = result
         job.running -= 1
-        job.run_s = max(job.run_s, run_s)
         job.remaining -= 1
         return job.remaining == 0
 

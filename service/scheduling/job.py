@@ -49,7 +49,6 @@ class Job:
         queued_s: Seconds that its entries waited: until the last of them started, summed over stages.
         predicted_wait_s: Seconds until its first entry would start, as predicted when it was admitted.
         wait_s: Seconds from its arrival until the first of its entries that costs anything started.
-        run_s: Longest run of its entries.
         started_s: Predicted seconds of its entries that have started.
         finish_s: Seconds that threads took to finish its stages: to tokenize and to decode.
         delay_s: Seconds that count in the ranks of its entries as if it had run so long already.
@@ -82,7 +81,6 @@ class Job:
     queued_s: float = 0.0
     predicted_wait_s: float = 0.0
     wait_s: float = 0.0
-    run_s: float = 0.0
     started_s: float = 0.0
     finish_s: float = 0.0
     delay_s: float = 0.0

@@ -320,11 +320,9 @@ class Scheduler:
             else:
                 self._execute_in_halves(lane, batch, held, is_last)
             return
-        end = self._clock()
-        run_s = end - start
-        lane.run = Run(held, 0.0, end)  # what follows is no part of the prediction
+        lane.run = Run(held, 0.0, self._clock())  # what follows is no part of the prediction
         for entry, result in zip(batch, results, strict=True):
-            self._settle(entry, result, run_s, is_last=is_last and entry is batch[-1])
+            self._settle(entry, result, is_last=is_last and entry is batch[-1])
 
     def _execute_in_halves(self, lane: Lane, batch: list[Entry], held: Sequence[Entry], is_last: bool) -> None:
         """Runs what a failed batch still owes someone again, so that only the guilty entry fails, or what is too much for the memory."""
@@ -349,14 +347,14 @@ class Scheduler:
             )
         return results
 
-    def _settle(self, entry: Entry, result: Any, run_s: float, *, is_last: bool) -> None:
+    def _settle(self, entry: Entry, result: Any, *, is_last: bool) -> None:
         """Records a result; finishes the job, or starts its next stage, when it was the last one.
 
         Work that may start now wakes a waiting lane, unless this lane delivers nothing more (`is_last`) and takes it at once.
         """
         job = entry.job
         with self._condition:
-            if not self._backlog.finish(entry, result, run_s):
+            if not self._backlog.finish(entry, result):
                 if job.waiting and not job.running and not is_last:
                     self._condition.notify()  # a lane may have left the rest of the job to others while this entry ran
                 return
@@ -372,7 +370,8 @@ class Scheduler:
         except BaseException as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
             self._fail(job, error)
             return
-        self._resolve(job, JobResult(value, job.queued_s, job.run_s, job.predicted_wait_s, job.wait_s))
+        runs_s = start - job.arrived - job.wait_s
+        self._resolve(job, JobResult(value, job.queued_s, runs_s, job.predicted_wait_s, job.wait_s))
 
     def _put(self, job: Job, stage: Stage, *, own: bool = False) -> None:
         """Queues a stage and wakes a waiting lane for each entry, but for the one that the calling lane takes itself (`own`)."""

@@ -44,19 +44,19 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """A job's value, with the seconds that it waited and that its longest run took.
+    """A job's value, with the seconds that it waited and that its runs took.
 
     Attributes:
         value: What its last stage made of all results.
         queue_s: Seconds until its last entry started, summed over stages.
-        run_s: Seconds of its longest run.
+        runs_s: Seconds from the start of its first run to the end of its last one.
         predicted_wait_s: Seconds until its first entry would start, as predicted when it was admitted.
         wait_s: What these were.
     """
 
     value: Any
     queue_s: float
-    run_s: float
+    runs_s: float
     predicted_wait_s: float = 0.0
     wait_s: float = 0.0
 

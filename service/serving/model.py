@@ -367,9 +367,10 @@ def _checked_chars(requests: Sequence[Any]) -> int:
 def _observe(metrics: ModelMetrics, done: JobResult) -> None:
     """Notes the times of an answered request, in its prediction and in the metrics."""
     prediction: Prediction = done.value
-    prediction.queue_s, prediction.inference_s = done.queue_s, done.run_s
+    # of wall clock time, one after the other: the seconds of a request with several runs add up too
+    prediction.queue_s, prediction.inference_s = max(done.wait_s - prediction.tokenize_s, 0.0), done.runs_s
     metrics.tokenize_seconds.observe(prediction.tokenize_s)
-    metrics.queue_seconds.observe(prediction.queue_s)
+    metrics.queue_seconds.observe(done.queue_s)
     if max(done.predicted_wait_s, done.wait_s) >= LEAST_WAIT_S:
         metrics.wait_prediction_ratio.observe(done.predicted_wait_s / max(done.wait_s, 1e-3))
     metrics.decode_seconds.observe(prediction.decode_s)

@@ -20,8 +20,8 @@ class Prediction:
         tokens: What the model read, special tokens included; each mask to be filled counts for one more.
         warned: Index of the input that each of the warnings is about.
         tokenize_s: Seconds to tokenize all inputs.
-        queue_s: Seconds until the last encoding started.
-        inference_s: Seconds of the longest run.
+        queue_s: Seconds until its first run started, without `tokenize_s`.
+        inference_s: Seconds from the start of its first run to the end of its last one.
         decode_s: Seconds to decode all inputs.
         answer_bytes: About how long the answer is as JSON, at most.
         read: What the model read of the only input, where it is cut or was read in several windows.

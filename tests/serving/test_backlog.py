@@ -257,7 +257,7 @@ def test_an_estimate_can_be_kept_while_the_cost_is_unknown() -> None:
     (entry,) = queue.take(0.0)
 
     assert (500, 9.0) == (queue.queue_tokens, queue.queue_seconds)
-    assert queue.finish(entry, None, 0.1)
+    assert queue.finish(entry, None)
     queue.put(job, KEY, [(10, None)], expensive_start, 0.0)
     assert 10 == queue.queue_tokens
 
@@ -269,7 +269,7 @@ def test_a_text_that_is_tokenized_on_a_lane_waits_once() -> None:
     queue.put(long, None, [(0, "tokenize")], lambda rows, length: 0.0, 0.0, keep_estimate=True)
     (entry,) = queue.take(1.0)
     others = [add(queue, 30, now=0.5 + i, key=None) for i in range(2)]
-    queue.finish(entry, None, 0.1)
+    queue.finish(entry, None)
     queue.put(long, None, [(30, None)], expensive_start, 2.0)
 
     assert [long, *others] == [batch[0].job for batch in drain(queue, 2.0)]
@@ -287,7 +287,7 @@ def test_later_stages_have_room_and_rank_behind_what_came_meanwhile() -> None:
         queue.admit(tokens=21, seconds=1.0, deadline=100.0, now=0.5)
     soon, late = (add(queue, 10, now=now, key=None) for now in (1.0, 1.6))
 
-    assert queue.finish(entry, None, 1.0)
+    assert queue.finish(entry, None)
     queue.put(search, None, [(40, "second"), (40, "third")], lambda rows, length: 1.0, 1.6)
     assert 100 == queue.queue_tokens
     assert [soon, search, late, search] == [batch[0].job for batch in drain(queue, 1.6)]
@@ -413,8 +413,8 @@ def test_results_come_in_order_and_the_last_one_finishes() -> None:
     job = add(queue, 4, 8, 6)
     entries = {entry.index: entry for batch in drain(queue) for entry in batch}
 
-    assert [False, False, True] == [queue.finish(entries[i], f"r{i}", 0.5 * i) for i in (2, 0, 1)]
-    assert (["r0", "r1", "r2"], 1.0) == (job.results, job.run_s)
+    assert [False, False, True] == [queue.finish(entries[i], f"r{i}") for i in (2, 0, 1)]
+    assert ["r0", "r1", "r2"] == job.results
 
 
 def test_a_result_for_a_closed_job_is_dropped() -> None:
@@ -424,7 +424,7 @@ def test_a_result_for_a_closed_job_is_dropped() -> None:
     (entry,) = queue.take(0.0)
     queue.close(job)
 
-    assert not queue.finish(entry, "late", 0.1)
+    assert not queue.finish(entry, "late")
 
 
 def test_expiry_closes_what_still_waits() -> None:
@@ -609,7 +609,7 @@ def test_nothing_is_kept_of_what_has_ended() -> None:
             for entry in itertools.chain.from_iterable(drain(queue, float(i))):
                 result = Kept()
                 results.add(result)
-                queue.finish(entry, result, 0.1)
+                queue.finish(entry, result)
         queue.close(job)
     drain(queue)
     del key, job, work, entry, result
@@ -627,7 +627,7 @@ def test_a_job_knows_the_wait_that_was_predicted_for_it_and_the_real_one() -> No
     job = queue.admit(tokens=10, seconds=1.0, deadline=100.0, now=1.0)
     queue.put(job, None, [(0, "texts")], no_fixed_cost, 1.0)
     [entry] = queue.take(2.0)
-    queue.finish(entry, None, 0.0)
+    queue.finish(entry, None)
     queue.put(job, None, [(5, "a"), (5, "b")], no_fixed_cost, 2.5)
     queue.take(5.0)
     queue.take(6.0)
@@ -656,7 +656,7 @@ def test_a_job_that_runs_leaves_the_last_lane_to_others() -> None:
     assert [text] == [entry.job for entry in queue.take(0.001, last_lane=True)]
     assert [] == queue.take(0.001, last_lane=True)
     for entry in running:
-        queue.finish(entry, None, 0.0)
+        queue.finish(entry, None)
     assert [listed, listed] == [entry.job for entry in queue.take(0.001, last_lane=True)]
     assert [listed, listed] == [entry.job for entry in queue.take(0.001)]
     assert [] == queue.take(0.001)
@@ -872,7 +872,7 @@ def test_what_is_admitted_is_answered_under_overload(texts: int, streams: int) -
             now += run_s
             expired += len(queue.expire(now))
             for entry in batch:
-                if queue.finish(entry, None, run_s):
+                if queue.finish(entry, None):
                     queue.close(entry.job)
     assert admitted * size > 1000
     assert expired <= admitted / 10

@@ -166,6 +166,22 @@ def test_each_caller_gets_its_own_results_in_order(scenario: Scenario) -> None:
     scenario(check, lanes=3, max_queue_tokens=100_000)
 
 
+def test_a_request_of_several_runs_waits_only_for_its_first(scenario: Scenario) -> None:
+    """The time from the first run to the end of the last one is that of its runs, which its stages, one after the other, add up to."""
+
+    async def check(bench: Bench) -> None:
+        def slow(payloads: Sequence[Any]) -> list[Any]:
+            bench.clock.now += 1.0
+            return list(payloads)
+
+        second = Stage(work=[(60, "b"), (60, "c")], run=slow, finish=list, key="k", cost=batched)
+        first = Stage(work=[(60, "a")], run=slow, finish=lambda _: second, key="k", cost=batched)
+        done = await bench.scheduler.run(bench.admit(180), first)
+        assert (["b", "c"], 0.0, 3.0) == (done.value, done.wait_s, done.runs_s)
+
+    scenario(check, manual=True)
+
+
 def test_a_lone_request_is_not_delayed(scenario: Scenario) -> None:
     """A waiting lane starts at once: requests are answered while the clock stands still, so that no timer holds them back."""
 

@@ -111,7 +111,7 @@ class Simulation:
     def _end(self, run: int, batch: list[Entry]) -> None:
         del self.runs[run]
         for entry in batch:
-            if self.backlog.finish(entry, None, 0.0):
+            if self.backlog.finish(entry, None):
                 if entry.payload is not None:
                     self._put(entry.job, entry.payload)
                 else:
