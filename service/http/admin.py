@@ -19,6 +19,7 @@ from bertserve.service.metrics import CONTENT_TYPE
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.model import Model
 from bertserve.service.tasks.catalog import TASKS
+from bertserve.service.wire.json_text import to_json
 
 _NAMED, _LISTED = "/models/{name}", "/v1/models/{name}"
 _FOUND = error_responses(404)
@@ -51,17 +52,18 @@ def _add_task(probes: APIRouter, models: APIRouter, state: AppState, task: str, 
 
 
 def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
-    @routes.get("/models", summary="All loaded models")
+    @routes.get("/models", summary="All loaded models, in short")
     async def models() -> Response:
         served = state.registry.models
         differing = await _differing(state)
-        described = [_describe(state, model) | differing.get(name, {}) for name, model in served.items()]
+        described = [_summary(state, model) | differing.get(name, {}) for name, model in served.items()]
         broken = [{"name": name, "broken": why} | differing.get(name, {}) for name, why in state.broken.items() if name not in served]
         elsewhere = [{"name": name} | workers for name, workers in differing.items() if name not in served and name not in state.broken]
-        return json_answer(described + broken + elsewhere)
+        # one model per line, for people
+        return Response(b"[%s]\n" % b",\n ".join(map(to_json, described + broken + elsewhere)), media_type="application/json")
 
-    @routes.get(_NAMED, summary="One model", responses=_FOUND)
-    @routes.get(f"{_NAMED}/info", summary="One model", responses=_FOUND)
+    @routes.get(_NAMED, summary="One model in detail", responses=_FOUND)
+    @routes.get(f"{_NAMED}/info", summary="One model in detail", responses=_FOUND)
     async def model_info(name: str) -> Response:
         return json_answer(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
 
@@ -159,24 +161,31 @@ def _limits(state: AppState) -> dict[str, int]:
     }
 
 
-def _describe(state: AppState, model: Model) -> dict[str, Any]:
-    manifest, graph = model.bundle.manifest, model.graph
+def _summary(state: AppState, model: Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "task": model.task,
-        "endpoint": f"/{TASKS[model.task].path}",
         "endpoints": [f"/{TASKS[task].path}" for task in model.tasks],
         "default_of": [f"/{TASKS[task].path}" for task in state.registry.default_of(model)],
         **({"broken": state.broken[model.name]} if model.name in state.broken else {}),
+        "version": model.bundle.version,
+        "provider": model.graph.provider,
+        "precision": model.graph.precision,
+        "max_tokens": model.bundle.manifest.tokenizer.max_length,
+    }
+
+
+def _describe(state: AppState, model: Model) -> dict[str, Any]:
+    manifest, graph = model.bundle.manifest, model.graph
+    return {
+        **_summary(state, model),
+        "endpoint": f"/{TASKS[model.task].path}",
         "labels": list(manifest.labels),
         "activation": manifest.activation,
         **({} if manifest.tokenizer.mask is None else {"mask_token": manifest.tokenizer.mask.token}),
         **({} if manifest.embedding is None else {"embedding": manifest.embedding.model_dump()}),
         **({"attention_heads": list(manifest.attention_heads)} if manifest.attention_heads else {}),
-        "version": model.bundle.version,
-        "provider": graph.provider,
         "provider_asked": state.machine.get("provider_asked", graph.provider),
-        "precision": graph.precision,
         "graph": {
             "file": graph.file,
             "sha256": graph.identity[:12],

@@ -168,6 +168,8 @@ def _no_such_path(path: str, known: tuple[str, ...]) -> NotFoundError:
 @functools.lru_cache(maxsize=256)
 def _nearest(path: str, known: tuple[str, ...]) -> str | None:
     """Returns the path that is meant, if any is near: anyone may ask for many, so it compares a path with all of them in one go."""
+    if (of_openai := f"/v1{path}") in known:  # a base URL of its client without `/v1`
+        return of_openai
     steps = path.split("/")
     filled = [_filled(template.split("/"), steps) for template in known if template.count("/") < len(steps)]
     lowered = {"/".join(each).lower(): each for each in reversed(filled)}

@@ -88,6 +88,7 @@ def test_inputs_alone_are_told_of_the_object_around_them(api: Send, body: object
         ("/Classify", "/classify"),
         ("/zeroshot", "/zero-shot"),
         ("/embedding", "/embed"),
+        ("/embeddings", "/v1/embeddings"),
         ("/healthz", "/health"),
         ("/metric", "/metrics"),
         ("/model", "/models"),

@@ -41,11 +41,17 @@ def test_a_model_that_fills_masks_says_how_it_spells_them(tmp_path: Path) -> Non
 
 
 def test_all_models_are_listed(tmp_path: Path) -> None:
-    """`/models` has each model's page, by name."""
+    """`/models` has a short line for each model, by name; the page of a model has the same fields, and all others."""
     tiny.bundle(tmp_path, "b")
     tiny.bundle(tmp_path, "a")
-    pages = call(tmp_path, "GET", "/models").json()
-    assert pages == [call(tmp_path, "GET", f"/models/{name}").json() for name in ("a", "b")]
+    listed = call(tmp_path, "GET", "/models")
+    assert 2 == len(listed.text.splitlines())
+    assert all(len(line) < 400 for line in listed.text.splitlines())
+    pages = [call(tmp_path, "GET", f"/models/{name}").json() for name in ("a", "b")]
+    assert listed.json() == [{name: page[name] for name in listed.json()[0]} for page in pages]
+    short = {"name", "task", "endpoints", "default_of", "version", "provider", "precision", "max_tokens"}
+    assert [short, short] == [set(model) for model in listed.json()]
+    assert {"evidence", "figures", "source", "labels"} < set(pages[0])
 
 
 @pytest.mark.parametrize("path", ["/models/tinny", "/models/tinny/info"])

@@ -10,7 +10,7 @@ import httpx
 from application import call, play
 from bertserve.service.http import playground
 from bertserve.service.serving.build import build
-from bertserve.service.settings import Settings
+from bertserve.service.settings import PREFIX, Settings
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.occlusion import MAX_WORDS
 
@@ -93,3 +93,16 @@ def test_texts_are_only_put_into_text_nodes() -> None:
     """A label or a text with markup is shown and does nothing."""
     for name in playground.FILES:
         assert re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", (FOLDER / name).read_text("utf-8")) is None
+
+
+def test_the_variable_of_the_key_is_no_setting(models: Path) -> None:
+    """A shell that has it, as the request to copy wants, can still start the service, which refuses unknown BERT_SERVE_* variables."""
+    assert "BERTSERVE_API_KEY" in (code := call(models, "GET", "/playground/snippets.js").text)
+    assert PREFIX not in code
+
+
+def test_the_page_speaks_of_itself(models: Path) -> None:
+    """It asks for a key by its own field, not by a header, and names figures as monitoring does."""
+    page, load = (call(models, "GET", f"/playground/{name}.js").text for name in ("playground", "load"))
+    assert "This service needs an API key. Enter it above" in page
+    assert [] == [title for title in ("Requests per second", "Average batch size", "Median latency", "p99 latency") if title not in load]

@@ -31,7 +31,7 @@ function quantile(now, before, share) {
 const milliseconds = (seconds) => (seconds === null ? "–" : seconds === Infinity ? "over 30 s" : `≤ ${1000 * seconds} ms`);
 
 export function watchLoad(place, get) {
-  const shown = ["Requests a second", "Texts waiting", "Rows a run", "Padding", "Half of the answers within", "99 % of them within"].map((title) => {
+  const shown = ["Requests per second", "Texts in the queue", "Average batch size", "Padding", "Median latency", "p99 latency"].map((title) => {
     const figure = { value: element("b", {}, "–"), line: document.createElementNS("http://www.w3.org/2000/svg", "polyline"), past: [] };
     const chart = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     chart.setAttribute("viewBox", `0 0 ${KEPT} 20`);

@@ -23,9 +23,9 @@ async function get(where) {
 
 async function problemOf(response) {
   const found = await response.json().catch(() => ({}));
-  const error = new Error(found.error ?? `The service answered with status ${response.status}.`);
-  if (response.status === 401) $("key-box").open = true;
-  return error;
+  if (response.status !== 401) return new Error(found.error ?? `The service answered with status ${response.status}.`);
+  $("key-box").open = true;
+  return new Error(key ? "The service does not know this API key. Check the key above." : "This service needs an API key. Enter it above, under “API key”.");
 }
 
 async function post(where, body) {
@@ -45,13 +45,14 @@ function tell(error) {
 async function load() {
   try {
     forms = await (await get("/playground/forms.json")).json();
-    models = await (await get("/models")).json();
+    const listed = await (await get("/models")).json();
+    models = await Promise.all(listed.filter((model) => model.endpoints).map(async ({ name }) => (await get(`/models/${encodeURIComponent(name)}`)).json()));
     tell(null);
   } catch (error) {
     tell(error);
     models = [];
   }
-  const served = new Set(models.flatMap((model) => model.endpoints ?? []));
+  const served = new Set(models.flatMap((model) => model.endpoints));
   const offered = Object.keys(forms).filter((each) => served.has(each));
   $("tabs").replaceChildren(...offered.map((each) => element("button", {
     role: "tab", type: "button", id: `tab-${each.slice(1)}`, "aria-controls": "task", onclick: () => choose(each), onkeydown: (event) => walk(event, offered),
@@ -78,8 +79,8 @@ function choose(chosen) {
     tab.tabIndex = selected ? 0 : -1;
   }
   $("task").setAttribute("aria-labelledby", `tab-${path.slice(1)}`);
-  const fitting = models.filter((model) => (model.endpoints ?? []).includes(path));
-  const usual = fitting.find((model) => (model.default_of ?? []).includes(path)) ?? fitting[0];
+  const fitting = models.filter((model) => model.endpoints.includes(path));
+  const usual = fitting.find((model) => model.default_of.includes(path)) ?? fitting[0];
   const choice = element("label", {}, "Model", element("select", { name: "model", onchange: () => offerExamples(fitting) }, ...fitting.map((model) => element("option", {
     value: model.name, ...(model === usual ? { selected: "" } : {}),
   }, `${model.name} (${model.provider}/${model.precision}, up to ${model.limits.max_tokens} tokens)`))));
@@ -127,7 +128,7 @@ async function run(event) {
   const button = $("form").querySelector(".run");
   if (button.disabled) return; // Ctrl + Enter while one is under way
   const values = Object.fromEntries(new FormData($("form")));
-  const usual = models.find((model) => (model.default_of ?? []).includes(path));
+  const usual = models.find((model) => model.default_of.includes(path));
   // the path of a model goes by what a body asks for
   const where = usual?.name === values.model ? path : `/models/${encodeURIComponent(values.model)}`;
   const focused = document.activeElement === button;

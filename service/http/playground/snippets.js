@@ -4,7 +4,7 @@ const json = (body) => JSON.stringify(body);
 
 export function inCurl(url, body, hasKey) {
   const quoted = json(body).replaceAll("'", "'\\''");
-  return `curl -s '${url}'${hasKey ? ' -H "authorization: Bearer $BERT_SERVE_KEY"' : ""} \\\n  -H 'content-type: application/json' \\\n  -d '${quoted}'`;
+  return `curl -s '${url}'${hasKey ? ' -H "authorization: Bearer $BERTSERVE_API_KEY"' : ""} \\\n  -H 'content-type: application/json' \\\n  -d '${quoted}'`;
 }
 
 export function inPython(url, body, hasKey) {
@@ -15,7 +15,7 @@ export function inPython(url, body, hasKey) {
     "request = urllib.request.Request(",
     `    ${json(url)},`,
     "    data=body.encode(),",
-    `    headers={"content-type": "application/json"${hasKey ? ', "authorization": f"Bearer {os.environ[\'BERT_SERVE_KEY\']}"' : ""}},`,
+    `    headers={"content-type": "application/json"${hasKey ? ', "authorization": f"Bearer {os.environ[\'BERTSERVE_API_KEY\']}"' : ""}},`,
     ")", "print(json.load(urllib.request.urlopen(request)))",
   ].join("\n");
 }
@@ -24,7 +24,7 @@ export function inJavaScript(url, body, hasKey) {
   return [
     `const response = await fetch(${json(url)}, {`,
     '  method: "POST",',
-    `  headers: { "content-type": "application/json"${hasKey ? ", authorization: `Bearer ${process.env.BERT_SERVE_KEY}`" : ""} },`,
+    `  headers: { "content-type": "application/json"${hasKey ? ", authorization: `Bearer ${process.env.BERTSERVE_API_KEY}`" : ""} },`,
     `  body: JSON.stringify(${json(body)}),`,
     "});", "console.log(await response.json());",
   ].join("\n");
