@@ -13,7 +13,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from bertserve.service.errors import BertServeError, NotFoundError
@@ -101,6 +101,18 @@ def docs_router(registry: Registry) -> APIRouter:
     routes = endpoints(PublicEndpoint, include_in_schema=False)
     static = StaticFiles(packages=[("fastapi_swagger", "resources")])
     written: dict[int, bytes] = {}
+    page_html = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="bertserve",
+        swagger_js_url="docs/static/swagger-ui-bundle.js",
+        swagger_css_url="docs/static/swagger-ui.css",
+        swagger_favicon_url="docs/static/favicon-32x32.png",
+        swagger_ui_parameters={"docExpansion": "none"},
+    )
+    # all tags are folded but for the first one, which a link to it opens
+    content = bytes(page_html.body).replace(
+        b"<body>", b"<body><script>if (!location.hash) location.replace('#/%s')</script>" % INFERENCE.encode()
+    )
 
     @routes.get("/docs/static/{name}")
     async def file(name: str, request: Request) -> Response:
@@ -116,13 +128,7 @@ def docs_router(registry: Registry) -> APIRouter:
 
     @routes.get("/docs")
     async def page() -> Response:
-        return get_swagger_ui_html(
-            openapi_url="openapi.json",
-            title="bertserve",
-            swagger_js_url="docs/static/swagger-ui-bundle.js",
-            swagger_css_url="docs/static/swagger-ui.css",
-            swagger_favicon_url="docs/static/favicon-32x32.png",
-        )
+        return HTMLResponse(content)
 
     return routes
 
@@ -169,15 +175,17 @@ def operation_id(route: APIRoute) -> str:
 
 
 def _add_models(schema: dict[str, Any], models: Registry) -> None:
-    """Says of each path that is for one task which model answers there, which may change while the service runs."""
+    """Says of each path that is for one task which model answers there, if any; this may change while the service runs."""
     for route in all_routes():
         if route.task is None or route.task not in TASKS:
             continue
+        summary = route.summary
         try:
             said = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
         except NotFoundError as error:
             said = f"**Not answered now**: {error.message}"
-        schema["paths"][route.path]["post"]["description"] = f"Task `{route.task}`. {said}"
+            summary += " (not available now)"
+        schema["paths"][route.path]["post"] |= {"summary": summary, "description": f"Task `{route.task}`. {said}"}
 
 
 def _described(route: Route) -> dict[str, Any]:

@@ -212,17 +212,27 @@ def test_operations_have_names_of_their_paths(models: Path) -> None:
 
 
 def test_openapi_says_who_answers(models: Path) -> None:
-    """And where nobody does; each summary is of its own path."""
+    """And where nobody does, which the list of operations shows; each summary is of its own path."""
     paths = call(models, "GET", "/openapi.json").json()["paths"]
 
     assert "`tiny` answers" in paths["/classify"]["post"]["description"]
     assert "Not answered now" in paths["/ner"]["post"]["description"]
+    assert ["/classify"] == [
+        path for path in ("/classify", "/ner", "/v1/embeddings") if "not available" not in paths[path]["post"]["summary"]
+    ]
     assert "no model for token-classification" in paths["/ner"]["post"]["description"]
     tasks = [
         paths[path]["post"]["summary"]
         for path in ("/classify", "/ner", "/answer", "/fill-mask", "/choose", "/embed", "/rerank", "/similarity", "/attention")
     ]
     assert len(tasks) == len(set(tasks))
+
+
+def test_the_docs_page_opens_at_inference(models: Path) -> None:
+    """The other tags are folded, with the formats of other clients among them."""
+    page = call(models, "GET", "/docs").text
+    assert '"docExpansion": "none"' in page
+    assert page.index("location.replace('#/inference')") < page.index("SwaggerUIBundle")
 
 
 def test_openapi_has_examples_of_answers(models: Path) -> None:
