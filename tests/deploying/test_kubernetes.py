@@ -63,6 +63,29 @@ def test_every_file_is_used() -> None:
     assert {path.name for path in (KUBERNETES / "components").iterdir()} == set(re.findall(r"- components/([\w-]+)", top))
 
 
+def test_no_component_is_on() -> None:
+    """A plain cluster takes the manifests as they are: nothing in them needs an operator or a controller."""
+    assert None is document("kustomization.yaml")["components"]
+    kinds = {document(path.relative_to(KUBERNETES).as_posix())["kind"] for path in (KUBERNETES / "base").glob("*.yaml")}
+    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "Kustomization"} == kinds
+
+
+def test_the_ingress_leads_to_the_service(settings: Settings) -> None:
+    """By the name of its port, for bodies and for requests as large and as long as the service takes."""
+    ingress, service = document("components/ingress/ingress.yaml"), document("base/service.yaml")
+    [rule] = ingress["spec"]["rules"]
+    [path] = rule["http"]["paths"]
+    limits = {name.rpartition("/")[2]: value for name, value in ingress["metadata"]["annotations"].items()}
+
+    assert {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}} == path["backend"]["service"]
+    assert [[rule["host"]]] == [each["hosts"] for each in ingress["spec"]["tls"]]
+    assert f"{settings.max_body_bytes >> 20}m" == limits["proxy-body-size"]
+    assert int(limits["proxy-read-timeout"]) > settings.max_timeout_ms / 1000
+    [patch] = document("components/ingress/kustomization.yaml")["patches"]
+    assert "/spec/ingress/0/from/-" in patch["patch"]
+    assert isinstance(document("base/networkpolicy.yaml")["spec"]["ingress"][0]["from"], list)
+
+
 def test_probes_ask_for_paths_that_there_are() -> None:
     """Each path answers GET without a key, and each port is the container's."""
     paths = {path for path, methods in facts.openapi()["paths"].items() if "get" in methods}
