@@ -88,7 +88,7 @@ def _runs_table(runs: Sequence[Mapping[str, Any]]) -> str:
         "p99.9 ms",
         "max ms",
     )
-    head += ("rows a run", "padding", "engine texts/s", "generator CPU")
+    head += ("batch size", "padding", "engine texts/s", "generator CPU")
     rows = []
     for run in runs:
         for target in run["targets"]:
@@ -292,7 +292,7 @@ def _batch_size(axes: Axes, runs: Runs) -> bool:
         width = 0.8 / len(drawn)
         axes.bar([at + (i - (len(drawn) - 1) / 2) * width for at in range(len(sizes))], shares, width, label=label)
     axes.set_xticks(range(len(sizes)), [size if size in ("1", "2") else f"up to {size}" for size in sizes])
-    axes.set(xlabel="rows of a run", ylabel="share of runs", ylim=(0, 1))
+    axes.set(xlabel="batch size", ylabel="share of runs", ylim=(0, 1))
     if drawn:
         axes.legend(fontsize=7)
     return bool(drawn)

@@ -62,6 +62,7 @@ DEFAULTS = {
     "cors_origin": (),
     "otlp_endpoint": None,
     "access_log": False,
+    "pid_file": None,
     "log_format": "text",
 }
 
