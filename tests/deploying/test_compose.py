@@ -92,3 +92,14 @@ def test_the_unit_expects_what_the_service_reports() -> None:
     """Readiness and a watchdog, from the main process: the supervisor, where there are workers."""
     unit = manifests.unit()
     assert (["notify"], ["main"], ["30"]) == (unit["Type"], unit["NotifyAccess"], unit["WatchdogSec"])
+
+
+def test_the_page_of_the_unit_can_be_pasted() -> None:
+    """Its first block calls the program by its path, and copies the unit before it is enabled."""
+    page = (ROOT / "docs/how-to/systemd.md").read_text(encoding="utf-8")
+    lines = re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[0].splitlines()
+    copied = [line.startswith("cp deploy/systemd/bertserve.service ") for line in lines].index(True)
+    enabled = [line.startswith("systemctl enable") for line in lines].index(True)
+    assert copied < enabled
+    program = manifests.unit()["ExecStart"][0].split()[0]
+    assert {program} == {word for line in lines for word in line.split() if word.rpartition("/")[2] == "bert-serve"}
