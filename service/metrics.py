@@ -125,7 +125,7 @@ class Metrics:
 
     def _create_request_metrics(self) -> None:
         """Creates what counts and times requests and runs."""
-        self.http_requests = self._counter("http_requests_total", "All HTTP requests, by status.", ("status",))
+        self.http_requests = self._counter("http_requests_total", "HTTP requests by status, also those that reached no model.", ("status",))
         self.requests = self._counter("requests_total", "Requests to models, by HTTP status.", ("task", "model", "status"))
         self.request_seconds = self._histogram("request_seconds", "Seconds from the request's head to its answer.")
         self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
