@@ -1,7 +1,7 @@
-"""The measurements behind the subcommands: loads and engine loops, and the figures made of several of them.
+"""The measurements behind the subcommands: loads and engine loops, and the metrics made of several of them.
 
 Whatever is compared is measured in turn in one process, so that a machine that is slower today is slower for both sides. Ctrl-C ends an
-experiment after its current measurement, with the figures of what was measured.
+experiment after its current measurement, with the metrics of what was measured.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bertserve.bench.engine import EngineLimit
+from bertserve.bench.engine import EngineThroughput
 from bertserve.bench.errors import BenchError
-from bertserve.bench.load_test import RATES, LoadTest, median, median_figures, run_figures
+from bertserve.bench.load_test import RATES, LoadTest, median, median_metrics, run_metrics
 from bertserve.bench.report.measurement import Measurement, latency_distribution
 from bertserve.bench.report.report import Report, Run
 from bertserve.bench.report.slo import Objective
@@ -23,12 +23,12 @@ _GROWTH = 2.0  # of a rate that held, while none is known that does not: few con
 
 
 def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:
-    """Measures the service in a closed loop and the bare engine, in turn.
+    """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
 
     Args:
         test: One target, with an engine benchmark.
         report: Gets the medians over the rounds: `ratio` of the speeds in texts, `ratio_tokens` of the speeds in tokens, and with a
-            single connection `request_ratio`, the median latency of a request over the time that the bare loop needs for one.
+            single connection `request_ratio`, the median latency of a request over the time that the raw ONNX Runtime loop needs for one.
         connections: Number of connections of the closed loop.
         rounds: Measurements of each.
     """
@@ -54,15 +54,15 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
         rows.append(row)
         test.progress.log(f"  round {i + 1}: served {served.texts_per_s:.1f} texts/s, bare {limit.texts_per_s:.1f}, ratio {ratio:.3f}")
     if rows:
-        report.judged = median_figures(report.runs)
+        report.judged = median_metrics(report.runs)
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
-def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tuple[Run, EngineLimit | None]:
-    """Returns a closed loop and, unless Ctrl-C came, the engine's limit after it; the report gets both."""
+def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tuple[Run, EngineThroughput | None]:
+    """Returns a closed loop and, unless Ctrl-C came, the engine's throughput after it; the report gets both."""
     assert test.engine is not None, "the command line requires --bundle"
     run = test.run_closed_loop(connections, name=name)
-    limit = None if test.stop.is_set() else test.engine.measure_limit(test.durations.seconds)
+    limit = None if test.stop.is_set() else test.engine.measure_throughput(test.durations.seconds)
     report.runs.append(replace(run, limit=limit))
     return run, limit
 
@@ -100,7 +100,7 @@ def compare_concurrent_targets(test: LoadTest, report: Report, *, connections: i
         alone_speeds.append(statistics.fmean(speeds))
         test.progress.log(f"  round {i + 1}: shares {', '.join(f'{share:.3f}' for share in shares)}, sum {ratios[-1]:.3f}")
     if ratios:
-        report.judged = median_figures(report.runs)
+        report.judged = median_metrics(report.runs)
         report.figures |= {
             "ratio": statistics.median(ratios),
             "together_tokens_per_s": statistics.median(concurrent_speeds),
@@ -122,14 +122,14 @@ def _tokens_per_s(target: Measurement) -> float:
 def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, share: float, servers: int, rounds: int) -> None:
     """Measures the latencies of an open loop, and simulates those of an ideal queue with the same arrivals and run times.
 
-    Each round has a closed loop for the maximum, a bare loop for the run times, and the open loop.
+    Each round has a closed loop for the maximum, a raw ONNX Runtime loop for the run times, and the open loop.
 
     Args:
         test: One target, with an engine benchmark.
         report: Gets the medians over the rounds: `queue_ratio`, the measured p99 over the simulated one, and both.
         connections: Number of connections of the closed loop.
         share: Rate of the open loop as a share of the maximum.
-        servers: Number of servers of the ideal queue: the service's lanes.
+        servers: Number of servers of the ideal queue: the service's threads.
         rounds: Number of measurements.
     """
     rows: list[dict[str, float | None]] = []
@@ -162,21 +162,21 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
         test.progress.log(f"  round {i + 1}: p99 {real.p99_ms:.2f} ms, ideal {ideal.p99_ms:.2f} ms, ratio {ratio:.3f}")
     if rows:
         open_runs = [run for run in report.runs if run.generator.late_p99_ms is not None]
-        report.judged = median_figures(open_runs)
+        report.judged = median_metrics(open_runs)
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
-def simulate_queue(arrivals: Sequence[float], jobs: Sequence[Sequence[float]], servers: int) -> list[float]:
-    """Returns each job's latency in seconds, from its arrival to the end of its last part.
+def simulate_queue(arrivals: Sequence[float], requests: Sequence[Sequence[float]], servers: int) -> list[float]:
+    """Returns each request's latency in seconds, from its arrival to the end of its last part.
 
     Args:
         arrivals: Arrival times in seconds, ascending.
-        jobs: For each job, the run times of its parts in seconds; a part runs on the server that is free first.
+        requests: For each request, the run times of its parts in seconds; a part runs on the server that is free first.
         servers: Number of parts that run at the same time.
     """
     free = [0.0] * servers
     latencies = []
-    for arrival, parts in zip(arrivals, jobs, strict=True):
+    for arrival, parts in zip(arrivals, requests, strict=True):
         done = arrival
         for part in parts:
             end = max(arrival, free[0]) + part
@@ -186,16 +186,16 @@ def simulate_queue(arrivals: Sequence[float], jobs: Sequence[Sequence[float]], s
     return latencies
 
 
-def scale_to_capacity(jobs: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
-    """Returns the jobs with all run times multiplied by one factor, so that the queue has the given capacity.
+def scale_to_capacity(requests: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
+    """Returns the requests with all run times multiplied by one factor, so that the queue has the given capacity.
 
     Args:
-        jobs: For each job, the run times of its parts in seconds; not all zero.
-        servers: Number of parts that run at the same time. The capacity of the queue is `servers` over the mean time of a job.
-        capacity: Jobs per second that the queue shall be able to do.
+        requests: For each request, the run times of its parts in seconds; not all zero.
+        servers: Number of parts that run at the same time. The capacity of the queue is `servers` over the mean time of a request.
+        capacity: Requests per second that the queue shall be able to do.
     """
-    factor = servers * len(jobs) / (capacity * sum(map(sum, jobs)))
-    return [[part * factor for part in parts] for parts in jobs]
+    factor = servers * len(requests) / (capacity * sum(map(sum, requests)))
+    return [[part * factor for part in parts] for parts in requests]
 
 
 def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None) -> None:
@@ -206,7 +206,7 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
 
     Args:
         test: What to load.
-        report: Gets `max_rate`, None if no rate was low enough, whether that is only a lower bound, the figures of the run at that rate, and
+        report: Gets `max_rate`, None if no rate was low enough, whether that is only a lower bound, the metrics of the run at that rate, and
             the steps that were inconclusive.
         objectives: Objectives on latencies and errors; those on rates are not considered.
         connections: Connections of the closed loop that says where the search begins.
@@ -230,8 +230,8 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
             report.inconclusive.append(run.name)
             high = rate
         else:
-            found = run_figures(run)
-            met = all(objective.is_met(found.get(objective.figure)) for objective in objectives if objective.figure not in RATES)
+            found = run_metrics(run)
+            met = all(objective.is_met(found.get(objective.metric)) for objective in objectives if objective.metric not in RATES)
             test.progress.log(f"  {rate:.4g}/s: p99 {found['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
             if met:
                 low = report.figures["max_rate"] = rate
@@ -248,7 +248,7 @@ def _first_rate(test: LoadTest, report: Report, connections: int) -> float:
     """Returns the rate to begin with where none is given: just above what a closed loop gets."""
     run = test.run_closed_loop(connections)
     report.runs.append(run)
-    rate = (run_figures(run)["rps"] or 0.0) * _HEADROOM
+    rate = (run_metrics(run)["rps"] or 0.0) * _HEADROOM
     if not rate:
         raise BenchError("no request of the closed loop was answered; there is no rate to begin with.")
     return rate

@@ -35,7 +35,7 @@ _ON_RAY = {
     "--input-format": "files are Parquet",
     "--output-format": "files are Parquet",
     "--rejected": "the rejected rows of each file stand beside its output",
-    "--lanes": "an actor has as many lanes as CPUs (--actor-cpus)",
+    "--threads": "an actor has as many threads as CPUs (--actor-cpus)",
 }
 
 
@@ -84,7 +84,9 @@ class Score(ModelSettings):
     )
     actors: int | None = Field(None, ge=1, description="With --ray: actors, each with the model; by default as many as there is room for.")
     actor_cpus: int | None = Field(
-        None, ge=1, description="With --ray: CPUs of an actor, which are its lanes; by default those of the smallest node, at most 4."
+        None,
+        ge=1,
+        description="With --ray: CPUs of an actor, which are its inference threads; by default those of the smallest node, at most 4.",
     )
 
     def run(self) -> int:
@@ -125,12 +127,12 @@ class Score(ModelSettings):
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
         for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
             if number is not None and self.ray is None:
-                raise SettingsError(f"{flag} is for --ray, which is not given; give --ray local, or use --lanes.")
+                raise SettingsError(f"{flag} is for --ray, which is not given; give --ray local, or use --threads.")
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
             ("--rejected", self.rejected, (None,)),
-            ("--lanes", self.lanes, (None,)),
+            ("--threads", self.threads, (None,)),
         ):
             if self.ray is not None and value not in allowed:
                 raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")
@@ -157,11 +159,11 @@ def _with_one_model(score: Score) -> Settings:
     if len(score.model) != 1:
         raise SettingsError(f"--model names {len(score.model)} models, and score takes one; give --model NAME or --model SOURCE.")
     (name,) = score.model
-    found = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
-    made = with_sources(score.model_copy(update={"model": (name if found is None else str(found),)}))
-    shared = {name: getattr(made, name) for name in ModelSettings.model_fields}
+    bundle = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
+    resolved = with_sources(score.model_copy(update={"model": (name if bundle is None else str(bundle),)}))
+    shared = {name: getattr(resolved, name) for name in ModelSettings.model_fields}
     # not read again: variables and files may have settings of `serve`
-    return Settings.model_construct(**shared | {"models": made.models[-1:], "model": ()})
+    return Settings.model_construct(**shared | {"models": resolved.models[-1:], "model": ()})
 
 
 class Check(Settings):
@@ -230,7 +232,9 @@ class BertServe(BaseSettings):
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     score: CliSubCommand[Score] = Field(description="Score the rows of a file by a model.")
     check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
-    models: CliSubCommand[Models] = Field(description="List the models that serve would serve: task, labels, graphs, evidence, card.")
+    models: CliSubCommand[Models] = Field(
+        description="List the models that serve would serve: task, labels, graphs, validation reports, card."
+    )
     health: CliSubCommand[Health] = Field(description="Ask the service that runs here with the same settings whether it is ready.")
     new_key: CliSubCommand[NewKey] = Field(description="Make an API key, and its line for --api-key-file.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")

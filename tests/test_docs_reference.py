@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import facts
-from bertserve.bench import mixes
+from bertserve.bench import workloads
 from bertserve.bench.report import slo
 from bertserve.service.bundle.graph_spec import Record
 from bertserve.service.bundle.manifest import Manifest  # and with it all records
@@ -71,18 +71,18 @@ def test_every_record_belongs_to_the_manifest() -> None:
     assert [record.__name__ for record in RECORDS] == sorted(headings)
 
 
-def test_every_figure_of_a_target_is_named() -> None:
+def test_every_metric_of_a_target_is_named() -> None:
     """The figures that `--slo` takes stand under the bound that they have."""
     most, least = (
         set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Figures for --slo").splitlines()[3].strip("|").split("|")
     )
 
-    assert {name for name, at_most in slo.FIGURES.items() if at_most} == most
-    assert {name for name, at_most in slo.FIGURES.items() if not at_most} == least
+    assert {name for name, at_most in slo.METRICS.items() if at_most} == most
+    assert {name for name, at_most in slo.METRICS.items() if not at_most} == least
 
 
 def test_every_mix_is_described() -> None:
-    """The table of mixes has each built-in one, and no other."""
+    """The table of workloads has each built-in one, and no other."""
     rows = [name for name in first_cells(section("bench-flags.md", "Mixes")) if not name.startswith("/")]
 
-    assert sorted(mixes.NAMES) == sorted(rows)
+    assert sorted(workloads.NAMES) == sorted(rows)

@@ -1,6 +1,6 @@
 """Runs one graph at several lengths, in a process of its own: one that holds no torch, so that memory and time are the graph's.
 
-As a program it reads a job as JSON and writes what it measured. It takes one thread for each run, as a lane of the service does.
+As a program it reads a job as JSON and writes what it measured. It takes one thread for each run, as an inference thread of the service does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BuiltGraph:
 
     Attributes:
         path: The file.
-        spec: Its entry in a manifest; its evidence is empty.
+        spec: Its entry in a manifest; its validation report is empty.
         pad_id: Token id of the padding, which the model has.
         bytes: Size of its files.
     """
@@ -149,7 +149,7 @@ def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple
 
 
 def _resident_mib(field: str, status: Path = Path("/proc/self/status")) -> float | None:
-    """Returns a figure of this process's memory; `VmHWM`, the most that it had, begins anew with the program."""
+    """Returns a measure of this process's memory; `VmHWM`, the most that it had, begins anew with the program."""
     try:
         found = re.search(rf"^{field}:\s*(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bertserve.export.evidence.agreement import measure_row_errors
-from bertserve.export.evidence.samples import predict, read_request, sample_requests
+from bertserve.export.validation.agreement import measure_row_errors
+from bertserve.export.validation.samples import predict, read_request, sample_requests
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
-from bertserve.service.bundle.evidence_policy import describe_agreement
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.validation_policy import describe_agreement
 from bertserve.service.check import CHECK_TOLERANCE, difference
 from bertserve.service.errors import BertServeError, BundleError
 from bertserve.service.providers import Provider
@@ -166,18 +166,20 @@ def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) ->
     return Check(name, None, f"not checked: {reason}, and the CPU cannot run it ({error})")
 
 
-def check_evidence(loaded: LoadedGraph) -> Check:
-    """Checks that the manifest has evidence of a graph, and reports it."""
+def check_validation_report(loaded: LoadedGraph) -> Check:
+    """Checks that the manifest has a validation report of a graph, and reports it."""
     name, graph = f"evidence {loaded.name}", loaded.graph
-    evidence = graph.evidence
-    if not evidence.samples:
+    validation = graph.evidence
+    if not validation.samples:
         return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
-    error = f", its precision moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
+    error = (
+        f", its precision moves the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
+    )
     return Check(
         name,
         True,
-        f"at export on {evidence.provider}: worst logit error {evidence.worst_abs_error:.1e}, {describe_agreement(evidence)}{error}",
-        evidence.model_dump(mode="json"),
+        f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}{error}",
+        validation.model_dump(mode="json"),
     )
 
 

@@ -11,9 +11,9 @@ from fastapi.responses import PlainTextResponse
 from starlette.responses import Response
 
 from bertserve.service import __version__
-from bertserve.service.http.answers import check_ready, json_answer, probed
 from bertserve.service.http.auth import METRICS, AdminEndpoint, KeyEndpoint, MetricsEndpoint, ProbeEndpoint
 from bertserve.service.http.openapi import endpoints, error_responses
+from bertserve.service.http.responses import check_ready, json_answer, probed
 from bertserve.service.http.throttled import Throttled
 from bertserve.service.metrics import CONTENT_TYPE
 from bertserve.service.serving.build import AppState
@@ -146,7 +146,7 @@ def _add_metrics(routes: APIRouter, state: AppState) -> None:
 
     @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        state.saturation.measure()
+        state.utilization.measure()
         return Response(await page(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -155,7 +155,7 @@ def _limits(state: AppState) -> dict[str, int]:
         "max_inputs": state.limits.max_inputs,
         "max_chars": state.limits.max_chars,
         "max_body_bytes": state.max_body_bytes,
-        "max_stream_jobs": state.max_stream_jobs,
+        "max_stream_requests": state.max_stream_requests,
         "timeout_ms": state.timeout_ms,
         "max_timeout_ms": state.max_timeout_ms,
     }
@@ -191,13 +191,13 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
             "sha256": graph.identity[:12],
             "form": graph.form,
             "threads": state.machine.get("threads_per_run", 1),
-            "idle": None
-            if model.engines.solo is None
-            else {"threads": model.engines.solo.threads, "min_tokens": model.engines.solo.min_tokens},
+            "multi_threaded_run": None
+            if model.engines.multi_threaded is None
+            else {"threads": model.engines.multi_threaded.threads, "min_tokens": model.engines.multi_threaded.min_tokens},
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},
-        "figures": [figure.model_dump() for figure in manifest.figures],
+        "figures": [metric.model_dump() for metric in manifest.figures],
         "evidence": graph.evidence.model_dump(),
         "source": manifest.source.model_dump(),
     }

@@ -11,18 +11,18 @@ from starlette.responses import Response
 
 from bertserve.service import __version__
 from bertserve.service.errors import InvalidValueError, MalformedRequestError
-from bertserve.service.http.answers import check_ready, json_answer, probed
 from bertserve.service.http.auth import AdminEndpoint, KeyEndpoint, ProbeEndpoint
 from bertserve.service.http.inference import read_raw
 from bertserve.service.http.middleware import HEADERS
 from bertserve.service.http.openapi import endpoints, error_responses
+from bertserve.service.http.responses import check_ready, json_answer, probed
 from bertserve.service.http.throttled import Throttled
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.model import Model
-from bertserve.service.wire.keys import check_names
 from bertserve.service.wire.open_inference import check_version
 from bertserve.service.wire.reading import parse_json, show
 from bertserve.service.wire.tensor_forms import config, metadata
+from bertserve.service.wire.unknown_fields import check_names
 
 # What the specification and Triton call what there is here, and `tensors` for the form of token ids in the metadata of a model.
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters", "statistics", "tensors")
@@ -133,8 +133,8 @@ def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> N
         "/v2/repository/index", summary="All models with their states", responses=error_responses(*wrong), openapi_extra=_takes(IndexBody)
     )
     async def index(request: Request) -> Response:
-        given = await _body(request, IndexBody)
-        ready = given.get("ready") or False
+        body = await _body(request, IndexBody)
+        ready = body.get("ready") or False
         if not isinstance(ready, bool):
             raise InvalidValueError("`ready` is {ready}; it must be true or false.", ready=show(ready))
         served = state.registry.models

@@ -181,11 +181,11 @@ def _add_models(schema: dict[str, Any], models: Registry) -> None:
             continue
         summary = route.summary
         try:
-            said = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
+            note = f"`{models.for_task(route.task).name}` answers, or the model that `model` names."
         except NotFoundError as error:
-            said = f"**Not answered now**: {error.message}"
+            note = f"**Not answered now**: {error.message}"
             summary += " (not available now)"
-        schema["paths"][route.path]["post"] |= {"summary": summary, "description": f"Task `{route.task}`. {said}"}
+        schema["paths"][route.path]["post"] |= {"summary": summary, "description": f"Task `{route.task}`. {note}"}
 
 
 def _described(route: Route) -> dict[str, Any]:

@@ -11,22 +11,22 @@ from typing import Literal
 import numpy as np
 
 from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from bertserve.service.backend.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
 from bertserve.service.backend.hardware import cpu_instructions
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import available_provider, why_not
 from bertserve.service.bundle import files
-from bertserve.service.bundle.evidence_policy import (
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.bundle.validation_policy import (
     ACCEPT_ANY,
-    EvidencePolicy,
+    ValidationPolicy,
     describe_agreement,
     is_low,
     is_measured_near,
     is_of_other_kernels,
 )
-from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
 from bertserve.service.providers import Provider
@@ -45,7 +45,7 @@ WARM_UP_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the evidence asked for.
+    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the validation report asked for.
 
     Attributes:
         provider: What runs the graphs.
@@ -53,9 +53,9 @@ class LoadOptions:
         precision: Which graph of a bundle.
         batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
         max_batch_tokens: Budget of a batch.
-        solo_threads: Threads of a solo run; 1 makes no second session.
+        multi_threads: Threads of a multi-threaded run; 1 makes no second session.
         engine_cache: Folder for TensorRT's engines.
-        evidence_policy: The evidence that a bundle must have.
+        validation_policy: The validation report that a bundle must have.
     """
 
     provider: Provider
@@ -63,9 +63,9 @@ class LoadOptions:
     precision: Precision | Literal["auto"] = "auto"
     batch_variant: bool = False
     max_batch_tokens: int = 8192
-    solo_threads: int = 1
+    multi_threads: int = 1
     engine_cache: Path | None = None
-    evidence_policy: EvidencePolicy = ACCEPT_ANY
+    validation_policy: ValidationPolicy = ACCEPT_ANY
 
 
 def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]) -> Provider:
@@ -106,7 +106,7 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
     """Makes a warmed-up, timed model of a verified bundle.
 
     Raises:
-        BundleError: The bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the evidence; or its
+        BundleError: The bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the validation report; or its
             graph does not take what its tokenizer gives, or does not give what its manifest says.
         ProviderError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text is over the batch budget.
@@ -126,8 +126,8 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
             f"({manifest.tokenizer.max_length}); raise it."
         )
     graph = _graph(bundle, options)
-    options.evidence_policy.check(manifest.name, graph)
-    _warn(manifest, graph, options.evidence_policy)
+    options.validation_policy.check(manifest.name, graph)
+    _warn(manifest, graph, options.validation_policy)
     engine = _engine(bundle, graph, options)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     _check_fit(bundle, engine, tokenizer)
@@ -138,7 +138,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         bundle,
         graph,
         tokenizer=tokenizer,
-        engines=Engines(engine, _solo_engine(engine, bundle, graph, options, cost)),
+        engines=Engines(engine, _multi_threaded_engine(engine, bundle, graph, options, cost)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model(manifest.task, manifest.name),
@@ -146,7 +146,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     )
 
 
-def _warn(manifest: Manifest, graph: GraphSpec, policy: EvidencePolicy) -> None:
+def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> None:
     """Logs what an operator should know of the graph that is served."""
     which = f"{graph.provider}/{graph.precision}"
     if is_low(graph) and not is_measured_near(manifest.figures, which):
@@ -159,7 +159,7 @@ def _warn(manifest: Manifest, graph: GraphSpec, policy: EvidencePolicy) -> None:
         )
     if policy.asks and is_of_other_kernels(graph, own := cpu_instructions()):
         logger.warning(
-            "model %s: the evidence of graph %s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. "
+            "model %s: the validation report of graph %s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. "
             "Measure it here with `bert-export verify --data`.",
             manifest.name,
             which,
@@ -219,21 +219,23 @@ def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions) -> OnnxEngin
     )
 
 
-def _solo_engine(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> SoloEngine | None:
+def _multi_threaded_engine(
+    engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel
+) -> MultiThreadedEngine | None:
     """Returns what makes a second session with more threads, where it was asked for and some text is worth it."""
     longest = bundle.manifest.tokenizer.max_length
-    tokens = min_solo_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
-    if options.solo_threads == 1 or graph.provider != "cpu" or tokens is None:
+    tokens = min_multi_threaded_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
+    if options.multi_threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
 
     def make() -> OnnxEngine:
         # files may have changed since the model was loaded, and both sessions must answer the same
         files.verify_graph(bundle.path, graph)
-        made = engine.with_threads(options.solo_threads)
+        made = engine.with_threads(options.multi_threads)
         made.time_runs([(1, tokens)], repeats=1)
         return made
 
-    return SoloEngine(make, model=bundle.manifest.name, threads=options.solo_threads, min_tokens=tokens)
+    return MultiThreadedEngine(make, model=bundle.manifest.name, threads=options.multi_threads, min_tokens=tokens)
 
 
 def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:

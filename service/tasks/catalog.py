@@ -7,17 +7,28 @@ from collections.abc import Mapping
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BundleError
-from bertserve.service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks import (
+    attention,
+    classify,
+    embed,
+    fill_mask,
+    multiple_choice,
+    question_answering,
+    rerank,
+    similarity,
+    token_classification,
+    zero_shot,
+)
 from bertserve.service.tasks.spec import TaskSpec
 
 TASKS: Mapping[str, TaskSpec] = {
     spec.name: spec
     for spec in (
         classify.SPEC,
-        ner.SPEC,
-        answer.SPEC,
+        token_classification.SPEC,
+        question_answering.SPEC,
         fill_mask.SPEC,
-        choose.SPEC,
+        multiple_choice.SPEC,
         embed.SPEC,
         similarity.SPEC,
         rerank.SPEC,
@@ -38,7 +49,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     if spec is None or spec.derivation is not None:
         known = ", ".join(other.name for other in TASKS.values() if other.derivation is None)
         raise BundleError(f"bundle `{bundle.path}` is for the task `{manifest.task[:64]}`; this version serves {known}.")
-    if (missing := spec.missing(manifest)) is not None:
+    if (missing := spec.requires(manifest)) is not None:
         raise BundleError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
     return spec
 
@@ -48,6 +59,6 @@ def tasks_of(manifest: Manifest) -> tuple[str, ...]:
     derived = (
         spec.name
         for spec in TASKS.values()
-        if spec.derivation is not None and spec.derivation.takes(manifest.task) and spec.derivation.fits(manifest)
+        if spec.derivation is not None and spec.derivation.accepts(manifest.task) and spec.derivation.compatible(manifest)
     )
     return (manifest.task, *derived)

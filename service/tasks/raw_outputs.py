@@ -99,10 +99,10 @@ def _tokens(mask: NDArray[np.int64], side: str) -> slice:
 
 
 def _check_types(type_ids: NDArray[np.int64], known: set[int]) -> None:
-    wrong = [value for value in np.unique(type_ids).tolist() if value not in known]
-    if wrong:
+    invalid = [value for value in np.unique(type_ids).tolist() if value not in known]
+    if invalid:
         raise InvalidValueError(
-            "`token_type_ids` has {wrong}, and this model has {names}.", wrong=wrong[0], names=", ".join(map(str, sorted(known)))
+            "`token_type_ids` has {wrong}, and this model has {names}.", wrong=invalid[0], names=", ".join(map(str, sorted(known)))
         )
 
 
@@ -149,7 +149,9 @@ def run_ids(request: Request, model: TaskModel) -> TaskRun:
     values = sum(units[output.kind] * _width(output, request.manifest, vocabulary_size) for output in request.outputs)
     wanted = [output.name for output in request.outputs]
     [row] = yield Batch(
-        [encoding], Cost(answer_bytes=NUMBER_BYTES * values, held=values), lambda _, row: {name: row[name].copy() for name in wanted}
+        [encoding],
+        Cost(answer_bytes=NUMBER_BYTES * values, memory_per_input=values),
+        lambda _, row: {name: row[name].copy() for name in wanted},
     )
     return row
 

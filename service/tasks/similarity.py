@@ -45,14 +45,14 @@ class Request:
         return [replace(self.like, text=text) for text in texts]
 
 
-def fits(config: ModelConfig) -> bool:
+def compatible(config: ModelConfig) -> bool:
     """Returns whether a model embeds texts: every one of that task does."""
     return config.embedding is not None
 
 
 def estimate(request: Request, max_length: int) -> int:
     """Returns a cheap guess of the tokens that the request will cost."""
-    return sum(embed.estimate(each, max_length) for each in request.requests())
+    return sum(embed.estimate(part, max_length) for part in request.requests())
 
 
 def compare(request: Request, model: TaskModel) -> TaskRun:
@@ -63,11 +63,11 @@ def compare(request: Request, model: TaskModel) -> TaskRun:
     Raises:
         InvalidValueError: A sentence is too long and must not be cut.
     """
-    encoded = [embed.encode(each, model.tokenizer) for each in request.requests()]
+    encoded = [embed.encode(part, model.tokenizer) for part in request.requests()]
     count = len(encoded)
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
-        Cost(answer_bytes=SCORE_BYTES * count, steps=count, held=request.like.width * count),
+        Cost(answer_bytes=SCORE_BYTES * count, steps=count, memory_per_input=request.like.width * count),
         lambda _, row: embed.pooled_row(request.like, row),
         truncated=any(truncated for _, truncated in encoded),
     )
@@ -124,8 +124,8 @@ class SimilarityBody(TaskBody):
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns the one request, with what the caller left open as the bundle says."""
         assert config is not None and config.embedding is not None, "a manifest for embeddings has it"
-        given = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
-        return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(given, config.embedding))]
+        parameters = embed.EmbedParameters(**({} if self.parameters is None else self.parameters.model_dump(exclude_none=True)))
+        return [Request(self.inputs.source_sentence, tuple(self.inputs.sentences), embed.resolve(parameters, config.embedding))]
 
 
 def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
@@ -162,6 +162,6 @@ SPEC = TaskSpec(
         lambda manifest, body: (SCORE,),
         lambda results, body, manifest: {"score": floats(results[0])},
     ),
-    derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
+    derivation=Derivation(base=embed.TASK, compatible=compatible, needs="", discriminator=("inputs", "source_sentence")),
     load_body=_load_body,
 )

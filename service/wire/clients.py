@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import answer, classify, embed, fill_mask, ner, zero_shot
-from bertserve.service.tasks.answer import AnswerBody
+from bertserve.service.tasks import classify, embed, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.question_answering import AnswerBody
 
 # How @huggingface/inference, the client for JavaScript, begins its User-Agent; browsers replace it with their own.
 _JS_CLIENT = "@huggingface/inference/"
 # Its functions for these tasks read the answer to one input. They drop the other answers, or report a broken answer.
-_JS_CLIENT_READS_ONE = frozenset({classify.TASK, ner.TASK, answer.TASK, fill_mask.TASK, zero_shot.TASK})
+_JS_CLIENT_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 # They send `encoding_format` and read numbers only: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
 _NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(_JS_CLIENT)}")
 _HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d{1,6})\.(\d{1,6})")  # Python refuses to read numbers of thousands of digits
@@ -43,7 +43,7 @@ def upgrade_legacy_body(kind: type[TaskBody], value: dict[str, Any]) -> dict[str
     if kind is not AnswerBody or "inputs" in value or not {"question", "context"} <= value.keys():
         return value
     question = {name: value[name] for name in ("question", "context")}
-    return {"inputs": question} | {name: given for name, given in value.items() if name not in question}
+    return {"inputs": question} | {name: content for name, content in value.items() if name not in question}
 
 
 def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
@@ -68,9 +68,9 @@ def answer_for(user_agent: bytes, task: str, body: TaskBody) -> Answer:
 def _check_base64(client: str, body: TaskBody) -> None:
     assert isinstance(body, embed.EmbedBody), "the task has this body"
     wanted = body.encoding_format or (body.parameters and body.parameters.encoding_format)
-    found = _NO_BASE64.search(client) if wanted == "base64" else None
-    if found is not None:
-        name = "huggingface_hub" if found[0].startswith("hf_hub") else _JS_CLIENT.removesuffix("/")
+    match = _NO_BASE64.search(client) if wanted == "base64" else None
+    if match is not None:
+        name = "huggingface_hub" if match[0].startswith("hf_hub") else _JS_CLIENT.removesuffix("/")
         raise InvalidValueError(
             "`encoding_format` is `base64`, which {name} cannot read; leave it out, or ask with another client.", name=name
         )
@@ -94,7 +94,7 @@ def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
 
 
 def _js_answer(task: str, found: Any) -> Any:
-    if task == ner.TASK:  # it takes each token for an entity
+    if task == token_classification.TASK:  # it takes each token for an entity
         return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in found]
     if task == fill_mask.TASK and isinstance(found[0], list):  # it reads one list: the tokens of the first mask, then the next one's
         return [filled for mask in found for filled in mask]
@@ -103,6 +103,6 @@ def _js_answer(task: str, found: Any) -> Any:
 
 def _zero_shot_lists(body: TaskBody, results: list[Any]) -> list[dict[str, Any]]:
     return [
-        {"sequence": text, "labels": [item["label"] for item in found], "scores": [item["score"] for item in found]}
-        for text, found in zip(body.items, results, strict=True)
+        {"sequence": text, "labels": [item["label"] for item in scored], "scores": [item["score"] for item in scored]}
+        for text, scored in zip(body.items, results, strict=True)
     ]

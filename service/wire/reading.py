@@ -14,7 +14,7 @@ from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.clients import upgrade_legacy_body
 from bertserve.service.wire.json_text import parse
-from bertserve.service.wire.keys import check_keys, no_json, no_object, unknown_within
+from bertserve.service.wire.unknown_fields import check_keys, no_json, no_object, unknown_within
 
 B = TypeVar("B", bound=TaskBody)
 
@@ -67,7 +67,7 @@ def requested_task(task: str, value: Any) -> str:
         value: The JSON value of the body, which may be no object; the reader of the body says so.
     """
     derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
-    return next((name for name, derivation in derived if derivation.takes(task) and _has(value, derivation.marker)), task)
+    return next((name for name, derivation in derived if derivation.accepts(task) and _has(value, derivation.discriminator)), task)
 
 
 def _has(value: Any, keys: tuple[str, ...]) -> bool:

@@ -17,13 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bertserve.export import calibration, gpu
 from bertserve.export.artifact import choose_precisions
-from bertserve.export.evidence.parity import MAX_ABS_ERROR
 from bertserve.export.gpu import FUSED_FORM, PARTLY_FUSED_FORM
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.parity import MAX_ABS_ERROR
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.tasks import answer, classify, fill_mask, ner
+from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
@@ -36,8 +36,8 @@ LAYERS = SIZES["num_hidden_layers"]
 TEXTS = ["good", "a very good film , but the book is great !", "1 2 3 4 5 6 7 8 9", "the film was not very good " * 40]
 REQUESTS: dict[str, Any] = {
     "text-classification": classify.Request,
-    "token-classification": ner.Request,
-    "question-answering": answer.Request,
+    "token-classification": token_classification.Request,
+    "question-answering": question_answering.Request,
     "fill-mask": fill_mask.Request,
 }
 # What `make test` exports for all providers: one output a text, and outputs for masks alone.
@@ -121,15 +121,15 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
 
 
 def test_float32_forms_answer_as_pytorch(bundle: Bundle) -> None:
-    """The evidence, measured through the service's engine in planned shapes, holds the bound of float32; half precision its own."""
+    """The validation report, measured through the service's engine in planned shapes, holds the bound of float32; half precision its own."""
     for provider, precision in GRAPHS:
-        evidence = bundle.graph(provider, precision).evidence  # type: ignore[arg-type]
+        validation = bundle.graph(provider, precision).evidence  # type: ignore[arg-type]
 
-        assert evidence.worst_abs_error <= MAX_ABS_ERROR[precision if provider == "cuda" else "fp32"]
-        assert evidence.samples >= 10
+        assert validation.worst_abs_error <= MAX_ABS_ERROR[precision if provider == "cuda" else "fp32"]
+        assert validation.samples >= 10
         if precision == "fp32":
-            assert evidence.agreement is not None
-            assert 1.0 == evidence.agreement.value
+            assert validation.agreement is not None
+            assert 1.0 == validation.agreement.value
     assert 0 < bundle.graph("cuda", "fp16").evidence.quantization_error < 0.02
 
 

@@ -1,4 +1,4 @@
-"""A new task is one record for the exporter: a checkpoint of it becomes a bundle with evidence, and `verify` checks that on data."""
+"""A new task is one record for the exporter: a checkpoint of it becomes a bundle with a validation report, and `verify` checks that on data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def grades(checkpoint: Path) -> list[int]:
 
 
 def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its task is read from the architecture; fp32 and int8 are measured by its decision, and its data by its own figure."""
+    """Its task is read from the architecture; fp32 and int8 are measured by its decision, and its data by its own metric."""
     checkpoint = bert(tmp_path, labels=LABELS)
     edit_json(checkpoint / "config.json", architectures=["BertForTextGrading"])
     bundle = tmp_path / "models" / "tiny-bert"
@@ -61,8 +61,8 @@ def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pyt
     data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     command = ["verify", str(bundle), "--checkpoint", str(checkpoint), "--data", str(data), "--json"]
     capsys.readouterr()
-    assert 0 == cli.main([*command, "--min-figure", "same-grade=0.5"])
+    assert 0 == cli.main([*command, "--min-metric", "same-grade=0.5"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert {"graph": 0.75, "reference": 0.75} == checks["same grade cpu/fp32"]["figures"]
     assert 1 == checks["agreement cpu/fp32"]["figures"]["agreement"]
-    assert 1 == cli.main([*command, "--min-figure", "same-grade=0.9"])
+    assert 1 == cli.main([*command, "--min-metric", "same-grade=0.9"])

@@ -20,9 +20,9 @@ import pytest
 
 import tiny
 from bertserve.export import cli
-from bertserve.export.evidence.agreement import TRAINED_LARGEST, RowErrors
-from bertserve.export.evidence.samples import predict
 from bertserve.export.tasks import text_classification
+from bertserve.export.validation.agreement import TRAINED_LARGEST, RowErrors
+from bertserve.export.validation.samples import predict
 from bertserve.export.verify.graph_checks import Check
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
@@ -59,7 +59,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 
 
 def sound(folder: Path, task: str = "text-classification", *, other_seed: int | None = None, **fields: Any) -> Path:
-    """Writes a tiny bundle that passes: with evidence, and the result of its example.
+    """Writes a tiny bundle that passes: with a validation report, and the result of its example.
 
     Args:
         folder: The models folder.
@@ -109,7 +109,7 @@ def data(folder: Path, *lines: Any) -> Path:
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"])
 def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> None:
-    """Files, evidence, example and batches are checked, for every task."""
+    """Files, validation report, example and batches are checked, for every task."""
     code, checks = verify(sound(tmp_path, task))
 
     assert (0, ["files", "evidence cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
@@ -158,7 +158,7 @@ def test_a_graph_that_is_no_graph_fails(tmp_path: Path, verify: Verify) -> None:
     assert (1, ["files", "evidence cpu/fp32", "engine cpu/fp32"]) == (code, list(checks))
 
 
-def test_a_bundle_without_evidence_fails(tmp_path: Path, verify: Verify) -> None:
+def test_a_bundle_without_validation_fails(tmp_path: Path, verify: Verify) -> None:
     """0 parity inputs prove nothing; the other checks go on."""
     path = edit(sound(tmp_path), lambda manifest: manifest["graphs"][0]["evidence"].update(samples=0))
     code, checks = verify(path)
@@ -223,7 +223,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True) -> Path:
     return edit(path, add)
 
 
-def test_every_graph_is_checked_with_its_evidence(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_graph_is_checked_with_its_validation(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
     monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path = with_gpu_graph(sound(tmp_path))
@@ -339,10 +339,10 @@ def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, veri
     """Beside another that does, and for a comparison with the checkpoint: what was not compared has not passed."""
     monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path, lines = with_gpu_graph(sound(tmp_path)), data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1})
-    assert 0 == verify(path, "--data", lines, "--min-figure", "accuracy=0.01")[0]
+    assert 0 == verify(path, "--data", lines, "--min-metric", "accuracy=0.01")[0]
 
     path = with_gpu_graph(sound(tmp_path / "other"), runnable=False)
-    code, checks = verify(path, "--data", lines, "--min-figure", "accuracy=0.01")
+    code, checks = verify(path, "--data", lines, "--min-metric", "accuracy=0.01")
     assert (1, False, True) == (code, checks["accuracy cuda/fp16"]["passed"], checks["accuracy cpu/fp32"]["passed"])
     edit(path, lambda manifest: manifest.update(graphs=[graph for graph in manifest["graphs"] if graph["provider"] == "cuda"]))
     code, checks = verify(path, "--checkpoint", tmp_path)
@@ -377,7 +377,7 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
     """A tagger that finds nothing agrees with itself and with texts without entities, which shows nothing."""
     path = sound(tmp_path, "token-classification", other_seed=1, labels=("O", "O", "O", "O"))
     lines = data(tmp_path, *({"text": text, "entities": []} for text in TEXTS))
-    code, checks = verify(path, "--data", lines, "--min-agreement", "0.01", "--min-figure", "entity-f1=0.5")
+    code, checks = verify(path, "--data", lines, "--min-agreement", "0.01", "--min-metric", "entity-f1=0.5")
 
     agreement, f1 = checks["agreement cpu/int8"], checks["entity F1 cpu/int8"]
     assert (1, False, False) == (code, agreement["passed"], f1["passed"])
@@ -389,7 +389,7 @@ def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> 
     """Micro F1 of no labels at all was 1."""
     path = biased(sound(tmp_path, activation="sigmoid"), -100)
     lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
-    code, checks = verify(path, "--data", lines, "--min-figure", "micro-f1=0.5")
+    code, checks = verify(path, "--data", lines, "--min-metric", "micro-f1=0.5")
 
     assert (1, {"graph": 0.0}) == (code, checks["micro F1 cpu/fp32"]["figures"])
 
@@ -506,7 +506,7 @@ def test_ranks_of_a_regression(tmp_path: Path, verify: Verify) -> None:
     assert checks["Pearson correlation cpu/fp32"]["figures"]["graph"] < 0.99
 
 
-def test_a_figure_without_a_value_says_so(tmp_path: Path, verify: Verify) -> None:
+def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> None:
     """0 stands for a correlation with what does not vary, and the report has the reason, of values and of labels."""
     same = [{"text": text, "label": 1} for text in TEXTS]
     _, values = verify(regression(tmp_path), "--data", data(tmp_path, *same))
@@ -528,36 +528,36 @@ def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify) -> None
     _, five = verify(path, "--data", data(tmp_path, *({"text": text, "label": i} for i, text in enumerate(TEXTS))))
     _, one = verify(path, "--data", data(tmp_path, *({"text": text, "label": i / 5} for i, text in enumerate(TEXTS))))
 
-    for figure in ("Pearson correlation cpu/fp32", "mean absolute error cpu/fp32"):
-        assert '"problem_type": "regression"' in five[figure]["detail"]
-        assert "problem_type" not in one[figure]["detail"]
+    for metric in ("Pearson correlation cpu/fp32", "mean absolute error cpu/fp32"):
+        assert '"problem_type": "regression"' in five[metric]["detail"]
+        assert "problem_type" not in one[metric]["detail"]
 
 
 @pytest.mark.parametrize(("floor", "code"), [("0.75", 0), ("0.76", 1)])
-def test_a_floor_of_a_figure_decides(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
-    """--min-figure passes a graph that reaches it; the figures without a floor are only said."""
+def test_a_floor_of_a_metric_decides(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
+    """--min-metric passes a graph that reaches it; the metrics without a floor are only said."""
     path = sound(tmp_path)
     best = [answer(load_bundle(path), {"inputs": text})[0][0]["label"] for text in TEXTS[:4]]
     best[2] = next(label for label in tiny.LABELS if label != best[2])
     lines = data(tmp_path, *({"text": text, "label": label} for text, label in zip(TEXTS, best, strict=False)))
-    found, checks = verify(path, "--data", lines, "--min-figure", f"accuracy={floor}")
+    found, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
 
     assert (code, code == 0, None) == (found, checks["accuracy cpu/fp32"]["passed"], checks["macro F1 cpu/fp32"]["passed"])
     assert f"at least {floor} is asked for" in checks["accuracy cpu/fp32"]["detail"]
 
 
-def test_a_floor_of_a_figure_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A figure that the model does not have, data without right answers, or no graph that runs: nothing was measured, and that is no pass."""
+def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric that the model does not have, data without right answers, or no graph that runs: nothing was measured, and that is no pass."""
     path = sound(tmp_path)
     labeled, bare = data(tmp_path, {"text": "good", "label": 0}), tmp_path / "bare.jsonl"
     bare.write_text('{"text": "good"}\n', encoding="utf-8")
     for lines, reason in ((labeled, "of this model there are accuracy, macro F1, Matthews correlation"), (bare, "no line of the data has")):
-        code, checks = verify(path, "--data", lines, "--min-figure", "spearman=0.5")
+        code, checks = verify(path, "--data", lines, "--min-metric", "spearman=0.5")
         assert (1, False) == (code, checks["Spearman correlation cpu/fp32"]["passed"])
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
 
     monkeypatch.setattr("bertserve.export.verify.graph_checks.LoadedGraph.load_error", lambda loaded: "it is broken")
-    assert False is verify(path, "--data", labeled, "--min-figure", "accuracy=0.5")[1]["accuracy cpu/fp32"]["passed"]
+    assert False is verify(path, "--data", labeled, "--min-metric", "accuracy=0.5")[1]["accuracy cpu/fp32"]["passed"]
 
 
 def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
@@ -703,10 +703,10 @@ def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.
         ("B", "--min-agreement", "0.5"),
         ("B", "--min-agreement", "2"),
         ("B", "--gold"),
-        ("B", "--min-figure", "accuracy=0.5"),
-        ("B", "--data", "D", "--min-figure", "accuracy"),
-        ("B", "--data", "D", "--min-figure", "accuracy=0.5", "--min-figure", "Accuracy=0.6"),
-        ("B", "--data", "D", "--min-figure", "glue=0.5"),
+        ("B", "--min-metric", "accuracy=0.5"),
+        ("B", "--data", "D", "--min-metric", "accuracy"),
+        ("B", "--data", "D", "--min-metric", "accuracy=0.5", "--min-metric", "Accuracy=0.6"),
+        ("B", "--data", "D", "--min-metric", "glue=0.5"),
         ("B", "C"),
         ("B", "--precision", "fp8"),
         ("B", "--update"),
@@ -777,10 +777,10 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     ]
     assert (0, order) == (code, list(checks))
     stored = {graph.precision: graph.evidence for graph in load_bundle(target).manifest.graphs}
-    for precision, evidence in stored.items():
+    for precision, validation in stored.items():
         figures = checks[f"parity cpu/{precision}"]["figures"]
-        assert pytest.approx(evidence.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
-        assert [entry.up_to for entry in evidence.lengths] == [entry["up_to"] for entry in figures["lengths"]]
+        assert pytest.approx(validation.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
+        assert [entry.up_to for entry in validation.lengths] == [entry["up_to"] for entry in figures["lengths"]]
     assert "the checkpoint" == checks["agreement cpu/int8"]["figures"]["reference"]
     assert checks["agreement cpu/int8"]["figures"]["agreement"] >= 6 / 7
     assert 1.0 == checks["agreement cpu/fp32"]["figures"]["agreement"]
@@ -792,7 +792,7 @@ def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checks of all graphs have its number, and what was wrong."""
-    from bertserve.export.evidence.reference import Reference
+    from bertserve.export.validation.reference import Reference
 
     class Diverging(Reference):
         def __init__(self, checkpoint: Any, requests: Sequence[Any]) -> None:
@@ -854,7 +854,7 @@ def test_an_older_manifest_is_brought_up_to_date(
 
 @pytest.mark.torch
 def test_a_bundle_that_fails_is_not_updated(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
-    """Evidence of a graph that answers otherwise than its checkpoint would be none."""
+    """A validation report of a graph that answers otherwise than its checkpoint would be worthless."""
     from checkpoints import bert, edit_weights
 
     other = bert(tmp_path)

@@ -19,10 +19,10 @@ import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import embed, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks import embed, rerank, similarity, token_classification, zero_shot
 from bertserve.service.tasks.catalog import tasks_of
 from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
-from bertserve.service.tasks.ner import scheme_of, split
+from bertserve.service.tasks.token_classification import scheme_of, split
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import rebase
 from fakes import Head
@@ -106,7 +106,7 @@ def test_great_logits_do_not_overflow() -> None:
 def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
     """The first label that begins with "entail", in any case, of two labels or more."""
     assert place == zero_shot.entailment(labels)
-    assert zero_shot.fits(Head(labels=labels)) is (place is not None)
+    assert zero_shot.compatible(Head(labels=labels)) is (place is not None)
 
 
 def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None:
@@ -195,7 +195,7 @@ def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], p
 def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
     """One label, or two of which just one says that it is the relevant one."""
     assert place == rerank.relevant(labels)
-    assert rerank.fits(Head(labels=labels)) is (place is not None)
+    assert rerank.compatible(Head(labels=labels)) is (place is not None)
 
 
 def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:
@@ -453,11 +453,11 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
 def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer) -> list[tuple[str, int, int]]:
     """Returns the groups that the service makes of one token for each label."""
     text = " ".join(["film"] * len(labels))
-    request = ner.Request(text)
+    request = token_classification.Request(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9
-    found = decode(ner, request, [{"logits": scores}], Head(labels=known), tokenizer)
+    found = decode(token_classification, request, [{"logits": scores}], Head(labels=known), tokenizer)
     return [(item["entity_group"], item["start"] // 5, item["end"] // 5) for item in found]
 
 

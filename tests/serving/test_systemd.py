@@ -36,7 +36,7 @@ def test_systemd_is_told(models: Path, tmp_path: Path, serve: Serve, monkeypatch
             assert int.from_bytes(sender[:4], "little") == served.process.pid
             return message.decode()
 
-        with serve(models, "--workers", str(workers), "--lanes", str(workers)) as served:
+        with serve(models, "--workers", str(workers), "--threads", str(workers)) as served:
             before = []
             while not (ready := heard()).startswith("READY="):
                 before.append(ready)

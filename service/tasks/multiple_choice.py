@@ -102,7 +102,7 @@ def choose(request: Request, model: TaskModel) -> TaskRun:
         truncated |= total > room
         encodings.append(encoding)
         yield PAUSE
-    cost = Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, held=count)
+    cost = Cost(answer_bytes=CHOICE_BYTES * count + sum(map(text_bytes, request.choices)), steps=count, memory_per_input=count)
     rows = yield Batch(encodings, cost, truncated=truncated)
     scores = activate(np.concatenate([row["logits"] for row in rows]), "softmax")
     return [{"index": i, "score": float(scores[i]), "text": request.choices[i]} for i in best_first(scores)]
@@ -133,9 +133,9 @@ class Choices(Closed):
     @property
     def asked(self) -> str:
         """The question, by whichever name."""
-        found = self.prompt if self.question is None else self.question
-        assert found is not None, "it has been validated"
-        return found
+        value = self.prompt if self.question is None else self.question
+        assert value is not None, "it has been validated"
+        return value
 
 
 class ChooseBody(TaskBody):
