@@ -3,7 +3,7 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# weights on huge pages, and lanes that keep their heaps (docs/how-to/tune.md)
+# weights on huge pages, and threads that keep their heaps (docs/how-to/tune.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 # how many tests of exports run at once, and how many others: each process takes about 1 GiB, and waits for disks and other processes a part of its time
 WORKERS ?= 2
@@ -102,7 +102,7 @@ export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DI
 	@set -e; for figures in models/$(or $(ONLY),*).figures.json; do \
 	  name=$$(basename $$figures .figures.json); \
 	  case $$name in embed) source="$(EMBED) $(EMBED_FLAGS)" ;; *) source=$(CHECKPOINTS)/$$name ;; esac; \
-	  $(EXPORT) --name $$name --figures $$figures $$source; done
+	  $(EXPORT) --name $$name --metrics-file $$figures $$source; done
 
 families: dev ## export every family with every head and rewrite the table in docs/reference/supported-models.md
 	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py

@@ -54,8 +54,8 @@ def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective
         case "concurrent-targets":
             compare_concurrent_targets(test, report, connections=args.connections, rounds=args.rounds)
         case "tail-latency":
-            lanes = (report.service or {}).get("limits", {}).get("lanes", args.threads)
-            servers = args.servers or int(lanes)
+            threads = (report.service or {}).get("limits", {}).get("threads", args.threads)
+            servers = args.servers or int(threads)
             compare_tail_latency(test, report, connections=args.connections, share=args.share, servers=servers, rounds=args.rounds)
     if args.command in ("closed", "open", "sweep"):
         _add_engine_limit(args, report, test)

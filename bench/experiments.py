@@ -129,7 +129,7 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
         report: Gets the medians over the rounds: `queue_ratio`, the measured p99 over the simulated one, and both.
         connections: Number of connections of the closed loop.
         share: Rate of the open loop as a share of the maximum.
-        servers: Number of servers of the ideal queue: the service's lanes.
+        servers: Number of servers of the ideal queue: the service's threads.
         rounds: Number of measurements.
     """
     rows: list[dict[str, float | None]] = []
@@ -166,17 +166,17 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
-def simulate_queue(arrivals: Sequence[float], jobs: Sequence[Sequence[float]], servers: int) -> list[float]:
-    """Returns each job's latency in seconds, from its arrival to the end of its last part.
+def simulate_queue(arrivals: Sequence[float], requests: Sequence[Sequence[float]], servers: int) -> list[float]:
+    """Returns each request's latency in seconds, from its arrival to the end of its last part.
 
     Args:
         arrivals: Arrival times in seconds, ascending.
-        jobs: For each job, the run times of its parts in seconds; a part runs on the server that is free first.
+        requests: For each request, the run times of its parts in seconds; a part runs on the server that is free first.
         servers: Number of parts that run at the same time.
     """
     free = [0.0] * servers
     latencies = []
-    for arrival, parts in zip(arrivals, jobs, strict=True):
+    for arrival, parts in zip(arrivals, requests, strict=True):
         done = arrival
         for part in parts:
             end = max(arrival, free[0]) + part
@@ -186,16 +186,16 @@ def simulate_queue(arrivals: Sequence[float], jobs: Sequence[Sequence[float]], s
     return latencies
 
 
-def scale_to_capacity(jobs: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
-    """Returns the jobs with all run times multiplied by one factor, so that the queue has the given capacity.
+def scale_to_capacity(requests: Sequence[Sequence[float]], servers: int, capacity: float) -> list[list[float]]:
+    """Returns the requests with all run times multiplied by one factor, so that the queue has the given capacity.
 
     Args:
-        jobs: For each job, the run times of its parts in seconds; not all zero.
-        servers: Number of parts that run at the same time. The capacity of the queue is `servers` over the mean time of a job.
-        capacity: Jobs per second that the queue shall be able to do.
+        requests: For each request, the run times of its parts in seconds; not all zero.
+        servers: Number of parts that run at the same time. The capacity of the queue is `servers` over the mean time of a request.
+        capacity: Requests per second that the queue shall be able to do.
     """
-    factor = servers * len(jobs) / (capacity * sum(map(sum, jobs)))
-    return [[part * factor for part in parts] for parts in jobs]
+    factor = servers * len(requests) / (capacity * sum(map(sum, requests)))
+    return [[part * factor for part in parts] for parts in requests]
 
 
 def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, connections: int, steps: int, max_rate: float | None) -> None:

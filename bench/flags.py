@@ -64,9 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     command = commands["tail-latency"]
     command.add_argument("--share", type=_positive, default=0.7, help="of the maximum (default: 0.7)")
-    command.add_argument("--servers", type=_count, help="of the ideal queue (default: the service's lanes, else --threads)")
+    command.add_argument("--servers", type=_count, help="of the ideal queue (default: the service's threads, else --threads)")
     command = commands["engine-limit"]
-    command.add_argument("--mix", help="built-in mix or file of bodies (default: the one for the bundle's task)")
+    command.add_argument("--workload", help="built-in mix or file of bodies (default: the one for the bundle's task)")
     command = commands["report"]
     command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="reports; of several the runs are drawn together")
     command.add_argument("--html", type=Path, required=True, metavar="FILE", help="the page to write")

@@ -132,4 +132,4 @@ def layers(package: str) -> list[list[str]]:
 @cache
 def openapi() -> dict[str, Any]:
     """Returns the service's OpenAPI document, which is the same whatever models are loaded."""
-    return create_fastapi(build(Settings(models=ROOT / "models", provider="cpu", solo_threads=1, workers=1))).openapi()
+    return create_fastapi(build(Settings(models=ROOT / "models", provider="cpu", multi_threads=1, workers=1))).openapi()

@@ -211,7 +211,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     parser.add_argument(
-        "--figures",
+        "--metrics-file",
         type=_parse_figures,
         default=(),
         metavar="FILE",

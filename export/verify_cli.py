@@ -31,10 +31,10 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if args.min_agreement is not None and args.data is None:
         parser.error("--min-agreement is a floor for the agreement on --data; give --data too")
-    if args.min_figure and args.data is None:
-        parser.error("--min-figure is a floor for a figure on --data; give --data too")
-    if len(dict(args.min_figure)) < len(args.min_figure):
-        parser.error("--min-figure has a figure twice; give each one floor")
+    if args.min_metric and args.data is None:
+        parser.error("--min-metric is a floor for a figure on --data; give --data too")
+    if len(dict(args.min_metric)) < len(args.min_metric):
+        parser.error("--min-metric has a figure twice; give each one floor")
     if problem := _misused_checkpoint(args):
         parser.error(problem)
     args.checkpoint = args.checkpoint or args.module
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         args.min_agreement,
         args.provider,
         args.precision,
-        dict(args.min_figure),
+        dict(args.min_metric),
         args.revision,
         args.module is not None,
     )
@@ -181,7 +181,7 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
         "cosine similarity of vectors, rank correlation of single scores",
     )
     parser.add_argument(
-        "--min-figure",
+        "--min-metric",
         type=_parse_floor,
         action="append",
         default=[],
@@ -192,7 +192,7 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _figures() -> dict[str, str]:
-    """Returns the figures that data with right answers is scored by, as `--min-figure` takes them, with their names."""
+    """Returns the figures that data with right answers is scored by, as `--min-metric` takes them, with their names."""
     names = [figure for task in TASKS.values() for figure in task.figures]
     return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
 

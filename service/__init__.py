@@ -9,5 +9,5 @@ __version__ = version("bertserve")
 # when the library is first imported. Who wants it sets the variable to 0.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# Lanes are the parallelism: the tokenizer's own thread pool would add a hop, and threads that compete with them.
+# Inference threads are the parallelism: the tokenizer's own thread pool would add a hop, and threads that compete with them.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

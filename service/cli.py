@@ -35,7 +35,7 @@ _ON_RAY = {
     "--input-format": "files are Parquet",
     "--output-format": "files are Parquet",
     "--rejected": "the rejected rows of each file stand beside its output",
-    "--lanes": "an actor has as many lanes as CPUs (--actor-cpus)",
+    "--threads": "an actor has as many threads as CPUs (--actor-cpus)",
 }
 
 
@@ -84,7 +84,9 @@ class Score(ModelSettings):
     )
     actors: int | None = Field(None, ge=1, description="With --ray: actors, each with the model; by default as many as there is room for.")
     actor_cpus: int | None = Field(
-        None, ge=1, description="With --ray: CPUs of an actor, which are its lanes; by default those of the smallest node, at most 4."
+        None,
+        ge=1,
+        description="With --ray: CPUs of an actor, which are its inference threads; by default those of the smallest node, at most 4.",
     )
 
     def run(self) -> int:
@@ -125,12 +127,12 @@ class Score(ModelSettings):
             raise SettingsError("--prediction-column and --warnings-column are the same; give two names.")
         for flag, number in (("--actors", self.actors), ("--actor-cpus", self.actor_cpus)):
             if number is not None and self.ray is None:
-                raise SettingsError(f"{flag} is for --ray, which is not given; give --ray local, or use --lanes.")
+                raise SettingsError(f"{flag} is for --ray, which is not given; give --ray local, or use --threads.")
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
             ("--rejected", self.rejected, (None,)),
-            ("--lanes", self.lanes, (None,)),
+            ("--threads", self.threads, (None,)),
         ):
             if self.ray is not None and value not in allowed:
                 raise SettingsError(f"{flag} is `{value}`, and with --ray {_ON_RAY[flag]}; leave it out.")

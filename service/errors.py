@@ -206,11 +206,11 @@ class RefusedError(ServerError):
 
 
 class ExpiredError(ServerError):
-    """The request was admitted, but its deadline passed before its last entry could start."""
+    """The request was admitted, but its deadline passed before its last item could start."""
 
 
 class UnavailableError(ServerError):
-    """The service is stopping, or cannot serve: a lane died, or all of them hang."""
+    """The service is stopping, or cannot serve: an inference thread died, or all of them hang."""
 
 
 class PartialChangeError(ServerError):

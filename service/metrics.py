@@ -127,10 +127,10 @@ class Metrics:
         self.requests = self._counter("requests_total", "Requests answered, by HTTP status.", ("task", "model", "status"))
         self.request_seconds = self._histogram("request_seconds", "Seconds from the request's head to its answer.")
         self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
-        self.queue_seconds = self._histogram("queue_seconds", "Seconds until the last entry of a request started.")
+        self.queue_seconds = self._histogram("queue_seconds", "Seconds until the last item of a request started.")
         self.wait_prediction_ratio = self._histogram(
             "wait_prediction_ratio",
-            "Predicted over real wait until a request's first entry started, where either was 10 ms or more.",
+            "Predicted over real wait until a request's first item started, where either was 10 ms or more.",
             RATIOS,
         )
         self.inference_seconds = self._histogram("inference_seconds", "Seconds of one run of the graph.")
@@ -139,7 +139,9 @@ class Metrics:
         self.tokens = self._counter(
             "tokens_total", "Tokens run: those of texts (real), and those that only fill up (padded).", ("task", "model", "kind")
         )
-        self.solo_runs = self._counter("idle_runs_total", "Runs of the graph that took several cores, because nothing else ran or waited.")
+        self.multi_threaded_runs = self._counter(
+            "multi_threaded_runs_total", "Multi-threaded runs of the graph, on several cores because nothing else ran or waited."
+        )
         self.truncated = self._counter("truncated_total", "Inputs of which text was cut off.")
         self.expired = self._counter("expired_total", "Requests whose deadline passed while they waited.")
         self.cancelled = self._counter("cancelled_total", "Requests whose client hung up while they waited.")
@@ -154,10 +156,12 @@ class Metrics:
 
     def _create_process_metrics(self) -> None:
         """Creates what describes the queue, the threads and the models."""
-        self.queue_entries = self._gauge("queue_entries", "Entries that wait.", "livesum")
+        self.queue_items = self._gauge("queue_items", "Items that wait.", "livesum")
         self.queue_tokens = self._gauge("queue_tokens", "Tokens admitted that wait.", "livesum")
-        self.lanes = self._gauge("lanes", "Lanes: batches that may run at once.", "livesum")
-        self.lane_busy = self._counter("lane_busy_seconds_total", "Seconds that lanes had a batch, summed over lanes.", ())
+        self.threads = self._gauge("threads", "Inference threads: batches that may run at once.", "livesum")
+        self.thread_busy = self._counter(
+            "thread_busy_seconds_total", "Seconds that inference threads had a batch, summed over threads.", ()
+        )
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
         self.loop_lag = Histogram(
             "bertserve_event_loop_lag_seconds",
@@ -182,16 +186,16 @@ class Metrics:
             registry=self._registry,
         )
 
-    def observe_queue(self, entries: int, tokens: int) -> None:
+    def observe_queue(self, items: int, tokens: int) -> None:
         """Sets the gauges of the queue."""
-        self.queue_entries.set(entries)
+        self.queue_items.set(items)
         self.queue_tokens.set(tokens)
 
-    def describe_build(self, *, onnxruntime: str, provider: str, workers: int, lanes: int) -> None:
-        """Sets the gauges of what runs, which stay as they are: versions, the execution provider, all workers and this one's lanes."""
+    def describe_build(self, *, onnxruntime: str, provider: str, workers: int, threads: int) -> None:
+        """Sets the gauges of what runs, which stay as they are: versions, the execution provider, all workers and this one's threads."""
         self.build_info.labels(__version__, onnxruntime, platform.python_version(), provider).set(1)
         self.workers.set(workers)
-        self.lanes.set(lanes)
+        self.threads.set(threads)
 
     @contextmanager
     def timed_load(self, model: str, step: Literal["verify", "load"]) -> Iterator[None]:
@@ -248,7 +252,7 @@ class ModelMetrics:
         self.batch_rows = metrics.batch_rows.labels(*labels)
         self.tokens_real = metrics.tokens.labels(*labels, "real")
         self.tokens_padded = metrics.tokens.labels(*labels, "padded")
-        self.solo_runs = metrics.solo_runs.labels(*labels)
+        self.multi_threaded_runs = metrics.multi_threaded_runs.labels(*labels)
         self.truncated = metrics.truncated.labels(*labels)
         self.expired = metrics.expired.labels(*labels)
         self.cancelled = metrics.cancelled.labels(*labels)

@@ -29,14 +29,14 @@ logger = logging.getLogger("bertserve.ray")
 # What a replica leaves to others, and who they are. A setting that is given and does nothing would be an error that nobody sees.
 LEFT_TO_RAY = {
     **dict.fromkeys(("host", "port", "keep_alive_s"), "http_options of the Serve configuration"),
-    **dict.fromkeys(("tls_cert", "tls_key", "head_timeout_s", "body_timeout_s", "min_body_rate"), "the proxy in front of Ray"),
-    **dict.fromkeys(("max_head_bytes", "max_connections", "forwarded_allow_ips"), "the proxy in front of Ray"),
-    **dict.fromkeys(("grace_s", "drain_s"), "graceful_shutdown_timeout_s of the deployment"),
+    **dict.fromkeys(("tls_cert", "tls_key", "header_timeout_s", "body_timeout_s", "min_body_rate"), "the proxy in front of Ray"),
+    **dict.fromkeys(("max_header_bytes", "max_connections", "forwarded_allow_ips"), "the proxy in front of Ray"),
+    **dict.fromkeys(("shutdown_timeout_s", "pre_stop_delay_s"), "graceful_shutdown_timeout_s of the deployment"),
     "workers": "num_replicas of the deployment",
     "admin_key_file": "a new configuration: a changed model would be changed in one replica alone",
 }
 MAX_QUEUE_S = 1.0  # of predicted work before each replica, above which there should be more of them
-MAX_BUSY = 0.8  # and the share of their time that lanes should run at most
+MAX_BUSY = 0.8  # and the share of their time that threads should run at most
 MAX_ONGOING = 10_000  # requests at a replica, for its own admission to judge; Ray's default of 5 would starve batches
 
 
@@ -62,11 +62,11 @@ class Replica:
     """One bertserve."""
 
     def __init__(self, settings: ReplicaSettings) -> None:
-        """Loads the models; a lane runs on each CPU that Ray assigned."""
+        """Loads the models; an inference thread runs on each CPU that Ray assigned."""
         configure_logging(settings.log_format)
         resources = ray.get_runtime_context().get_assigned_resources()
-        if settings.lanes is None and "GPU" not in resources:
-            settings = settings.model_copy(update={"lanes": max(1, int(resources.get("CPU", 1)))})
+        if settings.threads is None and "GPU" not in resources:
+            settings = settings.model_copy(update={"threads": max(1, int(resources.get("CPU", 1)))})
         self._settings = settings
         self._tracer = tracer_to(settings.otlp_endpoint)
         self._state = build(with_sources(settings), tracer=self._tracer)
@@ -82,17 +82,17 @@ class Replica:
             tracer.close()
 
     def check_health(self) -> None:
-        """Ends the process where a lane is dead or all hang: Ray replaces it sooner than one that only says so, and fewer requests meet it."""
+        """Ends the process where an inference thread is dead or all hang: Ray replaces it sooner than one that only says so, and fewer requests meet it."""
         if not self._state.scheduler.ready:
-            logger.critical("a lane is dead, or all of them hang: this replica ends, and Ray starts another")
+            logger.critical("an inference thread is dead, or all of them hang: this replica ends, and Ray starts another")
             os._exit(1)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the predicted seconds of the queue, and the share of the time since the last call that lanes ran."""
+        """Returns the predicted seconds of the queue, and the share of the time since the last call that threads ran."""
         (then, busy_then), now, busy_s = self._seen, time.monotonic(), self._state.scheduler.busy_s
         self._seen = (now, busy_s)
-        lanes = self._state.worker["lanes"]
-        return {"queue_s": self._state.scheduler.wait_s, "busy": (busy_s - busy_then) / max(now - then, 1e-3) / lanes}
+        threads = self._state.worker["threads"]
+        return {"queue_s": self._state.scheduler.wait_s, "busy": (busy_s - busy_then) / max(now - then, 1e-3) / threads}
 
 
 def enough_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as CommandLineError
 
-from bertserve.service.config_file import ConfigFile
+from bertserve.service.config_file import RENAMED, ConfigFile
 from bertserve.service.errors import SettingsError, nearest
 from bertserve.service.providers import ProviderChoice
 
@@ -174,7 +174,7 @@ class ModelSettings(SourceSettings):
     engine_cache: Path | None = Field(
         None, description="Folder for the engines that TensorRT builds, which takes minutes; without it they are built at every start."
     )
-    require_evidence: bool = Field(
+    require_validation: bool = Field(
         False, description="Refuse graphs that were not compared with their checkpoint on the provider and in the precision that run."
     )
     min_agreement: float | None = Field(
@@ -183,17 +183,17 @@ class ModelSettings(SourceSettings):
         le=1,
         description="Refuse graphs whose agreement with the checkpoint, by the measure of the task, is lower or was not measured.",
     )
-    lanes: int | None = Field(
+    threads: int | None = Field(
         None,
         ge=1,
         le=256,
         description="Batches that run at once, one thread each; by default the cores the process may use, or 1 on a GPU.",
     )
-    solo_threads: int | None = Field(
+    multi_threads: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="Threads of a solo run, which is one while no other runs or waits, on a CPU; by default the lanes, at most 4. "
+        description="Threads of a multi-threaded run: a run while no other runs or waits, on a CPU; by default --threads, at most 4. "
         "1 saves the memory of a second session of each model.",
     )
     batch_variant_graphs: bool = Field(
@@ -226,7 +226,7 @@ class AddressSettings(FileSettings):
         None,
         description="File of API keys, one a line; callers must send one of them as a Bearer token. `bert-serve new-key NAME` makes one.",
     )
-    open_health: bool = Field(True, description="Answer health paths without a key.")
+    public_health: bool = Field(True, description="Answer health paths without a key.")
 
 
 class Settings(ModelSettings, AddressSettings):
@@ -236,9 +236,9 @@ class Settings(ModelSettings, AddressSettings):
         False, description="Serve the other models where one cannot be loaded, and show it in `/models`; otherwise that is an error."
     )
     workers: int = Field(
-        1, ge=1, le=256, description="Processes that serve the one port; lanes and queue are divided among them. Each loads every model."
+        1, ge=1, le=256, description="Processes that serve the one port; threads and queue are divided among them. Each loads every model."
     )
-    max_stream_jobs: int = Field(
+    max_stream_requests: int = Field(
         32,
         ge=1,
         le=4096,
@@ -246,13 +246,13 @@ class Settings(ModelSettings, AddressSettings):
     )
     timeout_ms: int = Field(30000, ge=1, description="Deadline of a request that names none, until its last text has started.")
     max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline that `x-request-timeout-ms` may ask for.")
-    grace_s: float = Field(30, ge=0, description="Seconds that a stopping service goes on answering what it has admitted.")
-    drain_s: float = Field(
+    shutdown_timeout_s: float = Field(30, ge=0, description="Seconds that a stopping service goes on answering what it has admitted.")
+    pre_stop_delay_s: float = Field(
         0, ge=0, description="Seconds before, in which readiness is red and all else goes on, for load balancers to notice."
     )
     keep_alive_s: int = Field(75, ge=1, description="Seconds an idle connection stays open; more than the load balancer's.")
-    head_timeout_s: float = Field(10, gt=0, description="Seconds for the head of a request, from its first byte.")
-    max_head_bytes: int = Field(
+    header_timeout_s: float = Field(10, gt=0, description="Seconds for the head of a request, from its first byte.")
+    max_header_bytes: int = Field(
         32768, ge=1024, description="Bytes of the request line and the headers; also of the trailers and chunk extensions of a body."
     )
     body_timeout_s: float = Field(
@@ -270,7 +270,7 @@ class Settings(ModelSettings, AddressSettings):
         default_factory=dict,
         description="TASK=NAME: the model that a task's endpoint uses (comma list); needed where several could be it.",
     )
-    default_by_name: bool = Field(
+    allow_implicit_default: bool = Field(
         False,
         description="Where several models could be a task's default and --default names none, take the first by name; otherwise "
         "that is an error.",
@@ -281,7 +281,7 @@ class Settings(ModelSettings, AddressSettings):
     max_concurrent_per_key: int | None = Field(
         None, ge=1, description="Requests that one API key may have under way in a worker; more get 429."
     )
-    open_metrics: bool = Field(True, description="Answer /metrics without a key.")
+    public_metrics: bool = Field(True, description="Answer /metrics without a key.")
     root_path: RootPath = Field(
         "",
         description="Path below which a proxy offers the service, such as /bert; requests are taken with it and without it.",
@@ -302,11 +302,13 @@ class Settings(ModelSettings, AddressSettings):
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         _check_less(self, "timeout_ms", "max_timeout_ms")
-        if self.lanes is not None and self.workers > self.lanes:
-            raise ValueError(f"--workers is {self.workers}, over --lanes, which is {self.lanes}; each worker needs a lane of its own")
+        if self.threads is not None and self.workers > self.threads:
+            raise ValueError(
+                f"--workers is {self.workers}, over --threads, which is {self.threads}; each worker needs an inference thread of its own"
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both, or neither")
-        for name in ("max_concurrent_per_key", "open_health", "open_metrics"):
+        for name in ("max_concurrent_per_key", "public_health", "public_metrics"):
             if self.api_key_file is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{_flag(name)} does nothing without --api-key-file; give that too")
         if self.max_batch_tokens > self.max_queue_tokens // self.workers:
@@ -372,6 +374,9 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     taken = next((kind for kind in get_args(subcommand.annotation) if hasattr(kind, "model_fields")), command) if subcommand else command
     known = [f"{prefix}{name.replace('_', '-')}" for name in taken.model_fields for prefix in ("--", "--no-")]
     flag = given.partition("=")[0]
+    negated = "no-" if flag.startswith("--no-") else ""
+    if (new := RENAMED.get(flag.removeprefix(f"--{negated}").replace("-", "_"))) is not None:
+        return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
     near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and does nothing here; leave it out.")
@@ -400,6 +405,8 @@ def _refuse_unknown_variables() -> None:
     known = [name.upper() for name in Settings.model_fields]
     for name in os.environ:
         if name.startswith(PREFIX) and (given := name.removeprefix(PREFIX)) not in known:
+            if (new := RENAMED.get(given.lower())) is not None:
+                raise SettingsError(f"unknown setting {name}; it is called {PREFIX}{new.upper()} now.")
             near = nearest(given, known)
             raise SettingsError(
                 f"unknown environment variable {name}" + (f"; did you mean {PREFIX}{near}?" if near else "; see `bert-serve serve --help`.")

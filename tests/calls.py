@@ -58,7 +58,7 @@ def count_calls(models: Path) -> list[Call]:
     calls = Calls()
 
     async def run() -> None:
-        settings = Settings(models=(models,), default_by_name=True)
+        settings = Settings(models=(models,), allow_implicit_default=True)
         state = build(settings)
         threading.setprofile(calls.note)  # of the threads that start now
         state.scheduler.start()

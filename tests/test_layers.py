@@ -57,7 +57,7 @@ HOMES = {
         "bertserve.service.serving.held_bytes",
         "bertserve.service.serving.model",
         "bertserve.service.serving.reloader",
-        "bertserve.service.serving.saturation",
+        "bertserve.service.serving.utilization",
         "bertserve.service.scheduling",
         "bertserve.service.process",
         "bertserve.service.scoring",

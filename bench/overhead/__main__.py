@@ -25,7 +25,7 @@ def main() -> int:
     loads = [Load(mix, connections) for mix in args.mixes for connections in args.connections]
     durations = Durations(args.seconds, args.warmup_s, _TIMEOUT_S)
     progress = Progress()
-    comparison = Comparison(contenders, loads, durations, models=args.models, lanes=args.lanes, progress=progress)
+    comparison = Comparison(contenders, loads, durations, models=args.models, threads=args.threads, progress=progress)
     try:
         for i in range(args.rounds):
             progress.log(f"round {i + 1} of {args.rounds}")
@@ -49,9 +49,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="contenders: " + "; ".join(f"{contender.name}, {contender.description}" for contender in CONTENDERS),
     )
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of bundles (default: models)")
-    parser.add_argument("--lanes", type=int, default=os.cpu_count() or 2, help="of each contender in all (default: one a core)")
-    parser.add_argument("--contenders", nargs="+", choices=names, default=names, metavar="NAME", help="which of them (default: all)")
-    parser.add_argument("--mixes", nargs="+", default=["short", "long"], metavar="MIX", help="texts (default: short long)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2, help="of each contender in all (default: one a core)")
+    parser.add_argument("--candidates", nargs="+", choices=names, default=names, metavar="NAME", help="which of them (default: all)")
+    parser.add_argument("--workloads", nargs="+", default=["short", "long"], metavar="MIX", help="texts (default: short long)")
     parser.add_argument("--connections", nargs="+", type=int, default=[1, 16], metavar="N", help="in all (default: 1 16)")
     parser.add_argument("--rounds", type=int, default=5, help="of all contenders in turn (default: 5)")
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")

@@ -48,7 +48,7 @@ def _compare(base: str, folder: Path, *, rounds: int, seconds: float) -> None:
     with _worktree(base, folder / "base") as tree:
         contenders = [_contender("base", tree), _contender("new", _TREE)]
         progress = Progress()
-        comparison = Comparison(contenders, list(names), Durations(seconds, 0.5, 30), models=Path(), lanes=2, progress=progress)
+        comparison = Comparison(contenders, list(names), Durations(seconds, 0.5, 30), models=Path(), threads=2, progress=progress)
         for i in range(rounds):
             progress.log(f"round {i + 1} of {rounds}")
             comparison.run_round()
@@ -88,10 +88,10 @@ def _contender(name: str, tree: Path) -> Contender:
     package = "bertserve.service." if (tree / "bertserve").exists() else "service."
 
     @contextmanager
-    def serve(_: Path, lanes: int, folder: Path) -> Iterator[Running]:
+    def serve(_: Path, threads: int, folder: Path) -> Iterator[Running]:
         (port,) = free_ports(1)
         program = [sys.executable, "-c", _START.format(package)]
-        replica = Replica(tree / "models", port, folder / "log", ["--lanes", str(lanes)], program=program, tree=tree)
+        replica = Replica(tree / "models", port, folder / "log", ["--threads", str(threads)], program=program, tree=tree)
         replica.spawn()
         try:
             replica.wait_until_it_listens()

@@ -1,6 +1,6 @@
 """Contenders in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line.
 
-A contender is a way to serve one model with the same number of lanes: a name and a function that runs it. Another way is one more line in
+A contender is a way to serve one model with the same number of threads: a name and a function that runs it. Another way is one more line in
 `CONTENDERS`.
 """
 
@@ -50,7 +50,7 @@ class Contender:
     Attributes:
         name: Its name on the command line and in tables.
         description: The same in words.
-        serve: Runs it while a block runs, given a folder of bundles, the total number of lanes and a folder for files.
+        serve: Runs it while a block runs, given a folder of bundles, the total number of threads and a folder for files.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Contender:
 
 
 def _replicas(count: int, *, behind_haproxy: bool) -> Serve:
-    """Returns a function that runs replicas, which divide the lanes, with or without a HAProxy before them."""
+    """Returns a function that runs replicas, which divide the inference threads, with or without a HAProxy before them."""
 
     @contextmanager
-    def serve(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
+    def serve(models: Path, threads: int, folder: Path) -> Iterator[Running]:
         with ExitStack() as stack:
-            made = stack.enter_context(replicas(models, count, folder, ["--lanes", str(lanes // count)]))
+            made = stack.enter_context(replicas(models, count, folder, ["--threads", str(threads // count)]))
             urls, pids = [each.url for each in made], [each.process.pid for each in made]
             if behind_haproxy:
                 proxy = stack.enter_context(haproxy([each.port for each in made], folder))
@@ -75,11 +75,11 @@ def _replicas(count: int, *, behind_haproxy: bool) -> Serve:
 
 
 def _on_ray(count: int) -> Serve:
-    """Returns a function that runs replicas, which divide the lanes, on Ray Serve."""
+    """Returns a function that runs replicas, which divide the inference threads, on Ray Serve."""
 
     @contextmanager
-    def serve(models: Path, lanes: int, _: Path) -> Iterator[Running]:
-        cpus = lanes // count
+    def serve(models: Path, threads: int, _: Path) -> Iterator[Running]:
+        cpus = threads // count
         application = {
             "name": "bertserve",
             "route_prefix": "/",
@@ -102,10 +102,10 @@ def _on_ray(count: int) -> Serve:
 CONTENDERS = (
     Contender("process", "one process", _replicas(1, behind_haproxy=False)),
     Contender("haproxy", "one replica behind HAProxy", _replicas(1, behind_haproxy=True)),
-    Contender("two", "two replicas of half the lanes, each asked directly", _replicas(2, behind_haproxy=False)),
-    Contender("two-haproxy", "two replicas of half the lanes behind HAProxy", _replicas(2, behind_haproxy=True)),
+    Contender("two", "two replicas of half the inference threads, each asked directly", _replicas(2, behind_haproxy=False)),
+    Contender("two-haproxy", "two replicas of half the inference threads behind HAProxy", _replicas(2, behind_haproxy=True)),
     Contender("ray", "one replica on Ray Serve with HAProxy", _on_ray(1)),
-    Contender("two-ray", "two replicas of half the lanes on Ray Serve with HAProxy", _on_ray(2)),
+    Contender("two-ray", "two replicas of half the inference threads on Ray Serve with HAProxy", _on_ray(2)),
 )
 
 
@@ -176,7 +176,7 @@ class Comparison:
         loads: What each is loaded with in its turn.
         durations: How long each load is.
         models: Folder of bundles, of which one answers `/classify`.
-        lanes: Lanes of each contender in all.
+        threads: Inference threads of each contender in all.
         progress: Gets the counts.
         results: Contender's name and load -> its result of each round.
     """
@@ -185,7 +185,7 @@ class Comparison:
     loads: Sequence[Load]
     durations: Durations
     models: Path
-    lanes: int
+    threads: int
     progress: Progress
     results: dict[tuple[str, Load], list[Result]] = field(default_factory=dict)
 
@@ -196,7 +196,7 @@ class Comparison:
             BenchError: A contender does not start or cannot be reached, or answered nothing.
         """
         for contender in self.contenders:
-            with tempfile.TemporaryDirectory() as folder, contender.serve(self.models, self.lanes, Path(folder)) as running:
+            with tempfile.TemporaryDirectory() as folder, contender.serve(self.models, self.threads, Path(folder)) as running:
                 for load in self.loads:
                     # with fewer connections than addresses some would have none: there is no such load
                     if load.connections % len(running.urls) == 0:

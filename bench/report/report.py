@@ -124,7 +124,7 @@ def summary_lines(report: Report) -> Iterator[str]:
     """Yields the lines of a report's summary."""
     if report.service:
         limits = report.service.get("limits", {})
-        yield f"service: {report.service.get('name')} {report.service.get('version')}, {limits.get('lanes', '?')} lanes"
+        yield f"service: {report.service.get('name')} {report.service.get('version')}, {limits.get('threads', '?')} threads"
     for model in report.models:
         yield f"  {model['endpoint']}: {model.get('name')} {model.get('version')}, {model.get('provider')}/{model.get('precision')}"
     if report.engine:

@@ -1,6 +1,6 @@
 """Runs one graph at several lengths, in a process of its own: one that holds no torch, so that memory and time are the graph's.
 
-As a program it reads a job as JSON and writes what it measured. It takes one thread for each run, as a lane of the service does.
+As a program it reads a job as JSON and writes what it measured. It takes one thread for each run, as an inference thread of the service does.
 """
 
 from __future__ import annotations

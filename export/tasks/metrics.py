@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-# the names of figures, as `--min-figure` takes them
+# the names of figures, as `--min-metric` takes them
 ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
 MATTHEWS, PEARSON, SPEARMAN = "Matthews correlation", "Pearson correlation", "Spearman correlation"
 ERROR = "mean absolute error"  # the one figure of which less is better; it has no floor

@@ -172,7 +172,7 @@ def check_data(
     baseline: Baseline | None,
     lines: Sequence[Line],
     min_agreement: float | None,
-    min_figures: Mapping[str, float],
+    min_metrics: Mapping[str, float],
 ) -> Iterator[Check]:
     """Measures each graph on the data.
 
@@ -181,7 +181,7 @@ def check_data(
         baseline: What they are compared with.
         lines: The data.
         min_agreement: Least agreement of a graph with the baseline, by the measure of the task, or None.
-        min_figures: Figure -> the least that each graph must reach.
+        min_metrics: Figure -> the least that each graph must reach.
 
     Raises:
         DataError: A line is no request that the task can answer.
@@ -200,7 +200,7 @@ def check_data(
             continue
         if not is_baseline:
             yield _check_agreement(loaded.name, found, None if baseline is None else baseline.name, min_agreement)
-        yield from _check_figures(loaded.name, found, None if baseline is None else baseline.name, min_figures)
+        yield from _check_figures(loaded.name, found, None if baseline is None else baseline.name, min_metrics)
 
 
 def _measure_agreement(

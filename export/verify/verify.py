@@ -34,7 +34,7 @@ class VerifySpec:
         min_agreement: Least agreement of each graph on the data, by the measure of the task.
         providers: Graphs of these providers are checked, each on its provider; None for all graphs, on the providers that this machine has.
         precisions: Graphs of these precisions are checked; None for all.
-        min_figures: Figure -> the least that each graph must reach on the data.
+        min_metrics: Figure -> the least that each graph must reach on the data.
         revision: Branch, tag or commit of a hub id.
         module: Whether `checkpoint` is a module, whose code is trusted and run.
     """
@@ -45,7 +45,7 @@ class VerifySpec:
     min_agreement: float | None = None
     providers: tuple[Provider, ...] | None = None
     precisions: tuple[Precision, ...] | None = None
-    min_figures: Mapping[str, float] = field(default_factory=dict)
+    min_metrics: Mapping[str, float] = field(default_factory=dict)
     revision: str | None = None
     module: bool = False
 
@@ -90,7 +90,7 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
         yield from checkpoint_checks.check_parity(usable, checkpoint)
         baseline = checkpoint_checks.checkpoint_baseline(checkpoint, usable[0].tokenizer)
     if lines:
-        yield from check_data(usable, baseline or fp32_baseline(bundle, usable), lines, spec.min_agreement, spec.min_figures)
+        yield from check_data(usable, baseline or fp32_baseline(bundle, usable), lines, spec.min_agreement, spec.min_metrics)
 
 
 def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
@@ -99,7 +99,7 @@ def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
     if spec.checkpoint is not None:
         yield Check(f"parity {name}", False, "the graph does not run here, so that it was not compared with the checkpoint")
     floors = {} if spec.min_agreement is None else {"agreement": spec.min_agreement}
-    for figure, floor in (floors | dict(spec.min_figures)).items():
+    for figure, floor in (floors | dict(spec.min_metrics)).items():
         yield Check(
             f"{figure} {name}", False, f"the graph does not run here, so that at least {floor}, which is asked for, was not measured"
         )

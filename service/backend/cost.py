@@ -28,7 +28,7 @@ class CostModel:
 
     Two numbers are fitted to the warm-up, the fixed cost of a run and the rate in floating point operations per second; the
     shape of the curve comes from the architecture (performance notes: L * (24 H^2 + 4 S H) per token). In service both are
-    followed. What runs take, whatever they are, is followed quickly, by `slowdown`: lanes share cores, caches and clocks with each
+    followed. What runs take, whatever they are, is followed quickly, by `slowdown`: threads share cores, caches and clocks with each
     other and with neighbors. How the two numbers compare, on which depends who shares a run, is followed slowly and by least squares:
     behind other work a run starts with cold caches, so that its fixed cost is up to twice that of a warm-up on a machine at rest.
     """
@@ -72,7 +72,7 @@ class CostModel:
         """
         if seconds <= 0:
             return
-        # lanes may do this at once; then one of them is lost, which does not matter
+        # threads may do this at once; then one of them is lost, which does not matter
         predicted = self.seconds(rows, length)
         least, most = LEAST_RATIO * predicted, MOST_RATIO * predicted
         slowdown = self.slowdown * (1 + (min(seconds, most) / predicted - 1) / SLOWDOWN_RUNS)

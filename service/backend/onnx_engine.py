@@ -41,7 +41,7 @@ class Engine(Protocol):
 
 
 class OnnxEngine:
-    """One graph in one session, shared by all lanes: `run` is thread-safe and releases the GIL while it computes."""
+    """One graph in one session, shared by all inference threads: `run` is thread-safe and releases the GIL while it computes."""
 
     def __init__(
         self,

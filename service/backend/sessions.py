@@ -25,7 +25,7 @@ except ImportError as error:  # both wheels share this import name, so neither i
     ) from error
 
 VERSION: str = ort.__version__
-THREADS = 1  # of one run: lanes give the parallelism
+THREADS = 1  # of one run: inference threads give the parallelism
 # A graph of one Identity, as onnx.save writes it: what a session on it gets, others get too.
 _PROBE = bytes.fromhex(
     "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a08080112040a020801620f0a0179120a0a08080112040a02080142040a00100d"
@@ -190,7 +190,7 @@ def _session_options(threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # Lanes share a session, and its arena hands them buffers from all over: over minutes up to a third slower than malloc, which keeps
+    # Inference threads share a session, and its arena hands them buffers from all over: over minutes up to a third slower than malloc, which keeps
     # a heap for each thread and gives back what was just used, still in the cache.
     options.enable_cpu_mem_arena = False
     # The pattern cache keeps memory for every shape ever seen, and lengths vary without end.

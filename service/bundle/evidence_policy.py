@@ -205,7 +205,7 @@ class EvidencePolicy:
         if not self.asks:
             return
         which, evidence = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.evidence
-        flag = "--require-evidence is set" if self.required else f"--min-agreement is {self.min_agreement}"
+        flag = "--require-validation is set" if self.required else f"--min-agreement is {self.min_agreement}"
         if not evidence.samples:
             raise BundleError(
                 f"{which}: its manifest has no evidence (0 parity inputs), and {flag}; export it again with bert-export, which measures "

@@ -144,7 +144,7 @@ def _add_metrics(routes: APIRouter, state: AppState) -> None:
 
     @routes.get(METRICS, summary="Prometheus metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        state.saturation.measure()
+        state.utilization.measure()
         return Response(await page(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -153,7 +153,7 @@ def _limits(state: AppState) -> dict[str, int]:
         "max_inputs": state.limits.max_inputs,
         "max_chars": state.limits.max_chars,
         "max_body_bytes": state.max_body_bytes,
-        "max_stream_jobs": state.max_stream_jobs,
+        "max_stream_requests": state.max_stream_requests,
         "timeout_ms": state.timeout_ms,
         "max_timeout_ms": state.max_timeout_ms,
     }
@@ -182,9 +182,9 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
             "sha256": graph.identity[:12],
             "form": graph.form,
             "threads": state.machine.get("threads_per_run", 1),
-            "idle": None
-            if model.engines.solo is None
-            else {"threads": model.engines.solo.threads, "min_tokens": model.engines.solo.min_tokens},
+            "multi_threaded_run": None
+            if model.engines.multi_threaded is None
+            else {"threads": model.engines.multi_threaded.threads, "min_tokens": model.engines.multi_threaded.min_tokens},
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},

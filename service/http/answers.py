@@ -65,7 +65,9 @@ def check_ready(ready: bool) -> None:
         UnavailableError: It is not.
     """
     if not ready:
-        raise UnavailableError("the service does not take requests: it is stopping, a lane died, or all lanes hang.")
+        raise UnavailableError(
+            "the service does not take requests: it is stopping, an inference thread died, or all inference threads hang."
+        )
 
 
 def probed(find: Callable[[], Model]) -> Model:

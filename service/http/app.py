@@ -46,7 +46,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     sends_request_id: bool = True,
 ) -> ASGIApp:
-    """Returns the application; its lanes run from its start-up to its shutdown.
+    """Returns the application; its inference threads run from its start-up to its shutdown.
 
     Args:
         state: What it answers from.
@@ -94,9 +94,9 @@ def create_fastapi(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         state.scheduler.start()
-        state.saturation.start()
+        state.utilization.start()
         yield
-        state.saturation.stop()
+        state.utilization.stop()
         await state.scheduler.stop(0)
 
     app = FastAPI(

@@ -56,8 +56,8 @@ class Authenticator:
         keys: ApiKeys | None = None,
         *,
         admin_keys: ApiKeys | None = None,
-        open_health: bool = True,
-        open_metrics: bool = True,
+        public_health: bool = True,
+        public_metrics: bool = True,
         max_concurrent_per_key: int | None = None,
     ) -> None:
         """Creates it.
@@ -65,13 +65,19 @@ class Authenticator:
         Args:
             keys: The keys that callers must have; None admits everyone.
             admin_keys: The keys that may change models, and call all other routes; None disables model management.
-            open_health: Whether probes need no key.
-            open_metrics: Whether `/metrics` needs no key.
+            public_health: Whether probes need no key.
+            public_metrics: Whether `/metrics` needs no key.
             max_concurrent_per_key: Limit of open requests per key; None for no limit.
         """
         self.keys = keys
         self.admin_keys = admin_keys
-        self._open = {Access.PUBLIC: True, Access.PROBE: open_health, Access.METRICS: open_metrics, Access.KEY: False, Access.ADMIN: False}
+        self._open = {
+            Access.PUBLIC: True,
+            Access.PROBE: public_health,
+            Access.METRICS: public_metrics,
+            Access.KEY: False,
+            Access.ADMIN: False,
+        }
         self._max_concurrent = max_concurrent_per_key
         self._running: Counter[Caller] = Counter()
 

@@ -169,7 +169,7 @@ class Inference:
             scope,
             receive,
             line.answer,
-            max_jobs=limits.max_stream_jobs,
+            max_requests=limits.max_stream_requests,
             max_bytes=limits.max_body_bytes,
             held=limits.held_bytes,
         )

@@ -88,7 +88,7 @@ class RequestMiddleware:
         scope[AUTH] = self._auth
         headers = scope[HEADERS] = dict(scope["headers"])
         asked = headers.get(b"x-request-id", b"")
-        # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy lanes takes far longer
+        # not uuid4: reading the system's entropy gives up the GIL, and getting it back from busy threads takes far longer
         request_id = asked if _REQUEST_ID.fullmatch(asked) else b"%032x" % self._ids.getrandbits(128)
         scope[REQUEST_ID] = request_id.decode()
         own_headers = [(b"x-request-id", request_id)] if self._sends_request_id else []

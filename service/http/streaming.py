@@ -86,14 +86,14 @@ class LineCutter:
 class LineStream:
     """Answers the lines of one request."""
 
-    def __init__(self, scope: Scope, receive: Receive, answer: Answer, *, max_jobs: int, max_bytes: int, held: HeldBytes) -> None:
+    def __init__(self, scope: Scope, receive: Receive, answer: Answer, *, max_requests: int, max_bytes: int, held: HeldBytes) -> None:
         """Creates it.
 
         Args:
             scope: The request's.
             receive: Its ASGI channel.
             answer: Returns the answer to a line, which may be an error, without a newline.
-            max_jobs: Lines that are read and whose answer is not yet sent.
+            max_requests: Lines that are read and whose answer is not yet sent.
             max_bytes: Bytes of one line, and of all these lines together with their answers, where they are several. An answer that is not
                 yet there counts as many as the last one had.
             held: Where these bytes count too.
@@ -101,12 +101,12 @@ class LineStream:
         self._scope = scope
         self._receive = receive
         self._answer = answer
-        self._max_jobs = max_jobs
+        self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._held = held
         self._reserved = 0  # bytes of the line that is being read, if it is long
         self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue(1)
-        self._jobs: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
+        self._answering: asyncio.Queue[tuple[asyncio.Task[bytes], int] | None] = asyncio.Queue()
         self._count = self._bytes = 0
         self._answer_bytes = 0  # of the last answer
         self._freed = asyncio.Event()
@@ -116,7 +116,7 @@ class LineStream:
         """Answers all lines. Nothing is sent before the first of them, so that what fails until then has a status of its own.
 
         Raises:
-            ClientGoneError: The client hung up; the jobs of its lines were given up.
+            ClientGoneError: The client hung up; the requests of its lines were given up.
         """
         self._scope[UNANSWERED] = 0
         self._scope[GONE] = gone = asyncio.Event()
@@ -129,8 +129,8 @@ class LineStream:
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         finally:
-            for job in self._running:
-                job.cancel()
+            for answering in self._running:
+                answering.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
             self._held.add(-self._bytes - self._reserved)
 
@@ -154,7 +154,7 @@ class LineStream:
         raise _client_gone()
 
     async def _start(self) -> None:
-        """Starts a job for each line as long as there is room."""
+        """Starts a request for each line as long as there is room."""
         cutter = LineCutter(self._max_bytes)
         while (chunk := await self._chunks.get()) is not None:
             for line in cutter.feed(chunk):
@@ -165,7 +165,7 @@ class LineStream:
                 await self._reserve(min(2 * cutter.size, self._max_bytes))
         if (last := cutter.end()) and not last.isspace():
             await self._start_line(last)
-        self._jobs.put_nowait(None)
+        self._answering.put_nowait(None)
 
     async def _reserve(self, size: int) -> None:
         """Reserves bytes for the line that is being read, in place of those that were reserved before; waits until there is room."""
@@ -176,14 +176,14 @@ class LineStream:
         self._reserved = size
 
     async def _start_line(self, line: bytes) -> None:
-        while self._count >= self._max_jobs or (self._count and (self._exceeded_by(line) or self._held.full)):
+        while self._count >= self._max_requests or (self._count and (self._exceeded_by(line) or self._held.full)):
             self._freed.clear()
             await self._freed.wait()
         expected = self._answer_bytes
-        job = asyncio.create_task(self._answer_held(line, expected))
-        self._running.add(job)
+        answering = asyncio.create_task(self._answer_held(line, expected))
+        self._running.add(answering)
         self._hold(1, len(line) + expected)
-        self._jobs.put_nowait((job, len(line)))
+        self._answering.put_nowait((answering, len(line)))
 
     def _exceeded_by(self, line: bytes) -> bool:
         """Returns whether the bytes under way would be too many with another line and its answer."""
@@ -200,21 +200,21 @@ class LineStream:
         """Sends the answers in the order of their lines; what is sent slowly is held, and with it what is read."""
         headers = [(b"content-type", MEDIA_TYPE.encode())]
         start: Message | None = {"type": "http.response.start", "status": 200, "headers": headers}
-        while (item := await self._jobs.get()) is not None:
-            job, size = item
-            answer = await job
+        while (item := await self._answering.get()) is not None:
+            answering, size = item
+            answer = await answering
             if start is not None:
                 await send(start)
                 start = None
             await send({"type": "http.response.body", "body": answer + b"\n", "more_body": True})
-            self._running.discard(job)
+            self._running.discard(answering)
             self._hold(-1, -size - len(answer))
         if start is not None:
             await send(start)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _hold(self, jobs: int, size: int) -> None:
-        self._count += jobs
+    def _hold(self, lines: int, size: int) -> None:
+        self._count += lines
         self._bytes += size
         self._held.add(size)
         self._scope[UNANSWERED] = self._count
@@ -361,6 +361,6 @@ class LineAnswerer:
 
     async def _wait_for_own_lines(self) -> None:
         """Waits until another line of the stream is answered, unless there is none. Each answer lets one line continue."""
-        if self._share.jobs:
+        if self._share.requests:
             self._waiting.append(turn := asyncio.get_running_loop().create_future())
             await turn

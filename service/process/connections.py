@@ -35,15 +35,15 @@ class ConnectionLimits:
 
     Attributes:
         max_connections: Connections that are open at once.
-        head_timeout_s: Seconds for the head of a request.
-        max_head_bytes: And its bytes.
+        header_timeout_s: Seconds for the head of a request.
+        max_header_bytes: And its bytes.
         body_timeout_s: Seconds for a body, and for a client to take its answers; either may take longer at `min_body_rate`.
         min_body_rate: Bytes a second.
     """
 
     max_connections: int
-    head_timeout_s: float
-    max_head_bytes: int
+    header_timeout_s: float
+    max_header_bytes: int
     body_timeout_s: float
     min_body_rate: int
 

@@ -122,7 +122,7 @@ MAX_HEADERS = 128  # each takes 150 bytes of memory, and every look for one pass
 PARSE_S = 0.002  # seconds to parse the data of one connection before other connections get a turn; two pieces at least
 CHUNK_FRAME = 12  # bytes of the longest size of a chunk that is needed, and of its two line ends
 _VERSIONS = frozenset({"1.1", "1.0"})
-_HEAD_TOO_LARGE = "the head of the request has more than {limit} bytes; send fewer headers, or raise --max-head-bytes."
+_HEAD_TOO_LARGE = "the head of the request has more than {limit} bytes; send fewer headers, or raise --max-header-bytes."
 _TRAILERS_TOO_LARGE = "the trailers and chunk extensions of the body have more than {limit} bytes; send none."
 
 
@@ -233,8 +233,8 @@ class RequestParser(HttpToolsProtocol):
         if self._stage == BODY:
             self._parse_chunks(data[start:end])
             return end
-        if self._received > self._limits.max_head_bytes:
-            self._reject(HeadTooLargeError(_HEAD_TOO_LARGE, limit=self._limits.max_head_bytes), "head_too_large")
+        if self._received > self._limits.max_header_bytes:
+            self._reject(HeadTooLargeError(_HEAD_TOO_LARGE, limit=self._limits.max_header_bytes), "head_too_large")
         try:
             self.parser.feed_data(data[start:end])
         except httptools.HttpParserUpgrade:  # the parser would not read what follows as HTTP
@@ -249,8 +249,8 @@ class RequestParser(HttpToolsProtocol):
         self._framing += len(piece)
         self.parser.feed_data(piece)
         self._framing = max(self._framing, 0)
-        if self._framing > self._limits.max_head_bytes:
-            self._reject(HeadTooLargeError(_TRAILERS_TOO_LARGE, limit=self._limits.max_head_bytes), "head_too_large")
+        if self._framing > self._limits.max_header_bytes:
+            self._reject(HeadTooLargeError(_TRAILERS_TOO_LARGE, limit=self._limits.max_header_bytes), "head_too_large")
 
     def _check_headers(self) -> None:
         if len(self.headers) > MAX_HEADERS:

@@ -211,15 +211,15 @@ class HttpProtocol(RequestParser):
         elif self._stage == COMPLETE or self.transport.is_closing():
             return
         elif self._stage == WAITING:
-            if waited > (self.timeout_keep_alive if self._served else limits.head_timeout_s):
+            if waited > (self.timeout_keep_alive if self._served else limits.header_timeout_s):
                 if not self._served:
                     self._open.note("head_timeout")
                 self.transport.close()
         elif self._stage == HEAD:
-            if waited > limits.head_timeout_s:
+            if waited > limits.header_timeout_s:
                 self._refuse(
                     SlowRequestError(
-                        "the head of the request was not complete within {head_timeout_s:g} s.", head_timeout_s=limits.head_timeout_s
+                        "the head of the request was not complete within {header_timeout_s:g} s.", header_timeout_s=limits.header_timeout_s
                     ),
                     "head_timeout",
                 )

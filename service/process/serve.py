@@ -90,7 +90,7 @@ def _supervise(settings: Settings, listener: socket.socket, secrets: Secrets, on
         supervisor = Supervisor(
             workers.work,
             workers=settings.workers,
-            grace_s=settings.drain_s + settings.grace_s,
+            shutdown_timeout_s=settings.pre_stop_delay_s + settings.shutdown_timeout_s,
             heartbeats=workers.shared.heartbeats,
             on_ready=on_ready,
             on_end=workers.on_end,

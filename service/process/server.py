@@ -149,8 +149,8 @@ class Server(uvicorn.Server):
         *,
         scheduler: Scheduler,
         connections: Connections,
-        grace_s: float,
-        drain_s: float = 0,
+        shutdown_timeout_s: float,
+        pre_stop_delay_s: float = 0,
         on_listen: Callable[[str], None],
         on_hangup: Callable[[], None] = lambda: None,
     ) -> None:
@@ -160,16 +160,16 @@ class Server(uvicorn.Server):
             config: uvicorn's.
             scheduler: What to drain.
             connections: An empty set with the limits of connections.
-            grace_s: Seconds for what was admitted.
-            drain_s: Seconds before, in which readiness is red and everything else goes on.
+            shutdown_timeout_s: Seconds for what was admitted.
+            pre_stop_delay_s: Seconds before, in which readiness is red and everything else goes on.
             on_listen: Called with the address once connections are taken.
             on_hangup: Called in the event loop on each SIGHUP.
         """
         super().__init__(config)
         self._scheduler = scheduler
         self._open = self.server_state.connections = connections
-        self._grace_s = grace_s
-        self._drain_s = drain_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._pre_stop_delay_s = pre_stop_delay_s
         self._on_listen = on_listen
         self._on_hangup = on_hangup
         self._counts, self._index = shared_counts(1), 0
@@ -215,11 +215,11 @@ class Server(uvicorn.Server):
         errors_log.addFilter(said)
         self._open.stopping = True
         self._scheduler.withdraw()
-        await asyncio.sleep(self._drain_s)
+        await asyncio.sleep(self._pre_stop_delay_s)
         self._open.last_answers()
         for _ in range(3):  # turns of the loop, in which what was read before the signal is admitted
             await asyncio.sleep(0)
-        left = await self._scheduler.stop(self._grace_s)
+        left = await self._scheduler.stop(self._shutdown_timeout_s)
         self._listener.close()
         await self._open.end(FLUSH_S)
         self._open.stop()
@@ -249,7 +249,7 @@ class Server(uvicorn.Server):
         protocol = HttpProtocol(self.config, self.server_state, self.lifespan.state, self._loop)
         protocol.surplus = room is Room.PROBE
         tls = self.config.ssl
-        timeout_s = None if tls is None else self._open.limits.head_timeout_s
+        timeout_s = None if tls is None else self._open.limits.header_timeout_s
         protocol.handshake = self._loop.create_task(
             self._loop.connect_accepted_socket(lambda: protocol, connection, ssl=tls, ssl_handshake_timeout=timeout_s)
         )
@@ -303,14 +303,14 @@ class Worker(Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Returns whether to stop: when told to, or with a dead lane, for the supervisor has another worker then."""
+        """Returns whether to stop: when told to, or with a dead inference thread, for the supervisor has another worker then."""
         return await super().on_tick(counter) or not self._scheduler.ready
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Drains and closes; a worker that ends by itself leaves all connections that come to the others at once."""
         if not self.should_exit:
             self._listener.leave()
-            self._drain_s = 0  # no load balancer has to notice anything
+            self._pre_stop_delay_s = 0  # no load balancer has to notice anything
         await super().shutdown(sockets)
 
     def _listen(self, listener: socket.socket) -> None:

@@ -38,7 +38,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # of one worker in a row: before all are ready the service ends then, and later it waits before each further one
 MOST_FAILED_STARTS = 3
 RETRY_S, MOST_RETRY_S = 1.0, 60.0
-# After the grace a worker joins its lanes (1 s) and sends what was produced (5 s); one that still runs then hangs.
+# After the grace a worker joins its inference threads (1 s) and sends what was produced (5 s); one that still runs then hangs.
 MARGIN_S = 8
 
 # A worker that has not turned its event loop for so long answers nobody; bodies of 8 MiB take it a tenth of a second. With the
@@ -92,7 +92,7 @@ class Supervisor:
         work: Work,
         *,
         workers: int,
-        grace_s: float,
+        shutdown_timeout_s: float,
         heartbeats: MutableSequence[int],
         on_ready: Callable[[Any], None],
         on_end: Callable[[int, str | None], None],
@@ -104,7 +104,7 @@ class Supervisor:
         Args:
             work: Called in each worker; returns when the pipe has ended, or None came through it, and all is done.
             workers: How many.
-            grace_s: Seconds that a worker may take to finish what it has.
+            shutdown_timeout_s: Seconds that a worker may take to finish what it has.
             heartbeats: By index the `time.monotonic_ns()` at which a worker's event loop last turned, in memory that all share.
             on_ready: Called once, with the first message of a worker, when all of them are ready.
             on_end: Called with the index of each worker that has ended, and why it has to be replaced: `ended` by itself, or `hung` and was
@@ -115,7 +115,7 @@ class Supervisor:
         self.on_message: Callable[[Any], None] = lambda _: None
         self._work = work
         self._count = workers
-        self._grace_s = grace_s
+        self._shutdown_timeout_s = shutdown_timeout_s
         self._heartbeats = heartbeats
         self._on_ready = on_ready
         self._on_end = on_end
@@ -341,7 +341,7 @@ class Supervisor:
         """Tells all workers to finish what they have."""
         self._stopping = True
         self._due.clear()
-        self._deadline = time.monotonic() + self._grace_s + MARGIN_S
+        self._deadline = time.monotonic() + self._shutdown_timeout_s + MARGIN_S
         self._on_stop()
         for worker in list(self._workers):
             if worker.ready:

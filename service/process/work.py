@@ -94,8 +94,8 @@ def _server(
     arguments: dict[str, Any] = {
         "scheduler": state.scheduler,
         "connections": Connections(limits, state.held_bytes, count=lambda reason: state.metrics.ends[reason].inc()),
-        "grace_s": settings.grace_s,
-        "drain_s": settings.drain_s,
+        "shutdown_timeout_s": settings.shutdown_timeout_s,
+        "pre_stop_delay_s": settings.pre_stop_delay_s,
         "on_listen": on_listen,
         "on_hangup": on_hangup,
     }
@@ -127,8 +127,8 @@ def application(settings: Settings, state: AppState, secrets: Secrets, *, sends_
     auth = Authenticator(
         secrets.keys,
         admin_keys=secrets.admin_keys,
-        open_health=settings.open_health,
-        open_metrics=settings.open_metrics,
+        public_health=settings.public_health,
+        public_metrics=settings.public_metrics,
         max_concurrent_per_key=settings.max_concurrent_per_key,
     )
     return create_app(
@@ -150,8 +150,8 @@ def _line(registry: Registry, model: Model) -> str:
 def _connection_limits(settings: Settings) -> ConnectionLimits:
     return ConnectionLimits(
         max_connections=max_connections(settings.max_connections),
-        head_timeout_s=settings.head_timeout_s,
-        max_head_bytes=settings.max_head_bytes,
+        header_timeout_s=settings.header_timeout_s,
+        max_header_bytes=settings.max_header_bytes,
         body_timeout_s=settings.body_timeout_s,
         min_body_rate=settings.min_body_rate,
     )

@@ -8,7 +8,7 @@ WINDOW_S = 1.0
 class PeakConcurrency:
     """The most runs at once, running or waiting, over the last one to two windows.
 
-    A lane that finds nothing beside it says little about the next few milliseconds: with texts that arrive at random a run on
+    An inference thread that finds nothing beside it says little about the next few milliseconds: with texts that arrive at random a run on
     several cores soon shares them with another one, and both take longer. What was never beside another one for a second or more is
     likely to stay alone.
     """

@@ -13,13 +13,13 @@ from bertserve.service.scheduling.stage import Stage
 
 
 def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
-    """Returns a stage that gives what a stage gives, and whose entries are batches of the stage's entries.
+    """Returns a stage that gives what a stage gives, and whose items are batches of the stage's items.
 
-    Entries of like length come together. What runs alone in the stage runs alone here too.
+    Items of like length come together. What runs alone in the stage runs alone here too.
 
     Args:
         stage: The stage; its later stages are changed in the same way.
-        max_tokens: Rows times padded length of a batch; a longer entry is a batch of its own.
+        max_tokens: Rows times padded length of a batch; a longer item is a batch of its own.
     """
     if stage.keep_estimate:  # its work is the making of the stage that runs
         return replace(stage, finish=lambda results: _next(stage.finish(results), max_tokens))
@@ -41,7 +41,7 @@ def in_fixed_batches(stage: Stage, max_tokens: int) -> Stage:
         finish=finish,
         key=None,
         cost=stage.cost,
-        reserve=stage.reserve,
+        reserved_tokens=stage.reserved_tokens,
     )
 
 
@@ -50,7 +50,7 @@ def _next(value: Any, max_tokens: int) -> Any:
 
 
 def _batches(stage: Stage, max_tokens: int) -> list[list[int]]:
-    """Returns indices of the stage's entries, batch by batch, the longest first."""
+    """Returns indices of the stage's items, batch by batch, the longest first."""
     batches: list[list[int]] = []
     for index in sorted(range(len(stage.work)), key=lambda index: -stage.work[index][0]):
         if batches and stage.key is not None:

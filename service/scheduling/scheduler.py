@@ -1,7 +1,7 @@
-"""Scheduler: the lanes of a device around a Backlog. Knows threads and futures; nothing of models, texts or ONNX.
+"""Scheduler: the inference threads of a device around a RequestQueue. Knows threads and futures; nothing of models, texts or ONNX.
 
-A lane is a thread that takes the best batch there is, runs it with the function that came with the work, and delivers.
-No timer holds a batch back: while the lanes are busy the next batch gathers. Every job ends exactly once: answered,
+An inference thread is a thread that takes the best batch there is, runs it with the function that came with the work, and delivers.
+No timer holds a batch back: while the inference threads are busy the next batch gathers. Every request ends exactly once: answered,
 failed, expired or cancelled, whichever closes it first under the lock.
 """
 
@@ -18,25 +18,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertserve.service.errors import EngineError, ExpiredError, UnavailableError
-from bertserve.service.scheduling.backlog import Backlog, predicted_s
+from bertserve.service.scheduling.completion_queue import CompletionQueue
 from bertserve.service.scheduling.concurrency import PeakConcurrency
-from bertserve.service.scheduling.job import Entry, Job
-from bertserve.service.scheduling.lane import Lane, Run
-from bertserve.service.scheduling.mailbox import Mailbox
+from bertserve.service.scheduling.inference_thread import InferenceThread, Run
+from bertserve.service.scheduling.request_queue import RequestQueue, predicted_s
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.share import Share
-from bertserve.service.scheduling.stage import JobResult, Stage, skip_empty
+from bertserve.service.scheduling.stage import RequestResult, Stage, skip_empty
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, Watchdog
 
 logger = logging.getLogger("bertserve.scheduler")
 
 LEAST_TIMER_S = 1e-3
-# A thread that waits for the interpreter gets it after so long. With Python's own 5 ms, which lanes and event loop need several times for a
+# A thread that waits for the interpreter gets it after so long. With Python's own 5 ms, which inference threads and the event loop need several times for a
 # request, a loop that is flooded with cheap requests kept short texts waiting for up to a second.
 SWITCH_S = 5e-4
 
 
 def _forgotten(results: Sequence[Any]) -> None:
-    """Stands for the end of a job that has ended."""
+    """Stands for the end of a request that has ended."""
 
 
 def _clear_frames(error: BaseException) -> None:
@@ -52,46 +52,46 @@ def _clear_frames(error: BaseException) -> None:
 
 @dataclass(slots=True)
 class _Ticket:
-    """What a submitted job waits with: the future to resolve, the stage it is in and the timer of its deadline."""
+    """What a submitted request waits with: the future to resolve, the stage it is in and the timer of its deadline."""
 
-    future: asyncio.Future[JobResult]
+    future: asyncio.Future[RequestResult]
     stage: Stage
     timer: asyncio.TimerHandle | None = None  # set before anything waits
 
 
 class Scheduler:
-    """Runs jobs on a fixed number of lanes. Start it in an event loop, and submit from that loop only."""
+    """Runs requests on a fixed number of threads. Start it in an event loop, and submit from that loop only."""
 
     def __init__(
         self,
-        backlog: Backlog,
+        queue: RequestQueue,
         *,
-        lanes: int,
-        solo_threads: int = 1,
+        threads: int,
+        multi_threads: int = 1,
         clock: Callable[[], float] = time.monotonic,
-        observe: Callable[[int, int], None] = lambda entries, tokens: None,
+        observe: Callable[[int, int], None] = lambda items, tokens: None,
         on_hang: Callable[[], None] = lambda: None,
         hung_floor_s: float = HUNG_FLOOR_S,
     ) -> None:
         """Creates a scheduler; `start` starts it.
 
         Args:
-            backlog: An empty backlog, used by nobody else.
-            lanes: Batches that run at once.
-            solo_threads: Threads of a stage's `run_solo`. It is used while all that wants to run, now and of late, could have as many
-                threads on as many cores as there are lanes; a single run always may.
+            queue: An empty queue, used by nobody else.
+            threads: Batches that run at once.
+            multi_threads: Threads of a stage's `run_multi_threaded`. It is used while all that wants to run, now and of late, could have as many
+                threads on as many cores as there are threads; a single run always may.
             clock: Monotonic seconds.
-            observe: Called with the entries and tokens in the queue whenever they have changed.
+            observe: Called with the items and tokens in the queue whenever they have changed.
             on_hang: Called for each run that hangs.
             hung_floor_s: Least seconds after which a run hangs.
         """
-        self._backlog = backlog
-        self._lane_count = lanes
+        self._queue = queue
+        self._thread_count = threads
         self._clock = clock
         self._observe = observe
         self._condition = threading.Condition()
-        self._solo_threads = solo_threads
-        self._waiting_lanes = 0
+        self._multi_threads = multi_threads
+        self._waiting_threads = 0
         self._running = 0
         self._concurrency = PeakConcurrency()
         self._callers = PeakConcurrency()
@@ -99,140 +99,140 @@ class Scheduler:
         self._stopping = False
         self._stopped = False
         self._dead = False
-        self._submitted: set[Job] = set()
-        self._lanes: list[Lane] = []
+        self._submitted: set[ScheduledRequest] = set()
+        self._threads: list[InferenceThread] = []
         self._watchdog = Watchdog(
-            self._lanes, clock=clock, pending=lambda: bool(self._submitted), fail=self._fail, on_hang=on_hang, floor_s=hung_floor_s
+            self._threads, clock=clock, pending=lambda: bool(self._submitted), fail=self._fail, on_hang=on_hang, floor_s=hung_floor_s
         )
 
     @property
     def ready(self) -> bool:
-        """Whether work should be sent to it: started, not about to stop, every lane alive, and one at least that does not hang."""
+        """Whether work should be sent to it: started, not about to stop, every inference thread alive, and one at least that does not hang."""
         return self._accepts and not self._withdrawn
 
     @property
     def max_queue_tokens(self) -> int:
-        """Most tokens that admitted jobs may hold together."""
-        return self._backlog.max_queue_tokens
+        """Most tokens that admitted requests may hold together."""
+        return self._queue.max_queue_tokens
 
     @property
     def wait_s(self) -> float:
-        """Predicted seconds until a request that comes now starts: what is admitted and has not run, over all lanes."""
+        """Predicted seconds until a request that comes now starts: what is admitted and has not run, over all inference threads."""
         with self._condition:
             now = self._clock()
-            return self._backlog.wait_s(now, self._busy_s(now))
+            return self._queue.wait_s(now, self._busy_s(now))
 
     @property
     def busy_s(self) -> float:
-        """Seconds that its lanes had a batch, up to now and summed."""
+        """Seconds that its inference threads had a batch, up to now and summed."""
         now = self._clock()
-        return sum(lane.busy_s(now) for lane in self._lanes)
+        return sum(thread.busy_s(now) for thread in self._threads)
 
     @property
     def _accepts(self) -> bool:
-        return bool(self._lanes) and not self._stopping and not self._dead and not self._watchdog.all_hung
+        return bool(self._threads) and not self._stopping and not self._dead and not self._watchdog.all_hung
 
     def withdraw(self) -> None:
         """Says that it is not ready any more, and goes on accepting work until `stop`."""
         self._withdrawn = True
 
     def start(self) -> None:
-        """Starts the lanes, for submissions from the running event loop."""
+        """Starts the inference threads, for submissions from the running event loop."""
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._loop = asyncio.get_running_loop()
-        self._mailbox = Mailbox(self._loop)
-        self._ended = self._loop.create_future()  # of a job that has ended; what comes late for it is dropped
+        self._completions = CompletionQueue(self._loop)
+        self._ended = self._loop.create_future()  # of a request that has ended; what comes late for it is dropped
         self._ended.cancel()
-        for i in range(self._lane_count):
-            lane = Lane()
-            lane.thread = threading.Thread(target=self._serve, args=(lane,), name=f"lane-{i}", daemon=True)
-            self._lanes.append(lane)
-        for lane in self._lanes:
-            lane.thread.start()
+        for i in range(self._thread_count):
+            thread = InferenceThread()
+            thread.handle = threading.Thread(target=self._serve, args=(thread,), name=f"inference-{i}", daemon=True)
+            self._threads.append(thread)
+        for thread in self._threads:
+            thread.handle.start()
 
-    def admit(self, *, tokens: int, seconds: float, timeout_s: float, entries: int = 1, share: Share | None = None) -> Job:
-        """Admits a request by its estimated cost and entries, within a share; the caller must pass the job to `run`, or `close` it.
+    def admit(self, *, tokens: int, seconds: float, timeout_s: float, items: int = 1, share: Share | None = None) -> ScheduledRequest:
+        """Admits a request by its estimated cost and items, within a share; the caller must pass the request to `run`, or `close` it.
 
         Raises:
             TooLargeError: It is larger than the queue.
             RefusedError: It does not fit now, or would expire before it could start.
-            UnavailableError: The scheduler is stopping, a lane died, or all of them hang.
+            UnavailableError: The scheduler is stopping, an inference thread died, or all of them hang.
         """
         with self._condition:
             if not self._accepts:
                 raise self._unavailable()
             now = self._clock()
             self._callers.record(1 + len(self._submitted), now)
-            self._backlog.lanes = max(1, self._lane_count - self._watchdog.hung)
+            self._queue.threads = max(1, self._thread_count - self._watchdog.hung)
             busy_s = self._busy_s(now)
-            job = self._backlog.admit(
-                tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, entries=entries, share=share
+            request = self._queue.admit(
+                tokens=tokens, seconds=seconds, deadline=now + timeout_s, now=now, busy_s=busy_s, items=items, share=share
             )
             self._changed()
-            return job
+            return request
 
     def _busy_s(self, now: float) -> float:
-        """Returns the predicted seconds until all runs of now have ended, summed; 0 where a lane is free."""
-        if self._running < self._lane_count:
+        """Returns the predicted seconds until all runs of now have ended, summed; 0 where an inference thread is free."""
+        if self._running < self._thread_count:
             return 0.0
-        runs = [run for lane in self._lanes if (run := lane.run) is not None and not run.hung]
+        runs = [run for thread in self._threads if (run := thread.run) is not None and not run.hung]
         return sum(max(run.started + run.predicted_s - now, 0.0) for run in runs)
 
-    def close(self, job: Job) -> bool:
-        """Ends an admitted job; true if it was open. What of it runs already runs on, and its result is dropped."""
+    def close(self, request: ScheduledRequest) -> bool:
+        """Ends an admitted request; true if it was open. What of it runs already runs on, and its result is dropped."""
         with self._condition:
-            self._submitted.discard(job)
-            closed = self._backlog.close(job)
+            self._submitted.discard(request)
+            closed = self._queue.close(request)
             self._changed()
             return closed
 
-    async def run(self, job: Job, stage: Stage) -> JobResult:
-        """Runs an admitted job, stage by stage. Cancelling the coroutine closes the job.
+    async def run(self, request: ScheduledRequest, stage: Stage) -> RequestResult:
+        """Runs an admitted request, stage by stage. Cancelling the coroutine closes the request.
 
         Raises:
-            ExpiredError: The deadline passed before its last entry started.
-            UnavailableError: The scheduler stopped, or a lane died, before it was done.
-            InvalidValueError: An entry is over the budget of a batch.
-            EngineError: The run function failed on an entry of this job, or hangs. Whatever else it raises comes out as it is.
+            ExpiredError: The deadline passed before its last item started.
+            UnavailableError: The scheduler stopped, or an inference thread died, before it was done.
+            InvalidValueError: An item is over the budget of a batch.
+            EngineError: The run function failed on an item of this request, or hangs. Whatever else it raises comes out as it is.
         """
         self._watchdog.wake(self._loop)
-        future: asyncio.Future[JobResult] = self._loop.create_future()
-        job.owner = ticket = _Ticket(future, stage)
-        self._watch_deadline(job, ticket)
+        future: asyncio.Future[RequestResult] = self._loop.create_future()
+        request.owner = ticket = _Ticket(future, stage)
+        self._watch_deadline(request, ticket)
         try:
             if not isinstance(value := skip_empty(stage), Stage):
-                self.close(job)
-                return JobResult(value, 0.0, 0.0)
+                self.close(request)
+                return RequestResult(value, 0.0, 0.0)
             with self._condition:
                 if self._stopped or self._dead:
                     raise self._unavailable()
-                self._submitted.add(job)
-                self._put(job, value)
-            return await future  # whoever resolved it has closed the job
+                self._submitted.add(request)
+                self._put(request, value)
+            return await future  # whoever resolved it has closed the request
         except BaseException:
-            self.close(job)
+            self.close(request)
             raise
         finally:
             if ticket.timer is not None:
                 ticket.timer.cancel()
-            # the queue may keep the job until its deadline: its answer and its texts go now; a run of a cancelled one looks up its functions
+            # the queue may keep the request until its deadline: its answer and its texts go now; a run of a cancelled one looks up its functions
             ticket.future, ticket.stage = self._ended, replace(ticket.stage, work=(), finish=_forgotten)
 
-    async def stop(self, grace_s: float) -> int:
-        """Refuses new jobs, lets submitted ones finish for `grace_s` seconds, fails what is left and ends the lanes.
+    async def stop(self, shutdown_timeout_s: float) -> int:
+        """Refuses new requests, lets submitted ones finish for `shutdown_timeout_s` seconds, fails what is left and ends the inference threads.
 
-        Where all lanes hang nothing would finish, and the grace is left out. What is in a run that hangs fails as that, for to send it
-        again may hang another lane.
+        Where all inference threads hang nothing would finish, and the grace is left out. What is in a run that hangs fails as that, for to send it
+        again may hang another thread.
 
         Returns:
-            The number of jobs that were left.
+            The number of requests that were left.
         """
         with self._condition:
             self._stopping = True
-            pending = [job.owner.future for job in self._submitted]
+            pending = [request.owner.future for request in self._submitted]
         if pending:
-            await asyncio.wait(pending, timeout=0 if self._watchdog.all_hung else grace_s)
+            await asyncio.wait(pending, timeout=0 if self._watchdog.all_hung else shutdown_timeout_s)
         with self._condition:
             self._stopped = True
             left = len(self._submitted)
@@ -241,105 +241,107 @@ class Scheduler:
         self._fail_all(self._unavailable())
         self._watchdog.sleep()
         # a run that outlasts the grace cannot be interrupted; its thread is a daemon
-        ending = [lane.thread for lane in self._lanes if (run := lane.run) is None or not run.hung]
+        ending = [thread.handle for thread in self._threads if (run := thread.run) is None or not run.hung]
         await asyncio.gather(*(asyncio.to_thread(thread.join, 1.0) for thread in ending))
         sys.setswitchinterval(self._switch_s)
         return left
 
-    def _serve(self, lane: Lane) -> None:
+    def _serve(self, thread: InferenceThread) -> None:
         """Runs batches until the scheduler stops: what a thread does."""
         try:
-            while self._serve_one(lane):
+            while self._serve_one(thread):
                 pass
-        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: whatever it was, nobody may wait for this lane for ever
-            # not the work's, which `_execute` and `_settle` answer: our own. The backlog may be half changed, and no lane can go on with it
-            logger.critical("a lane died of %s; the service must be restarted", type(error).__name__)
+        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: whatever it was, nobody may wait for this thread for ever
+            # not the work's, which `_execute` and `_settle` answer: our own. The queue may be half changed, and no inference thread can go on with it
+            logger.critical("an inference thread died of %s; the service must be restarted", type(error).__name__)
             self._dead = True
             self._fail_all(self._unavailable())
 
-    def _serve_one(self, lane: Lane) -> bool:
-        """Runs one batch; false when the scheduler has stopped. A frame of its own, so that a lane that waits keeps nothing of its last one."""
+    def _serve_one(self, thread: InferenceThread) -> bool:
+        """Runs one batch; false when the scheduler has stopped. A frame of its own, so that an inference thread that waits keeps nothing of its last one."""
         if (taken := self._next_batch()) is None:
             return False
-        batch, solo = taken
+        batch, multi_threaded = taken
         start = self._clock()
-        lane.busy = (busy_s := lane.busy[0], start)
-        self._execute(lane, batch, held=batch, solo=solo)
-        lane.busy = (busy_s + self._clock() - start, None)
-        lane.run = None
+        thread.busy = (busy_s := thread.busy[0], start)
+        self._execute(thread, batch, held=batch, multi_threaded=multi_threaded)
+        thread.busy = (busy_s + self._clock() - start, None)
+        thread.run = None
         return True
 
-    def _next_batch(self) -> tuple[list[Entry], bool] | None:
+    def _next_batch(self) -> tuple[list[Item], bool] | None:
         """Blocks until there is a batch; None when the scheduler has stopped.
 
         Returns:
-            The batch, and whether it may be a solo run.
+            The batch, and whether it may be a multi-threaded run.
         """
         with self._condition:
             while not self._stopped:
                 now = self._clock()
                 self._close_expired(now)
-                if batch := self._backlog.take(now, last_lane=self._keeps_last_lane(now)):
+                if batch := self._queue.take(now, last_thread=self._keeps_last_thread(now)):
                     self._changed()
-                    if self._waiting_lanes and self._backlog.queue_entries:
+                    if self._waiting_threads and self._queue.queue_items:
                         self._condition.notify()  # it found nothing that it might take, and perhaps may now
-                    solo = self._may_run_solo(now)
-                    self._running += 1  # here, under the lock: a lane that takes the next batch must see this one
-                    return batch, solo
-                self._waiting_lanes += 1
+                    multi_threaded = self._may_run_multi_threaded(now)
+                    self._running += 1  # here, under the lock: an inference thread that takes the next batch must see this one
+                    return batch, multi_threaded
+                self._waiting_threads += 1
                 self._condition.wait()
-                self._waiting_lanes -= 1
+                self._waiting_threads -= 1
             return None
 
-    def _keeps_last_lane(self, now: float) -> bool:
-        """Returns whether a job that runs leaves this lane to others: no other lane is free for them, and of late there were some."""
-        return self._lane_count > 1 and not self._waiting_lanes and self._callers.peak(now) > 1
+    def _keeps_last_thread(self, now: float) -> bool:
+        """Returns whether a request that runs leaves this thread to others: no other thread is free for them, and of late there were some."""
+        return self._thread_count > 1 and not self._waiting_threads and self._callers.peak(now) > 1
 
-    def _may_run_solo(self, now: float) -> bool:
-        self._concurrency.record(1 + self._running + self._backlog.queue_entries, now)
+    def _may_run_multi_threaded(self, now: float) -> bool:
+        self._concurrency.record(1 + self._running + self._queue.queue_items, now)
         peak = self._concurrency.peak(now)
-        return peak == 1 or peak * self._solo_threads <= self._lane_count
+        return peak == 1 or peak * self._multi_threads <= self._thread_count
 
-    def _execute(self, lane: Lane, batch: list[Entry], *, held: Sequence[Entry], solo: bool = False, is_last: bool = True) -> None:
+    def _execute(
+        self, thread: InferenceThread, batch: list[Item], *, held: Sequence[Item], multi_threaded: bool = False, is_last: bool = True
+    ) -> None:
         """Runs a batch, or a part of the one that is held, and delivers; what fails takes nobody with it.
 
         Args:
-            lane: The lane that runs it.
+            thread: The thread that runs it.
             batch: What to run.
             held: The whole batch.
-            solo: Whether it may be a solo run.
-            is_last: Whether the lane takes its next batch as soon as this is delivered.
+            multi_threaded: Whether it may be a multi-threaded run.
+            is_last: Whether the inference thread takes its next batch as soon as this is delivered.
         """
         start = self._clock()
-        lane.run = Run(held, predicted_s(batch), start)
+        thread.run = Run(held, predicted_s(batch), start)
         try:
-            results = self._run(batch, solo)
-        except BaseException as error:  # noqa: BLE001 - the batch boundary: nothing that a run raises may end the lane, not a panic either
+            results = self._run(batch, multi_threaded)
+        except BaseException as error:  # noqa: BLE001 - the batch boundary: nothing that a run raises may end the inference thread, not a panic either
             if len(batch) == 1:
-                self._fail(batch[0].job, error)
+                self._fail(batch[0].request, error)
             else:
-                self._execute_in_halves(lane, batch, held, is_last)
+                self._execute_in_halves(thread, batch, held, is_last)
             return
         end = self._clock()
         run_s = end - start
-        lane.run = Run(held, 0.0, end)  # what follows is no part of the prediction
-        for entry, result in zip(batch, results, strict=True):
-            self._settle(entry, result, run_s, is_last=is_last and entry is batch[-1])
+        thread.run = Run(held, 0.0, end)  # what follows is no part of the prediction
+        for item, result in zip(batch, results, strict=True):
+            self._settle(item, result, run_s, is_last=is_last and item is batch[-1])
 
-    def _execute_in_halves(self, lane: Lane, batch: list[Entry], held: Sequence[Entry], is_last: bool) -> None:
-        """Runs what a failed batch still owes someone again, so that only the guilty entry fails, or what is too much for the memory."""
+    def _execute_in_halves(self, thread: InferenceThread, batch: list[Item], held: Sequence[Item], is_last: bool) -> None:
+        """Runs what a failed batch still owes someone again, so that only the guilty item fails, or what is too much for the memory."""
         half = (len(batch) + 1) // 2
         for part in (batch[:half], batch[half:]):
-            if wanted := [entry for entry in part if entry.job.open]:
+            if wanted := [item for item in part if item.request.open]:
                 with self._condition:
                     self._running += 1
-                self._execute(lane, wanted, held=held, is_last=is_last and part[-1] is batch[-1])
+                self._execute(thread, wanted, held=held, is_last=is_last and part[-1] is batch[-1])
 
-    def _run(self, batch: list[Entry], solo: bool) -> Sequence[Any]:
-        stage = batch[0].job.owner.stage  # all work of a key has the same run functions
-        run = stage.run_solo if solo and stage.run_solo is not None else stage.run
+    def _run(self, batch: list[Item], multi_threaded: bool) -> Sequence[Any]:
+        stage = batch[0].request.owner.stage  # all work of a key has the same run functions
+        run = stage.run_multi_threaded if multi_threaded and stage.run_multi_threaded is not None else stage.run
         try:
-            results: Sequence[Any] = run([entry.payload for entry in batch])
+            results: Sequence[Any] = run([item.payload for item in batch])
         finally:
             with self._condition:
                 self._running -= 1
@@ -349,101 +351,101 @@ class Scheduler:
             )
         return results
 
-    def _settle(self, entry: Entry, result: Any, run_s: float, *, is_last: bool) -> None:
-        """Records a result; finishes the job, or starts its next stage, when it was the last one.
+    def _settle(self, item: Item, result: Any, run_s: float, *, is_last: bool) -> None:
+        """Records a result; finishes the request, or starts its next stage, when it was the last one.
 
-        Work that may start now wakes a waiting lane, unless this lane delivers nothing more (`is_last`) and takes it at once.
+        Work that may start now wakes a waiting thread, unless this thread delivers nothing more (`is_last`) and takes it at once.
         """
-        job = entry.job
+        request = item.request
         with self._condition:
-            if not self._backlog.finish(entry, result, run_s):
-                if job.waiting and not job.running and not is_last:
-                    self._condition.notify()  # a lane may have left the rest of the job to others while this entry ran
+            if not self._queue.finish(item, result, run_s):
+                if request.waiting and not request.running and not is_last:
+                    self._condition.notify()  # an inference thread may have left the rest of the request to others while this item ran
                 return
-            results = job.results
+            results = request.results
         start = self._clock()
         try:
-            value = skip_empty(job.owner.stage.finish(results))
-            job.finish_s += self._clock() - start
+            value = skip_empty(request.owner.stage.finish(results))
+            request.finish_s += self._clock() - start
             if isinstance(value, Stage):
                 with self._condition:
-                    self._put(job, value, own=is_last)  # this lane takes one itself, sooner than another wakes up
+                    self._put(request, value, own=is_last)  # this thread takes one itself, sooner than another wakes up
                 return
-        except BaseException as error:  # noqa: BLE001 - the batch boundary again: what a job's own code raises is that job's answer
-            self._fail(job, error)
+        except BaseException as error:  # noqa: BLE001 - the batch boundary again: what a request's own code raises is that request's answer
+            self._fail(request, error)
             return
-        self._resolve(job, JobResult(value, job.queued_s, job.run_s, job.predicted_wait_s, job.wait_s))
+        self._resolve(request, RequestResult(value, request.queued_s, request.run_s, request.predicted_wait_s, request.wait_s))
 
-    def _put(self, job: Job, stage: Stage, *, own: bool = False) -> None:
-        """Queues a stage and wakes a waiting lane for each entry, but for the one that the calling lane takes itself (`own`)."""
-        if not job.open:
+    def _put(self, request: ScheduledRequest, stage: Stage, *, own: bool = False) -> None:
+        """Queues a stage and wakes a waiting thread for each item, but for the one that the calling thread takes itself (`own`)."""
+        if not request.open:
             return
-        job.owner.stage, job.delay_s, job.expires = stage, stage.delay_s, stage.expires
-        if job.share is not None:
-            self._backlog.expect_answer(job, stage.answer_bytes)
-        self._backlog.put(
-            job,
+        request.owner.stage, request.delay_s, request.expires = stage, stage.delay_s, stage.expires
+        if request.share is not None:
+            self._queue.expect_answer(request, stage.answer_bytes)
+        self._queue.put(
+            request,
             stage.key,
             stage.work,
             stage.cost,
             self._clock(),
             keep_estimate=stage.keep_estimate,
-            reserve=stage.reserve,
+            reserved_tokens=stage.reserved_tokens,
             shape=stage.shape,
         )
         self._changed()
-        if self._waiting_lanes:
-            self._condition.notify(min(self._waiting_lanes, len(stage.work) - own))
+        if self._waiting_threads:
+            self._condition.notify(min(self._waiting_threads, len(stage.work) - own))
 
-    def _watch_deadline(self, job: Job, ticket: _Ticket) -> None:
-        ticket.timer = self._loop.call_later(max(job.deadline - self._clock(), LEAST_TIMER_S), self._expire, job, ticket)
+    def _watch_deadline(self, request: ScheduledRequest, ticket: _Ticket) -> None:
+        ticket.timer = self._loop.call_later(max(request.deadline - self._clock(), LEAST_TIMER_S), self._expire, request, ticket)
 
-    def _expire(self, job: Job, ticket: _Ticket) -> None:
-        """Ends what waits past its deadline; comes again until the job's own has passed by the scheduler's clock."""
+    def _expire(self, request: ScheduledRequest, ticket: _Ticket) -> None:
+        """Ends what waits past its deadline; comes again until the request's own has passed by the scheduler's clock."""
         now = self._clock()
-        if now < job.deadline:  # uvloop's timers count whole milliseconds and fire up to one early
-            self._watch_deadline(job, ticket)
+        if now < request.deadline:  # uvloop's timers count whole milliseconds and fire up to one early
+            self._watch_deadline(request, ticket)
             return
         with self._condition:
             self._close_expired(now)
 
     def _close_expired(self, now: float) -> None:
-        for job in self._backlog.expire(now):
-            self._submitted.discard(job)
+        for request in self._queue.expire(now):
+            self._submitted.discard(request)
             error = ExpiredError(
                 "the request's deadline passed while it waited; allow more time with `x-request-timeout-ms`, or send less at once."
             )
-            self._mailbox.post(job.owner.future, None, error)
+            self._completions.post(request.owner.future, None, error)
             self._changed()
 
-    def _resolve(self, job: Job, value: JobResult | None, error: Exception | None = None) -> None:
-        """Delivers a job's outcome, unless it has ended already."""
-        if self.close(job):
-            self._mailbox.post(job.owner.future, value, error)
+    def _resolve(self, request: ScheduledRequest, value: RequestResult | None, error: Exception | None = None) -> None:
+        """Delivers a request's outcome, unless it has ended already."""
+        if self.close(request):
+            self._completions.post(request.owner.future, value, error)
 
-    def _fail(self, job: Job, error: BaseException) -> None:
-        """Delivers what a job failed of, in words where the error has none."""
+    def _fail(self, request: ScheduledRequest, error: BaseException) -> None:
+        """Delivers what a request failed of, in words where the error has none."""
         _clear_frames(error)
         if isinstance(error, MemoryError):
             error = EngineError("the service has not enough memory for the request; send less at once, or give the service more.")
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
             logger.error("work of a request ended with %s, which is no error of a request", type(error).__name__)
             error = EngineError("the request's work ended with {name}. This is a bug.", name=type(error).__name__)
-        self._resolve(job, None, error)
+        self._resolve(request, None, error)
 
     def _fail_all(self, error: UnavailableError) -> None:
-        for job in list(self._submitted):
-            self._resolve(job, None, error)
+        for request in list(self._submitted):
+            self._resolve(request, None, error)
 
     def _unavailable(self) -> UnavailableError:
         if self._dead:
-            return UnavailableError("a lane died and the service must be restarted. This is a bug.")
+            return UnavailableError("an inference thread died and the service must be restarted. This is a bug.")
         if self._watchdog.all_hung:
-            return UnavailableError("all lanes hang in runs that do not end; send the request to another instance, or try again later.")
+            return UnavailableError("all threads hang in runs that do not end; send the request to another instance, or try again later.")
         return UnavailableError("the service is stopping; send the request to another instance, or try again later.")
 
     def _changed(self) -> None:
         try:
-            self._observe(self._backlog.queue_entries, self._backlog.queue_tokens)
-        except Exception as error:  # noqa: BLE001 - a number on a page is worth no request, and no lane
+            self._observe(self._queue.queue_items, self._queue.queue_tokens)
+        except Exception as error:  # noqa: BLE001 - a number on a page is worth no request, and no inference thread
             logger.error("the length of the queue could not be counted: %s", type(error).__name__)

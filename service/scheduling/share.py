@@ -12,10 +12,10 @@ UNDERESTIMATED = 4
 # A share is at most this part of the queue, so that a stream leaves room to other callers.
 PARTS_OF_QUEUE = 4
 
-# Most bytes of the answers that the jobs of a share make at once, unless there is only one: the results take several times as much memory.
+# Most bytes of the answers that the requests of a share make at once, unless there is only one: the results take several times as much memory.
 MAX_ANSWER_BYTES = 2**23
 
-# Reason of a refusal: other jobs of the share hold all that it may have.
+# Reason of a refusal: other requests of the share hold all that it may have.
 SHARE_FULL = "share_full"
 
 
@@ -24,28 +24,28 @@ class Share:
     """A part of the queue.
 
     Attributes:
-        tokens: Tokens that its open jobs hold.
-        answer_bytes: Bytes of the answers of its open jobs, at most, as far as they are known.
-        jobs: How many are open.
-        rank: Order of service of its next job: its jobs rank behind each other, as the entries of one job do.
+        tokens: Tokens that its open requests hold.
+        answer_bytes: Bytes of the answers of its open requests, at most, as far as they are known.
+        requests: How many are open.
+        priority: Virtual start time of its next request: its requests start one after the other, as the items of one request do.
     """
 
     tokens: int = 0
     answer_bytes: int = 0
-    jobs: int = 0
-    rank: float = 0.0
+    requests: int = 0
+    priority: float = 0.0
 
     def reservation(self, estimate: int, max_queue_tokens: int) -> int:
-        """Returns the tokens that a job holds until its real number is known: the largest possible one, up to a whole share.
+        """Returns the tokens that a request holds until its real number is known: the largest possible one, up to a whole share.
 
-        A job that is larger than a share is the only one in it.
+        A request that is larger than a share is the only one in it.
 
         Args:
             estimate: About how many tokens it has.
             max_queue_tokens: Most tokens of the queue.
 
         Raises:
-            RefusedError: Other jobs leave no room for them; the reason is `SHARE_FULL`.
+            RefusedError: Other requests leave no room for them; the reason is `SHARE_FULL`.
         """
         limit = max_queue_tokens // PARTS_OF_QUEUE
         tokens = max(estimate, min(UNDERESTIMATED * estimate, limit))
@@ -60,10 +60,10 @@ class Share:
         return tokens
 
     def check_answer(self, own: int, size: int) -> None:
-        """Checks that an answer can be made at the same time as those of other jobs.
+        """Checks that an answer can be made at the same time as those of other requests.
 
         Args:
-            own: Bytes that the job counts already.
+            own: Bytes that the request counts already.
             size: Bytes of its answer.
 
         Raises:

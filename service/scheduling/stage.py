@@ -1,4 +1,4 @@
-"""Stage: work that a job has for the lanes, and what follows from its results: the job's value, or another stage. Records, without a thread."""
+"""Stage: work that a request has for the inference threads, and what follows from its results: the request's value, or another stage. Records, without a thread."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bertserve.service.scheduling.job import Cost, Shape, exact
+from bertserve.service.scheduling.scheduled_request import Cost, Shape, exact
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Work of a job, and what to do when all of it is done.
+    """Work of a request, and what to do when all of it is done.
 
     Attributes:
-        work: Tokens and payload of each entry; without any the stage is finished at once.
-        run: Payloads of one batch -> one result each, in order. Called on a lane.
-        finish: Results of all entries, in order -> the job's value, or its next Stage. Called on a lane.
-        key: What may share a batch; None for entries that run alone. All work of a key has the same `run` and `run_solo`.
+        work: Tokens and payload of each item; without any the stage is finished at once.
+        run: Payloads of one batch -> one result each, in order. Called on an inference thread.
+        finish: Results of all items, in order -> the request's value, or its next Stage. Called on an inference thread.
+        key: What may share a batch; None for items that run alone. All work of a key has the same `run` and `run_multi_threaded`.
         cost: Predicted seconds of a batch of `rows` padded to `length`.
-        keep_estimate: Whether the job goes on holding its estimate of admission, because its real cost is not known yet.
-        reserve: Tokens of the stages that follow, at most, which the job goes on holding.
+        keep_estimate: Whether the request goes on holding its estimate of admission, because its real cost is not known yet.
+        reserved_tokens: Tokens of the stages that follow, at most, which the request goes on holding.
         shape: Rows and longest tokens of a batch -> what it is run at, or None where it has too many rows.
-        delay_s: Seconds that its entries count as if the job had run so long already: what is to be tokenized makes room for short texts.
-        expires: Whether the job's deadline ends it while this stage waits: not while only decoding is left.
-        answer_bytes: Bytes of the job's answer, at most.
-        run_solo: The same as `run` with several threads, for a solo run: one beside which no other runs or waits.
+        delay_s: Seconds that its items count as if the request had run so long already: what is to be tokenized makes room for short texts.
+        expires: Whether the request's deadline ends it while this stage waits: not while only decoding is left.
+        answer_bytes: Bytes of the request's answer, at most.
+        run_multi_threaded: The same as `run` with several threads, for a multi-threaded run: one beside which no other runs or waits.
     """
 
     work: Sequence[tuple[int, Any]]
@@ -34,23 +34,23 @@ class Stage:
     key: Hashable | None
     cost: Cost
     keep_estimate: bool = False
-    reserve: int = 0
+    reserved_tokens: int = 0
     shape: Shape = exact
     delay_s: float = 0.0
     expires: bool = True
     answer_bytes: int = 0
-    run_solo: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    run_multi_threaded: Callable[[Sequence[Any]], Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class JobResult:
-    """A job's value, with the seconds that it waited and that its longest run took.
+class RequestResult:
+    """A request's value, with the seconds that it waited and that its longest run took.
 
     Attributes:
         value: What its last stage made of all results.
-        queue_s: Seconds until its last entry started, summed over stages.
+        queue_s: Seconds until its last item started, summed over stages.
         run_s: Seconds of its longest run.
-        predicted_wait_s: Seconds until its first entry would start, as predicted when it was admitted.
+        predicted_wait_s: Seconds until its first item would start, as predicted when it was admitted.
         wait_s: What these were.
     """
 

@@ -1,7 +1,7 @@
-"""Watchdog: notices runs that hang. Ticks on the event loop while there is work; knows lanes and runs, nothing of what they compute.
+"""Watchdog: notices runs that hang. Ticks on the event loop while there is work; knows threads and runs, nothing of what they compute.
 
 A run cannot be interrupted. So a run that hangs is logged and counted, its requests are failed once nobody can want them any more,
-or nobody waits for it, and `hung` says how many lanes are left, from which readiness follows.
+or nobody waits for it, and `hung` says how many threads are left, from which readiness follows.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from bertserve.service.errors import EngineError
-from bertserve.service.scheduling.job import Job
-from bertserve.service.scheduling.lane import Lane, Run
+from bertserve.service.scheduling.inference_thread import InferenceThread, Run
+from bertserve.service.scheduling.scheduled_request import ScheduledRequest
 
 logger = logging.getLogger("bertserve.watchdog")
 
@@ -30,7 +30,7 @@ OVERDUE_S = 5.0
 
 
 class Watchdog:
-    """Looks at all lanes once a tick.
+    """Looks at all inference threads once a tick.
 
     Time is counted in ticks, not read from a clock: a process that was stopped, or a machine that stood still, has not watched a run
     meanwhile, and finds nothing hung when it goes on.
@@ -38,26 +38,26 @@ class Watchdog:
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
+        threads: Sequence[InferenceThread],
         *,
         clock: Callable[[], float],
         pending: Callable[[], bool],
-        fail: Callable[[Job, Exception], None],
+        fail: Callable[[ScheduledRequest, Exception], None],
         on_hang: Callable[[], None],
         floor_s: float = HUNG_FLOOR_S,
     ) -> None:
         """Creates a watchdog that sleeps.
 
         Args:
-            lanes: What to watch.
+            threads: What to watch.
             clock: The scheduler's, for deadlines.
-            pending: Whether there are jobs that a lane may take at any time.
-            fail: Ends a job with an error, unless it has ended already.
+            pending: Whether there are requests that an inference thread may take at any time.
+            fail: Ends a request with an error, unless it has ended already.
             on_hang: Called once for each run that hangs.
             floor_s: Least seconds after which a run hangs; UNPREDICTED_FLOORS times that where nothing was predicted.
         """
         self.hung = 0
-        self._lanes = lanes
+        self._threads = threads
         self._clock = clock
         self._pending = pending
         self._fail = fail
@@ -68,11 +68,11 @@ class Watchdog:
 
     @property
     def all_hung(self) -> bool:
-        """Whether no lane is left that would end what it runs."""
-        return self.hung > 0 and self.hung == len(self._lanes)
+        """Whether no inference thread is left that would end what it runs."""
+        return self.hung > 0 and self.hung == len(self._threads)
 
     def wake(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ticks from now on, until a tick finds no job and no run."""
+        """Ticks from now on, until a tick finds no request and no run."""
         if self._timer is None:
             self._timer = loop.call_later(self._tick_s, self._tick, loop)
 
@@ -84,21 +84,21 @@ class Watchdog:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if self._pending() or any(lane.run is not None for lane in self._lanes):
+        if self._pending() or any(thread.run is not None for thread in self._threads):
             self.wake(loop)
         self.look()
 
     def look(self) -> None:
-        """Judges every lane's run, one tick after the last time."""
+        """Judges every thread's run, one tick after the last time."""
         hung = 0
-        for lane in self._lanes:
-            if (run := lane.run) is None:
+        for thread in self._threads:
+            if (run := thread.run) is None:
                 continue
             run.watched_s += self._tick_s
             if not run.hung and run.watched_s >= self._patience_s(run):
                 run.hung = True
                 logger.error(
-                    "%s hangs: a run has taken %.0f s and %.3f s were predicted for it", lane.thread.name, run.watched_s, run.predicted_s
+                    "%s hangs: a run has taken %.0f s and %.3f s were predicted for it", thread.handle.name, run.watched_s, run.predicted_s
                 )
                 self._on_hang()
             if run.hung:
@@ -111,23 +111,23 @@ class Watchdog:
 
     def end_hung(self) -> None:
         """Fails the requests in runs that hang, because nobody waits for these any more."""
-        for lane in self._lanes:
-            if (run := lane.run) is not None and run.hung:
-                for entry in run.held:
-                    self._end(entry.job, run, "its lane is given up")
+        for thread in self._threads:
+            if (run := thread.run) is not None and run.hung:
+                for item in run.held:
+                    self._end(item.request, run, "its inference thread is given up")
 
     def _end_overdue(self, run: Run) -> None:
         now = self._clock()
-        for entry in run.held:
-            if now >= entry.job.deadline + OVERDUE_S:
-                self._end(entry.job, run, "the request's deadline has passed")
+        for item in run.held:
+            if now >= item.request.deadline + OVERDUE_S:
+                self._end(item.request, run, "the request's deadline has passed")
 
-    def _end(self, job: Job, run: Run, why: str) -> None:
-        if job.open:
+    def _end(self, request: ScheduledRequest, run: Run, why: str) -> None:
+        if request.open:
             error = EngineError(
                 "a run that holds the request hangs, {watched_s:.0f} s after its start, and {why}; try again with other texts, "
                 "and tell the operator if it happens again.",
                 watched_s=run.watched_s,
                 why=why,
             )
-            self._fail(job, error)
+            self._fail(request, error)

@@ -16,8 +16,8 @@ from bertserve.service.serving.model import Model
 from bertserve.service.serving.prediction import Prediction
 from bertserve.service.settings import Settings
 
-# Of a job: enough for the batches of a GPU, and on a CPU a second or two.
-JOB_ROWS, JOB_CHARS = 256, 2**15
+# Of a chunk: enough for the batches of a GPU, and on a CPU a second or two.
+CHUNK_ROWS, CHUNK_CHARS = 256, 2**15
 # Padded tokens of a batch on a CPU: more rows save nothing more, and their activations leave the caches (bench/results/2026-11-23-score.md).
 CPU_BATCH_TOKENS = 256
 # A row has no deadline; the scheduler wants one.
@@ -30,18 +30,18 @@ _Item = tuple[int, Any]
 class Scorer:
     """Answers rows; several calls may run at once."""
 
-    def __init__(self, model: Model, columns: Columns, *, lanes: int, max_batch_tokens: int, taken: Sequence[str]) -> None:
+    def __init__(self, model: Model, columns: Columns, *, threads: int, max_batch_tokens: int, taken: Sequence[str]) -> None:
         """Creates it.
 
         Args:
             model: The model; its scheduler runs.
             columns: Makes requests of rows.
-            lanes: Batches that run at once; there are as many jobs and some more.
+            threads: Batches that run at once; there are as many chunks and some more.
             max_batch_tokens: Budget of a batch.
             taken: Columns that the output has besides those of the row.
         """
         self._model, self._columns, self._taken = model, columns, taken
-        self._jobs = 2 * lanes + 2
+        self._chunks = 2 * threads + 2
         self._batch_tokens = min(max_batch_tokens, CPU_BATCH_TOKENS) if model.graph.provider == "cpu" else max_batch_tokens
 
     @property
@@ -57,7 +57,7 @@ class Scorer:
             on_done: Called with the size and the number of rows that are done.
 
         Raises:
-            UnavailableError: A lane died, or all of them hang.
+            UnavailableError: An inference thread died, or all of them hang.
         """
         answers: list[Answer] = [Answer()] * len(rows)
         requests: list[_Item] = []
@@ -70,48 +70,48 @@ class Scorer:
                 answers[index] = Answer(error=error)
                 on_done(row.size, 1)
         requests.sort(key=lambda item: -item[1].chars)
-        jobs = _jobs(requests)
+        chunks = _chunks(requests)
 
         async def work() -> None:
-            for job in jobs:
-                for index, answer in zip((index for index, _ in job), await self._run(job), strict=True):
+            for chunk in chunks:
+                for index, answer in zip((index for index, _ in chunk), await self._run(chunk), strict=True):
                     answers[index] = answer
-                on_done(sum(rows[index].size for index, _ in job), len(job))
+                on_done(sum(rows[index].size for index, _ in chunk), len(chunk))
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self._jobs):
+                for _ in range(self._chunks):
                     group.create_task(work())
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from None
         return answers
 
-    async def _run(self, job: Sequence[_Item]) -> list[Answer]:
-        """Returns the answers of a job: without a row that is at fault, and where none is known in halves, until it is found."""
+    async def _run(self, chunk: Sequence[_Item]) -> list[Answer]:
+        """Returns the answers of a chunk: without a row that is at fault, and where none is known in halves, until it is found."""
         try:
-            prediction = await self._predict([request for _, request in job])
+            prediction = await self._predict([request for _, request in chunk])
         except UnavailableError:
             raise
         except BertServeError as error:
-            return await self._run_rest(job, error)
-        warnings: list[list[str]] = [[] for _ in job]
+            return await self._run_rest(chunk, error)
+        warnings: list[list[str]] = [[] for _ in chunk]
         for index, warning in zip(prediction.warned, prediction.warnings, strict=True):
             warnings[index].append(warning)
         for index in prediction.truncated:
             warnings[index].append(f"truncation; cut to the model's {self._model.bundle.manifest.tokenizer.max_length} tokens")
         return [Answer(result, tuple(said)) for result, said in zip(prediction.results, warnings, strict=True)]
 
-    async def _run_rest(self, job: Sequence[_Item], error: BertServeError) -> list[Answer]:
-        if len(job) == 1:
+    async def _run_rest(self, chunk: Sequence[_Item], error: BertServeError) -> list[Answer]:
+        if len(chunk) == 1:
             error.name_input(many=False, subject="the row")
             return [Answer(error=error)]
         if (guilty := error.input_index) is not None:
-            before, after = list(job[:guilty]), list(job[guilty + 1 :])
+            before, after = list(chunk[:guilty]), list(chunk[guilty + 1 :])
             rest = await self._run(before + after)
             error.name_input(many=False, subject="the row")
             return [*rest[:guilty], Answer(error=error), *rest[guilty:]]
-        half = len(job) // 2
-        return [*await self._run(job[:half]), *await self._run(job[half:])]
+        half = len(chunk) // 2
+        return [*await self._run(chunk[:half]), *await self._run(chunk[half:])]
 
     async def _predict(self, requests: Sequence[Any]) -> Prediction:
         """Returns the prediction; while there is no room for it, it waits and asks again."""
@@ -128,18 +128,18 @@ class Scorer:
                 await asyncio.sleep(min(max(error.retry_after_s, LEAST_WAIT_S), MOST_WAIT_S))
 
 
-def _jobs(requests: Sequence[_Item]) -> Iterator[list[_Item]]:
-    """Yields the rows of a job each."""
-    job: list[_Item] = []
+def _chunks(requests: Sequence[_Item]) -> Iterator[list[_Item]]:
+    """Yields the rows of a chunk each."""
+    chunk: list[_Item] = []
     chars = 0
     for item in requests:
-        if job and (len(job) == JOB_ROWS or chars + item[1].chars > JOB_CHARS):
-            yield job
-            job, chars = [], 0
-        job.append(item)
+        if chunk and (len(chunk) == CHUNK_ROWS or chars + item[1].chars > CHUNK_CHARS):
+            yield chunk
+            chunk, chars = [], 0
+        chunk.append(item)
         chars += item[1].chars
-    if job:
-        yield job
+    if chunk:
+        yield chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Order:
         rejected: The file of rows without an answer; None is one beside the output.
         ray: Address of the cluster; `local` for one on this machine alone, `auto` for the one that this machine belongs to.
         actors: How many; None for as many as there is room for.
-        actor_cpus: CPUs of each, and so its lanes; None for those of the smallest node, at most 4.
+        actor_cpus: CPUs of each, and so its inference threads; None for those of the smallest node, at most 4.
     """
 
     source: str
@@ -201,5 +201,5 @@ class LoadedModel:
         self.parameters = read_parameters(order.parameters)
         task = task_for(self.model.tasks, order.task, self.parameters, order.columns)
         self.columns = Columns(task, order.columns, self.parameters, self.state.limits)
-        lanes, most = self.state.worker["lanes"], settings.max_batch_tokens
-        self.scorer = Scorer(self.model, self.columns, lanes=lanes, max_batch_tokens=most, taken=order.names)
+        threads, most = self.state.worker["threads"], settings.max_batch_tokens
+        self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=most, taken=order.names)

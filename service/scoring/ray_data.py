@@ -66,7 +66,7 @@ class FileScorer:
     """An actor: the model, and a loop that scores one file after another."""
 
     def __init__(self, work: Work) -> None:
-        """Loads the model, with as many lanes as Ray gives it CPUs."""
+        """Loads the model, with as many threads as Ray gives it CPUs."""
         self._work = work
         self._error: StartError | None = None
         try:
@@ -74,9 +74,9 @@ class FileScorer:
         except StartError as error:  # an answer to each file, so that the driver hears it as it is
             self._error = error
 
-    def _load(self, lanes: int) -> None:
+    def _load(self, threads: int) -> None:
         work = self._work
-        self._loaded = loaded = LoadedModel(work.settings.model_copy(update={"lanes": max(lanes, 1)}), work.order)
+        self._loaded = loaded = LoadedModel(work.settings.model_copy(update={"threads": max(threads, 1)}), work.order)
         if loaded.model.bundle.version != work.version:
             raise SettingsError(
                 f"node {socket.gethostname()} has another version of the model `{loaded.model.name}` than the driver: "
@@ -98,7 +98,7 @@ class FileScorer:
         except StartError as caught:
             error = caught
         except BertServeError:
-            # a lane died or hangs: with another process in place of this one the file is begun again
+            # an inference thread died or hangs: with another process in place of this one the file is begun again
             os._exit(1)
         fatal = self._error is not None or isinstance(error, SettingsError | TooManyRejectedError)
         return {

@@ -1,4 +1,4 @@
-"""Runner: windows of rows through a Scorer to an output, in their order, two at once so that no lane waits for the end of one.
+"""Runner: windows of rows through a Scorer to an output, in their order, two at once so that no inference thread waits for the end of one.
 
 Reading and writing happen on threads, because files block.
 """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertserve.service.backend import sessions
-from bertserve.service.backend.engines import MAX_SOLO_THREADS
+from bertserve.service.backend.engines import MAX_MULTI_THREADS
 from bertserve.service.backend.freed_memory import share_one_heap
 from bertserve.service.backend.hardware import cpu_name, usable_cores
 from bertserve.service.bundle import files
@@ -20,14 +20,14 @@ from bertserve.service.bundle.evidence_policy import EvidencePolicy
 from bertserve.service.errors import BundleError, ProviderError
 from bertserve.service.metrics import Metrics, ProcessMetrics
 from bertserve.service.providers import Provider
-from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import loading
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.loading import LoadOptions
 from bertserve.service.serving.registry import Registry, check_defaults, wanted_defaults
 from bertserve.service.serving.reloader import Reloader, SharedReloader, without_folders
-from bertserve.service.serving.saturation import Saturation
+from bertserve.service.serving.utilization import Utilization
 from bertserve.service.serving.workers import SINGLE_WORKER, WorkerContext
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
@@ -50,17 +50,17 @@ class AppState:
 
     Attributes:
         registry: The loaded models.
-        scheduler: The lanes that they run on.
+        scheduler: The threads that they run on.
         metrics: Where everything is counted.
-        saturation: How busy it is.
+        utilization: How busy it is.
         limits: What a request may measure.
         held_bytes: What all requests hold of bodies and answers.
         max_body_bytes: Bytes of a body.
         timeout_ms: Deadline of a request that names none.
         max_timeout_ms: Longest deadline that a request may name.
-        max_stream_jobs: Lines of one stream that may be under way at once.
+        max_stream_requests: Lines of one stream that may be under way at once.
         reloader: Changes the models.
-        info: More facts for `/info`: queue and batch limits, lanes.
+        info: More facts for `/info`: queue and batch limits, threads.
         worker: And of the process that answers: which of how many, and its share of the limits.
         machine: And of what it runs on: the CPU's model, the execution provider asked for and the one that there is, threads.
         broken: The models that could not be loaded, with why.
@@ -70,13 +70,13 @@ class AppState:
     registry: Registry
     scheduler: Scheduler
     metrics: Metrics
-    saturation: Saturation
+    utilization: Utilization
     limits: Limits
     held_bytes: HeldBytes
     max_body_bytes: int
     timeout_ms: int
     max_timeout_ms: int
-    max_stream_jobs: int
+    max_stream_requests: int
     reloader: Reloader
     info: Mapping[str, Any]
     worker: Mapping[str, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
 
     Args:
         settings: The settings, with totals over all workers.
-        worker: Which worker this is; it takes its share of lanes and queue.
+        worker: Which worker this is; it takes its share of threads and queue.
         tracer: Gets what requests do, where that is traced.
 
     Raises:
@@ -106,22 +106,22 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
     bundles = _loaded(partial(loading.verify, metrics=metrics), paths, forgiving, at_once=usable_cores())
     asked = loading.choose_provider(bundles, settings.provider)
     provider = loading.obtain_provider(asked, allow_fallback=settings.allow_provider_fallback)
-    lanes_total = settings.lanes or max(usable_cores() if provider == "cpu" else 1, worker.workers)
-    lanes, max_queue_tokens = worker.share(lanes_total), worker.share(settings.max_queue_tokens)
-    metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, lanes=lanes)
-    backlog = Backlog(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, lanes=lanes)
-    solo_threads = settings.solo_threads or min(lanes, MAX_SOLO_THREADS)
-    scheduler = Scheduler(backlog, lanes=lanes, solo_threads=solo_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
-    options = _load_options(settings, asked, provider, solo_threads)
+    threads_total = settings.threads or max(usable_cores() if provider == "cpu" else 1, worker.workers)
+    threads, max_queue_tokens = worker.share(threads_total), worker.share(settings.max_queue_tokens)
+    metrics.describe_build(onnxruntime=sessions.VERSION, provider=provider, workers=worker.workers, threads=threads)
+    queue = RequestQueue(max_batch_tokens=settings.max_batch_tokens, max_queue_tokens=max_queue_tokens, threads=threads)
+    multi_threads = settings.multi_threads or min(threads, MAX_MULTI_THREADS)
+    scheduler = Scheduler(queue, threads=threads, multi_threads=multi_threads, observe=metrics.observe_queue, on_hang=metrics.hung_runs.inc)
+    options = _load_options(settings, asked, provider, multi_threads)
     load = partial(loading.load_model, options=options, scheduler=scheduler, metrics=metrics)
-    models = _loaded(load, bundles, forgiving, at_once=lanes)
+    models = _loaded(load, bundles, forgiving, at_once=threads)
     if not models and (before is None or before.served):
         raise BundleError(f"no model can be loaded: {'; '.join(broken.values())}")
     for name in broken:
         metrics.broken_models.labels(name).set(1)
     answered = {model.name: model.tasks for model in models}
     wanted = wanted_defaults(settings.default, settings.models, answered, broken, checked=before is None)
-    registry = Registry(models, wanted, by_name=settings.default_by_name, present=None if before is None else before.defaults)
+    registry = Registry(models, wanted, by_name=settings.allow_implicit_default, present=None if before is None else before.defaults)
     reloader = Reloader if worker.tell is None else partial(SharedReloader, worker=worker)
     return AppState(
         registry=registry,
@@ -136,21 +136,27 @@ def build(settings: Settings, worker: WorkerContext = SINGLE_WORKER, tracer: Tra
         ),
         scheduler=scheduler,
         metrics=metrics,
-        saturation=Saturation(scheduler, metrics),
+        utilization=Utilization(scheduler, metrics),
         tracer=tracer,
         limits=Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars),
         held_bytes=HeldBytes(settings.max_body_bytes),
         max_body_bytes=settings.max_body_bytes,
         timeout_ms=settings.timeout_ms,
         max_timeout_ms=settings.max_timeout_ms,
-        max_stream_jobs=settings.max_stream_jobs,
-        info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "lanes": lanes_total},
+        max_stream_requests=settings.max_stream_requests,
+        info={"max_batch_tokens": settings.max_batch_tokens, "max_queue_tokens": settings.max_queue_tokens, "threads": threads_total},
         machine=_describe_machine(asked, provider),
-        worker={"index": worker.index, "workers": worker.workers, "pid": os.getpid(), "max_queue_tokens": max_queue_tokens, "lanes": lanes},
+        worker={
+            "index": worker.index,
+            "workers": worker.workers,
+            "pid": os.getpid(),
+            "max_queue_tokens": max_queue_tokens,
+            "threads": threads,
+        },
     )
 
 
-def _load_options(settings: Settings, asked: Provider, provider: Provider, solo_threads: int) -> LoadOptions:
+def _load_options(settings: Settings, asked: Provider, provider: Provider, multi_threads: int) -> LoadOptions:
     return LoadOptions(
         provider=provider,
         provider_asked=asked,
@@ -158,8 +164,8 @@ def _load_options(settings: Settings, asked: Provider, provider: Provider, solo_
         batch_variant=settings.batch_variant_graphs,
         max_batch_tokens=settings.max_batch_tokens,
         engine_cache=settings.engine_cache,
-        solo_threads=solo_threads,
-        evidence_policy=EvidencePolicy(settings.require_evidence, settings.min_agreement),
+        multi_threads=multi_threads,
+        evidence_policy=EvidencePolicy(settings.require_validation, settings.min_agreement),
     )
 
 
@@ -213,4 +219,4 @@ def check_next_start(settings: Settings, broken: Mapping[str, str]) -> None:
         elif not settings.skip_broken:
             raise BundleError(broken[path.name])
     wanted = wanted_defaults(settings.default, settings.models, answered, broken, checked=True)
-    check_defaults(answered, wanted, by_name=settings.default_by_name)
+    check_defaults(answered, wanted, by_name=settings.allow_implicit_default)

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from bertserve.service.backend.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
 from bertserve.service.backend.hardware import cpu_instructions
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import available_provider, why_not
@@ -53,7 +53,7 @@ class LoadOptions:
         precision: Which graph of a bundle.
         batch_variant: Whether texts share a batch also on graphs that are not batch-invariant.
         max_batch_tokens: Budget of a batch.
-        solo_threads: Threads of a solo run; 1 makes no second session.
+        multi_threads: Threads of a multi-threaded run; 1 makes no second session.
         engine_cache: Folder for TensorRT's engines.
         evidence_policy: The evidence that a bundle must have.
     """
@@ -63,7 +63,7 @@ class LoadOptions:
     precision: Precision | Literal["auto"] = "auto"
     batch_variant: bool = False
     max_batch_tokens: int = 8192
-    solo_threads: int = 1
+    multi_threads: int = 1
     engine_cache: Path | None = None
     evidence_policy: EvidencePolicy = ACCEPT_ANY
 
@@ -138,7 +138,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
         bundle,
         graph,
         tokenizer=tokenizer,
-        engines=Engines(engine, _solo_engine(engine, bundle, graph, options, cost)),
+        engines=Engines(engine, _multi_threaded_engine(engine, bundle, graph, options, cost)),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model(manifest.task, manifest.name),
@@ -219,21 +219,23 @@ def _engine(bundle: Bundle, graph: GraphSpec, options: LoadOptions) -> OnnxEngin
     )
 
 
-def _solo_engine(engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel) -> SoloEngine | None:
+def _multi_threaded_engine(
+    engine: OnnxEngine, bundle: Bundle, graph: GraphSpec, options: LoadOptions, cost: CostModel
+) -> MultiThreadedEngine | None:
     """Returns what makes a second session with more threads, where it was asked for and some text is worth it."""
     longest = bundle.manifest.tokenizer.max_length
-    tokens = min_solo_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
-    if options.solo_threads == 1 or graph.provider != "cpu" or tokens is None:
+    tokens = min_multi_threaded_tokens(cost, nodes=graph.evidence.nodes, longest=longest)
+    if options.multi_threads == 1 or graph.provider != "cpu" or tokens is None:
         return None
 
     def make() -> OnnxEngine:
         # files may have changed since the model was loaded, and both sessions must answer the same
         files.verify_graph(bundle.path, graph)
-        made = engine.with_threads(options.solo_threads)
+        made = engine.with_threads(options.multi_threads)
         made.time_runs([(1, tokens)], repeats=1)
         return made
 
-    return SoloEngine(make, model=bundle.manifest.name, threads=options.solo_threads, min_tokens=tokens)
+    return MultiThreadedEngine(make, model=bundle.manifest.name, threads=options.multi_threads, min_tokens=tokens)
 
 
 def _graph(bundle: Bundle, options: LoadOptions) -> GraphSpec:

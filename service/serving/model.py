@@ -21,7 +21,7 @@ from bertserve.service.metrics import ModelMetrics
 from bertserve.service.scheduling.fixed_batches import in_fixed_batches
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.share import Share
-from bertserve.service.scheduling.stage import JobResult, Stage
+from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.serving.prediction import Prediction, begun_prediction
 from bertserve.service.serving.work import RequestRun, TaskInput, Work, trace_run
 from bertserve.service.tasks.batch import PAUSE, TaskModel
@@ -37,7 +37,7 @@ logger = logging.getLogger("bertserve.model")
 MAX_LOGITS = 2**22
 # Attention weights of one run, of which it holds two copies of 16 MiB: each text's own may be a quarter.
 MAX_WEIGHTS = 2**22
-# What tokenizing takes of a lane (docs/explanation/scheduling.md).
+# What tokenizing takes of an inference thread (docs/explanation/scheduling.md).
 SECONDS_PER_CHAR = 3e-7
 # Encoding a text takes as long as so many characters of it, however short it is.
 TEXT_CHARS = 32
@@ -79,8 +79,8 @@ class Model:
             graph: The graph of it that the engine runs.
             tokenizer: Its tokenizer.
             engines: Run the graph.
-            cost: Predicts runs on a lane.
-            scheduler: The lanes of the engine's device.
+            cost: Predicts runs on an inference thread.
+            scheduler: The threads of the engine's device.
             metrics: This model's metrics.
             batch_variant: Batch texts even if the graph is not batch-invariant.
         """
@@ -132,7 +132,7 @@ class Model:
     ) -> Prediction:
         """Answers the inputs of one request, all or none. Cancelling the coroutine gives up their places.
 
-        Entries of all tasks of a model share batches: the graph is the same. What is counted for a run is counted for the
+        Items of all tasks of a model share batches: the graph is the same. What is counted for a run is counted for the
         model's own task, what is counted for a request for the one asked for.
 
         Args:
@@ -159,17 +159,17 @@ class Model:
         metrics = self._metrics if task is None else self._metrics.of(task)
         spec = spec or TASKS[task or self.task]
         chars = _checked_chars(requests)
-        tokens, seconds, entries = self._estimate(requests, spec, chars)
+        tokens, seconds, items = self._estimate(requests, spec, chars)
         try:
-            job = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, entries=entries, share=share)
+            scheduled = self._scheduler.admit(tokens=tokens, seconds=seconds, timeout_s=timeout_s, items=items, share=share)
             try:
                 stage = self._first_stage(requests, spec, chars, trace)
                 if fixed_batch_tokens is not None:
                     stage = in_fixed_batches(stage, fixed_batch_tokens)
             except BaseException:
-                self._scheduler.close(job)
+                self._scheduler.close(scheduled)
                 raise
-            done = await self._scheduler.run(job, stage)
+            done = await self._scheduler.run(scheduled, stage)
         except RefusedError as error:
             if counts_refusals:
                 metrics.refused[error.reason].inc()
@@ -190,9 +190,9 @@ class Model:
         return prediction
 
     def _first_stage(self, requests: Sequence[Any], spec: TaskSpec, chars: int, trace: Trace | None) -> Stage:
-        """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on a lane."""
+        """Returns the stage that runs short texts, tokenized here and now, or one that tokenizes long ones on an inference thread."""
         run = RequestRun(requests, spec, TaskModel(self._tokenizer, self.bundle.manifest, Budget()), trace)
-        # a hop to a lane and back costs more than tokenizing a short text
+        # a hop to an inference thread and back costs more than tokenizing a short text
         if chars + TEXT_CHARS * (len(requests) - 1) <= SHORT_CHARS:
             return self._tokenize(run)
         if trace is not None:
@@ -200,7 +200,7 @@ class Model:
         return _paused(partial(self._tokenize, run), delay_s=chars * SECONDS_PER_CHAR)
 
     def _estimate(self, requests: Sequence[Any], spec: TaskSpec, chars: int) -> tuple[int, float, int]:
-        """Returns a cheap guess of the tokens and seconds that the requests cost, and of their entries; what is over one text comes in windows."""
+        """Returns a cheap guess of the tokens and seconds that the requests cost, and of their items; what is over one text comes in windows."""
         longest = self._tokenizer.max_length
         tokens = [spec.estimate(request, longest) for request in requests]
         seconds = sum(self._cost.seconds(1, min(n, longest)) * max(1, n / longest) for n in tokens)
@@ -233,7 +233,7 @@ class Model:
         run.prediction = begun_prediction([item.batch for item in run.inputs], run.tokens, tokenize_s=run.tokenize_s)
         run.prediction.answer_bytes = run.cost.answer_bytes
         run.open = list(range(len(run.inputs)))
-        run.reserve = run.cost.queue_tokens
+        run.reserved_tokens = run.cost.queue_tokens
         return self._stage(run)
 
     def _stage(self, run: RequestRun) -> Stage:
@@ -249,9 +249,9 @@ class Model:
             finish=partial(self._receive, run),
             key=self._key,
             cost=self._cost.seconds,
-            reserve=run.reserve,
+            reserved_tokens=run.reserved_tokens,
             shape=self.graph.shape,
-            run_solo=partial(self._run, solo=True),
+            run_multi_threaded=partial(self._run, multi_threaded=True),
             answer_bytes=run.cost.answer_bytes,
         )
 
@@ -260,7 +260,7 @@ class Model:
         each = iter(rows)
         run.ready.extend((index, list(islice(each, len(run.inputs[index].batch.encodings)))) for index in run.open)
         run.open = []
-        run.next_reserve = 0
+        run.next_reserved_tokens = 0
         return self._decode(run)
 
     def _decode(self, run: RequestRun) -> Prediction | Stage:
@@ -274,16 +274,16 @@ class Model:
                 if item.batch.encodings:
                     run.open.append(index)
                     prediction.tokens += item.batch.tokens
-                    run.next_reserve += item.batch.cost.queue_tokens
+                    run.next_reserved_tokens += item.batch.cost.queue_tokens
                 else:
                     run.ready.appendleft((index, []))
             end = time.perf_counter()
         prediction.decode_s += end - start
         run.note("decode", start, end, waits=bool(run.ready or run.open))
         if run.ready:
-            return _paused(partial(self._decode, run), reserve=run.reserve, answer_bytes=run.cost.answer_bytes)
+            return _paused(partial(self._decode, run), reserved_tokens=run.reserved_tokens, answer_bytes=run.cost.answer_bytes)
         if run.open:
-            run.reserve = run.next_reserve
+            run.reserved_tokens = run.next_reserved_tokens
             return self._stage(run)
         prediction.results = [item.result for item in run.inputs]
         prediction.answer_bytes = max(prediction.answer_bytes, run.model.budget.answer_bytes)
@@ -301,25 +301,27 @@ class Model:
             )
         cost.check()
 
-    def _run(self, works: Sequence[Work], *, solo: bool = False) -> list[Row]:
+    def _run(self, works: Sequence[Work], *, multi_threaded: bool = False) -> list[Row]:
         if len(works) > 1 and self._gives_too_much(works):
             half = len(works) // 2
-            return [*self._run(works[:half], solo=solo), *self._run(works[half:], solo=solo)]
+            return [*self._run(works[:half], multi_threaded=multi_threaded), *self._run(works[half:], multi_threaded=multi_threaded)]
         longest = max(map(len, works))
         height, width = self.graph.shape(len(works), longest) or (len(works), longest)
-        engine = self.engines.for_solo_run(height * width) if solo else self.engines.lane
+        engine = self.engines.for_multi_threaded_run(height * width) if multi_threaded else self.engines.single_threaded
         start, start_busy = time.perf_counter(), time.thread_time()
         try:
             rows = engine.run([work.encoding for work in works])
         except BertServeError as error:
             if len(works) == 1:
                 error.input_index = works[0].input_index
-            trace_run(works, self._described, (height, width), start=start, solo=engine is not self.engines.lane, error=error)
+            trace_run(
+                works, self._described, (height, width), start=start, multi_threaded=engine is not self.engines.single_threaded, error=error
+            )
             raise
         seconds, busy_s = time.perf_counter() - start, time.thread_time() - start_busy
         try:
             self._account(engine, (height, width), works, seconds, busy_s)
-            trace_run(works, self._described, (height, width), start=start, solo=engine is not self.engines.lane)
+            trace_run(works, self._described, (height, width), start=start, multi_threaded=engine is not self.engines.single_threaded)
         except Exception as error:  # noqa: BLE001 - what was computed is delivered, whether or not it can be counted
             logger.error("a run of `%s` could not be counted: %s", self.name, type(error).__name__)
         if len(rows) != len(works):
@@ -335,11 +337,11 @@ class Model:
 
     def _account(self, engine: Engine, shape: tuple[int, int], works: Sequence[Work], seconds: float, busy_s: float) -> None:
         """Tells the cost model and the metrics of a run of `shape`, padded rows and length."""
-        if engine is self.engines.lane:
-            # one thread does all of a lane's run on the CPU; beside another device it waits
+        if engine is self.engines.single_threaded:
+            # one thread does all of an inference thread's run on the CPU; beside another device it waits
             self._cost.observe(*shape, seconds, busy_s if self.graph.provider == "cpu" else None)
         else:
-            self._metrics.solo_runs.inc()
+            self._metrics.multi_threaded_runs.inc()
         real = sum(map(len, works))
         self._metrics.inference_seconds.observe(seconds)
         self._metrics.batch_rows.observe(len(works))
@@ -364,7 +366,7 @@ def _checked_chars(requests: Sequence[Any]) -> int:
     return chars
 
 
-def _observe(metrics: ModelMetrics, done: JobResult) -> None:
+def _observe(metrics: ModelMetrics, done: RequestResult) -> None:
     """Notes the times of an answered request, in its prediction and in the metrics."""
     prediction: Prediction = done.value
     prediction.queue_s, prediction.inference_s = done.queue_s, done.run_s
@@ -376,12 +378,12 @@ def _observe(metrics: ModelMetrics, done: JobResult) -> None:
     metrics.truncated.inc(len(prediction.truncated))
 
 
-def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: float = 0.0, answer_bytes: int = 0) -> Stage:
-    """Returns a stage that continues on a lane, after other requests whose turn it is.
+def _paused(proceed: Callable[[], Any], reserved_tokens: int | None = None, *, delay_s: float = 0.0, answer_bytes: int = 0) -> Stage:
+    """Returns a stage that continues on an inference thread, after other requests whose turn it is.
 
     Args:
         proceed: What is called then; it returns the next stage or the value.
-        reserve: Tokens to hold until then; the estimate of admission where it is None.
+        reserved_tokens: Tokens to hold until then; the estimate of admission where it is None.
         delay_s: Seconds that it counts as if the request had run so long already.
         answer_bytes: Bytes of the answer, at most, where that is known.
     """
@@ -391,9 +393,9 @@ def _paused(proceed: Callable[[], Any], reserve: int | None = None, *, delay_s: 
         finish=lambda _: proceed(),
         key=None,
         cost=lambda rows, length: 0.0,
-        keep_estimate=reserve is None,
-        reserve=reserve or 0,
-        expires=reserve is None,
+        keep_estimate=reserved_tokens is None,
+        reserved_tokens=reserved_tokens or 0,
+        expires=reserved_tokens is None,
         delay_s=delay_s,
         answer_bytes=answer_bytes,
     )

@@ -100,7 +100,7 @@ def check_defaults(answered: Answered, wanted: Mapping[str, str], *, by_name: bo
         flag = ",".join(f"{TASKS[task].path}=NAME" for task in open_)
         raise SettingsError(
             f"several models could answer {which}: choose which one answers where a request names none, with --default {flag}, or take "
-            "the first by name, with --default-by-name."
+            "the first by name, with --allow-implicit-default."
         )
 
 

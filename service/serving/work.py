@@ -19,7 +19,7 @@ from bertserve.service.tracing.trace import Stage, StageName, Trace
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The payload of a scheduler entry: one encoding of one input.
+    """The payload of a scheduler item: one encoding of one input.
 
     Attributes:
         encoding: What runs.
@@ -80,8 +80,8 @@ class RequestRun:
         prediction: What is known of the answer, once all have begun.
         open: Indices of the inputs that have a batch to run.
         ready: Indices of inputs whose task can continue, with the rows for it.
-        reserve: Tokens of the batches after the current ones, at most.
-        next_reserve: The same for the batches of `open`.
+        reserved_tokens: Tokens of the batches after the current ones, at most.
+        next_reserved_tokens: The same for the batches of `open`.
     """
 
     requests: Sequence[Any]
@@ -96,8 +96,8 @@ class RequestRun:
     prediction: Prediction = field(default_factory=lambda: Prediction([], [], []))
     open: list[int] = field(default_factory=list)
     ready: deque[tuple[int, Sequence[Row]]] = field(default_factory=deque)
-    reserve: int = 0
-    next_reserve: int = 0
+    reserved_tokens: int = 0
+    next_reserved_tokens: int = 0
 
     def note(self, name: StageName, start: float, end: float, *, waits: bool) -> None:
         """Adds a stage to the trace, if there is one.
@@ -115,7 +115,13 @@ class RequestRun:
 
 
 def trace_run(
-    works: Sequence[Work], model: Mapping[str, str], shape: tuple[int, int], *, start: float, solo: bool, error: Exception | None = None
+    works: Sequence[Work],
+    model: Mapping[str, str],
+    shape: tuple[int, int],
+    *,
+    start: float,
+    multi_threaded: bool,
+    error: Exception | None = None,
 ) -> None:
     """Makes a span of a run that ends now, if a request in it is traced.
 
@@ -124,14 +130,14 @@ def trace_run(
         model: What is said of the model and its graph.
         shape: Padded rows and length.
         start: Seconds, by `time.perf_counter`.
-        solo: Whether it took several threads.
+        multi_threaded: Whether it took several threads.
         error: What it ended with.
     """
     traces = list(dict.fromkeys(work.trace for work in works if work.trace is not None))
     if not traces:
         return
     real = sum(map(len, works))
-    batch = {"rows": len(works), "tokens": real, "padded_tokens": shape[0] * shape[1] - real, "solo": solo}
+    batch = {"rows": len(works), "tokens": real, "padded_tokens": shape[0] * shape[1] - real, "multi_threaded": multi_threaded}
     attributes = {f"bertserve.{name}": value for name, value in model.items()} | {f"bertserve.batch.{name}": n for name, n in batch.items()}
     kind = None if error is None else type(error).__name__
     traces[0].tracer.batch(traces, f"batch {model['model']}", start, time.perf_counter(), attributes=attributes, error=kind)

@@ -1,6 +1,6 @@
 """Cost: what an input takes in addition to the tokens of its encodings, and the limits of one request. It is checked before it is spent.
 
-The unit of decoding work is a step: about a microsecond of a lane, such as decoding a token or making an item of an answer.
+The unit of decoding work is a step: about a microsecond of an inference thread, such as decoding a token or making an item of an answer.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from bertserve.service.bundle.manifest import Piece, Side, SpecialPiece, Tokeniz
 from bertserve.service.errors import BundleError, EngineError, InvalidValueError
 from bertserve.service.text.windows import kept_of_pair
 
-# Parallelism comes from the lanes; tokenizers' own thread pool would compete with them for the same cores.
+# Parallelism comes from the inference threads; tokenizers' own thread pool would compete with them for the same cores.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 TokenIds = Sequence[int]
@@ -147,12 +147,12 @@ class Tokenizer:
         """
         try:
             if sum(map(len, texts)) <= SHORT_CHARS:
-                # `encode` keeps the GIL: for so short a time that is less than getting it back from busy lanes takes
+                # `encode` keeps the GIL: for so short a time that is less than getting it back from busy threads takes
                 encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in texts]
             else:
                 encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         except BaseException as error:
-            # A Rust panic is no Exception; let it not take a lane with it.
+            # A Rust panic is no Exception; let it not take an inference thread with it.
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise EngineError("the tokenizer failed with {name}. This is a bug.", name=type(error).__name__) from error
             raise

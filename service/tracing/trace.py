@@ -73,7 +73,7 @@ class Trace:
         self.puts.append(now)
 
     def add(self, stage: Stage) -> None:
-        """Notes a part of it that has ended. Called from lanes."""
+        """Notes a part of it that has ended. Called from threads."""
         self._counts[stage.name] += 1
         if self._counts[stage.name] > MAX_STAGES:
             del self.stages[max(place for place, kept in enumerate(self.stages) if kept.name == stage.name)]

@@ -28,7 +28,7 @@ def contender(name: str, answer: bytes = OK, addresses: int = 1) -> Contender:
         return answer
 
     @contextmanager
-    def serve(models: Path, lanes: int, folder: Path) -> Iterator[Running]:
+    def serve(models: Path, threads: int, folder: Path) -> Iterator[Running]:
         assert folder.is_dir()
         with listening(answers) as server:
             yield Running((f"http://127.0.0.1:{server.port}",) * addresses, lambda: (os.getpid(),))
@@ -39,7 +39,7 @@ def contender(name: str, answer: bytes = OK, addresses: int = 1) -> Contender:
 def comparison(*contenders: Contender) -> Comparison:
     """Returns a comparison with short loads."""
     durations = Durations(0.1, 0.02, 5)
-    return Comparison(contenders, [ONE, TWO], durations, models=Path(), lanes=2, progress=Progress(quiet=True))
+    return Comparison(contenders, [ONE, TWO], durations, models=Path(), threads=2, progress=Progress(quiet=True))
 
 
 def test_each_contender_gets_each_load_in_each_round() -> None:

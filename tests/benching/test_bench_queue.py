@@ -35,14 +35,14 @@ def test_arrivals_are_the_same_for_a_seed() -> None:
 
 
 def test_the_queue_by_hand() -> None:
-    """Two servers, four jobs: the third and the fourth wait for whoever is free first."""
-    jobs = [[3.0], [1.0], [1.0], [1.0]]
+    """Two servers, four requests: the third and the fourth wait for whoever is free first."""
+    requests = [[3.0], [1.0], [1.0], [1.0]]
 
-    assert [3.0, 1.0, 1.5, 2.0] == simulate_queue([0.0, 0.0, 0.5, 1.0], jobs, 2)
+    assert [3.0, 1.0, 1.5, 2.0] == simulate_queue([0.0, 0.0, 0.5, 1.0], requests, 2)
 
 
 def test_parts_of_a_job_run_side_by_side() -> None:
-    """A job of three parts on two servers is done when its last part is."""
+    """A request of three parts on two servers is done when its last part is."""
     assert [2.0, 1.0] == simulate_queue([0.0, 1.0], [[1.0, 1.0, 1.0], [1.0]], 2)
 
 
@@ -63,7 +63,7 @@ def test_the_queue_gives_the_known_mean_of_one_steady_server() -> None:
 
 
 def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
-    """M/M/2 at 70 % load: by Erlang's formula a job is 1 / (1 - 0.7^2) of its run time in the system."""
+    """M/M/2 at 70 % load: by Erlang's formula a request is 1 / (1 - 0.7^2) of its run time in the system."""
     random_ = random.Random(99)
     times = poisson_arrivals(1.4, 50_000, seed=1)
     latencies = simulate_queue(times, [[random_.expovariate(1.0)] for _ in times], 2)
@@ -73,7 +73,7 @@ def test_the_queue_gives_the_known_wait_of_two_exponential_servers() -> None:
 
 def test_scaling_gives_the_queue_its_capacity() -> None:
     """Run times keep their proportions, and servers / mean run time is the capacity."""
-    jobs = scale_to_capacity([[1.0], [2.0, 1.0]], 2, 10.0)
+    requests = scale_to_capacity([[1.0], [2.0, 1.0]], 2, 10.0)
 
-    assert 10.0 == pytest.approx(2 / fmean(map(sum, jobs)))
-    assert 2.0 == pytest.approx(jobs[1][0] / jobs[0][0])
+    assert 10.0 == pytest.approx(2 / fmean(map(sum, requests)))
+    assert 2.0 == pytest.approx(requests[1][0] / requests[0][0])

@@ -42,7 +42,7 @@ def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     tiny.bundle(models, "choices", max_length=64, task="multiple-choice")
     tiny.bundle(models, "vectors", max_length=64, task="feature-extraction")
     (folder / "texts.jsonl").write_text('"a good film"\n"a bad film , not good"\n')
-    with running(models, folder / "log", "--default-by-name") as served:
+    with running(models, folder / "log", "--allow-implicit-default") as served:
         yield Service(served.url, models, folder / "texts.jsonl")
 
 
@@ -66,7 +66,7 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
     target = document["runs"][0]["targets"][0]
 
     assert "classifier" == document["models"][0]["name"]
-    assert document["service"]["limits"]["lanes"] >= 1
+    assert document["service"]["limits"]["threads"] >= 1
     assert {"tokenize", "queue", "inference", "decode"} == set(target["server_p50_ms"])
     assert target["overhead_ms"] is not None
     assert target["batches"]["runs"] * target["batches"]["mean_rows"] >= target["requests"]
@@ -149,7 +149,7 @@ def test_a_bundle_that_is_not_served_is_told(service: Service, tmp_path: Path, c
 
 def test_the_limit_needs_no_service(service: Service, tmp_path: Path) -> None:
     """`engine-limit` runs a bundle's graph alone, on a mix or on the user's file."""
-    given = ("--mix", service.texts, "--seconds", 0.1, "--quiet", "--slo", "rps=1")
+    given = ("--workload", service.texts, "--seconds", 0.1, "--quiet", "--slo", "rps=1")
     document = measure(tmp_path, "engine-limit", "--bundle", service.models / "classifier", *given)
 
     assert "model.cpu.fp32.onnx" == document["engine"]["graph"]

@@ -22,10 +22,10 @@ def module() -> ModuleType:
         return import_module("bertserve.service.ray")
 
 
-@pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "grace_s", "admin_key_file", "forwarded_allow_ips"])
+@pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "shutdown_timeout_s", "admin_key_file", "forwarded_allow_ips"])
 def test_what_ray_decides_is_no_setting(replica: ModuleType, name: str) -> None:
     """The error says so, and who decides."""
-    value: Any = {"port": 1, "workers": 1, "grace_s": 1.0, "forwarded_allow_ips": ["127.0.0.1"]}.get(name, "a")
+    value: Any = {"port": 1, "workers": 1, "shutdown_timeout_s": 1.0, "forwarded_allow_ips": ["127.0.0.1"]}.get(name, "a")
     with pytest.raises(ValidationError) as caught:
         replica.ReplicaSettings.model_validate({name: value, "models": "."})
     if name not in ("tls_cert", "config"):  # which say more: of what is missing

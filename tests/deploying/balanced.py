@@ -39,8 +39,8 @@ class Balanced(NamedTuple):
 
 @contextmanager
 def balanced(models: Path, folder: Path, *flags: str, count: int = 2) -> Iterator[Balanced]:
-    """Runs replicas of one lane each behind HAProxy until the block ends."""
-    with replicas(models, count, folder, ["--lanes", "1", *flags]) as made, haproxy([each.port for each in made], folder) as proxy:
+    """Runs replicas of one thread each behind HAProxy until the block ends."""
+    with replicas(models, count, folder, ["--threads", "1", *flags]) as made, haproxy([each.port for each in made], folder) as proxy:
         yield Balanced(proxy, made)
 
 
@@ -90,7 +90,7 @@ def load(url: str, clients: int, text: str = "good", headers: Mapping[str, str] 
 def entries(replica: Replica) -> float:
     """Returns the entries that wait at a replica."""
     page = httpx.get(f"{replica.url}/metrics", trust_env=False).text
-    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_entries "))
+    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("bertserve_queue_items "))
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

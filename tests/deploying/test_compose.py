@@ -11,7 +11,7 @@ from manifests import COMPOSE, DEPLOY, ROOT
 
 [READ] = manifests.documents(COMPOSE)
 SERVICES = READ["services"]
-DEFAULT_STOP_S = sum(Settings.model_fields[name].default for name in ("drain_s", "grace_s")) + 10
+DEFAULT_STOP_S = sum(Settings.model_fields[name].default for name in ("pre_stop_delay_s", "shutdown_timeout_s")) + 10
 CONFIGURED = ("prometheus/prometheus.yml", "prometheus/alerts.yml", "grafana/provisioning", "grafana/bertserve.json")
 
 

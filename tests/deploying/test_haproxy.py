@@ -60,24 +60,24 @@ def test_its_times_fit_those_of_the_service() -> None:
     [digits] = re.findall(r"x-request-timeout-ms\) -m reg \^\[1-9\]\[0-9\]\{0,(\d)\}\$", TEXT)
     assert default("max_timeout_ms") < 10 ** (int(digits) + 1)
     assert seconds("timeout http-keep-alive") < default("keep_alive_s")
-    assert default("head_timeout_s") == seconds("timeout http-request")
+    assert default("header_timeout_s") == seconds("timeout http-request")
     assert default("body_timeout_s") == seconds("wait-for-body time")
 
 
 def test_it_holds_what_the_service_does() -> None:
     """A head of any length that the service takes, and streams of each name that it knows."""
     [size] = re.findall(r"tune\.bufsize (\d+)", TEXT)
-    assert 2 * default("max_head_bytes") <= int(size)
+    assert 2 * default("max_header_bytes") <= int(size)
     [names] = re.findall(r"acl stream req\.hdr\(content-type\) -i -m sub (.+)$", TEXT, re.MULTILINE)
     assert all(any(name in kind for name in names.split()) for kind in streaming.MEDIA_TYPES)
 
 
 def test_a_replica_drains_for_longer_than_it_takes_to_notice() -> None:
-    """The seconds of `--drain-s` that the guide shows are more than the longest way to a second red answer."""
+    """The seconds of `--pre-stop-delay-s` that the guide shows are more than the longest way to a second red answer."""
     assert "fall 2" in TEXT
     notice = seconds("inter") + seconds("fastinter") + 2 * seconds("timeout check")
     assert f"inter + fastinter + 2 x timeout check = {notice:g} s" in TEXT
-    assert {True} == {notice < settings.drain_s for settings in shown()}
+    assert {True} == {notice < settings.pre_stop_delay_s for settings in shown()}
 
 
 def test_the_guide_starts_the_replicas_that_it_names() -> None:

@@ -23,7 +23,7 @@ SCALED = document("components/keda/scaledobject.yaml")["spec"]
 LABELS = {"app.kubernetes.io/name": "bertserve"}
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-# What a stopping service does behind its grace takes less: it joins lanes and sends what was produced (test_stopping.py ends within it).
+# What a stopping service does behind its grace takes less: it joins threads and sends what was produced (test_stopping.py ends within it).
 MARGIN_S = 10
 
 each_pod = pytest.mark.parametrize(("path", "pod"), list(manifests.pods()), ids=lambda value: value.name if hasattr(value, "name") else "")
@@ -46,8 +46,8 @@ def settings_of_the_config_map() -> Settings:
 def stop_s(container: Container, settings: Settings) -> float:
     """Returns the seconds that a container's service may take to stop, without the margin."""
     values = {item["name"]: item["value"] for item in container.spec["env"]}
-    drain = float(values.get(f"{PREFIX}DRAIN_S", settings.drain_s))
-    return drain + float(values.get(f"{PREFIX}GRACE_S", settings.grace_s))
+    drain = float(values.get(f"{PREFIX}PRE_STOP_DELAY_S", settings.pre_stop_delay_s))
+    return drain + float(values.get(f"{PREFIX}SHUTDOWN_TIMEOUT_S", settings.shutdown_timeout_s))
 
 
 def test_every_file_is_used() -> None:
@@ -116,7 +116,7 @@ def test_a_pod_that_stops_is_not_restarted_and_gets_no_requests(settings: Settin
     """Readiness is seen to be red while the service drains; liveness, which asks for the same, waits for longer than a stop takes."""
     for container in probed():
         ready, live = container.spec["readinessProbe"], container.spec["livenessProbe"]
-        assert ready["periodSeconds"] * ready["failureThreshold"] <= settings.drain_s
+        assert ready["periodSeconds"] * ready["failureThreshold"] <= settings.pre_stop_delay_s
         assert live["periodSeconds"] * live["failureThreshold"] > container.pod["terminationGracePeriodSeconds"]
 
 
@@ -149,13 +149,13 @@ def test_patches_meet_the_deployment() -> None:
 
 
 def test_the_autoscaler_does_its_arithmetic() -> None:
-    """Lanes, which follow the limit of CPUs, times a lane's speed times the wait is its target, which is far below what the queue may hold."""
+    """Inference threads, which follow the limit of CPUs, times an inference thread's speed times the wait is its target, which is far below what the queue may hold."""
     text = (KUBERNETES / "components/autoscaling/horizontalpodautoscaler.yaml").read_text(encoding="utf-8")
-    [(lanes, speed, wait, target)] = re.findall(r"(\d+) lanes \* (\d+) tokens/s \* ([\d.]+) s = (\d+) tokens", text)
+    [(threads, speed, wait, target)] = re.findall(r"(\d+) threads \* (\d+) tokens/s \* ([\d.]+) s = (\d+) tokens", text)
     pods = next(metric["pods"] for metric in AUTOSCALER["spec"]["metrics"] if metric["type"] == "Pods")
 
-    assert SERVICE["resources"]["limits"]["cpu"] == SERVICE["resources"]["requests"]["cpu"] == lanes
-    assert int(lanes) * int(speed) * float(wait) == int(target) == int(pods["target"]["averageValue"])
+    assert SERVICE["resources"]["limits"]["cpu"] == SERVICE["resources"]["requests"]["cpu"] == threads
+    assert int(threads) * int(speed) * float(wait) == int(target) == int(pods["target"]["averageValue"])
     assert int(target) < Settings.model_fields["max_queue_tokens"].default / 10
 
 
@@ -184,7 +184,7 @@ def test_keda_keeps_to_the_rules_of_the_autoscaler() -> None:
     assert ("AverageValue", pods["pods"]["target"]["averageValue"]) == (queue["metricType"], queue["metadata"]["threshold"])
     assert ("Utilization", str(resource["resource"]["target"]["averageUtilization"])) == (cpu["metricType"], cpu["metadata"]["value"])
     assert scaler["behavior"] == SCALED["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    arithmetic = r"(\d+ lanes \* \d+ tokens/s \* [\d.]+ s = \d+ tokens)"
+    arithmetic = r"(\d+ threads \* \d+ tokens/s \* [\d.]+ s = \d+ tokens)"
     texts = [
         (KUBERNETES / "components" / name).read_text(encoding="utf-8")
         for name in ("autoscaling/horizontalpodautoscaler.yaml", "keda/scaledobject.yaml")

@@ -37,8 +37,8 @@ def signal_one(service: Balanced, number: signal.Signals) -> Replica:
 
 @pytest.mark.full_grid
 def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: Path) -> None:
-    """With `--drain-s` the proxy has looked elsewhere before anything is refused; it comes back, and serves again."""
-    with balanced(models, tmp_path, "--drain-s", "2") as service:
+    """With `--pre-stop-delay-s` the proxy has looked elsewhere before anything is refused; it comes back, and serves again."""
+    with balanced(models, tmp_path, "--pre-stop-delay-s", "2") as service:
         with load(service.proxy.url, CLIENTS) as seen:
             stopped = signal_one(service, signal.SIGTERM)
             assert 0 == stopped.wait()
@@ -51,10 +51,10 @@ def test_a_replica_that_stops_under_load_is_not_missed(models: Path, tmp_path: P
 
 
 @pytest.mark.full_grid
-@pytest.mark.parametrize("drain_s", ["2", "0"])
-def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, drain_s: str) -> None:
-    """Each replica in turn, once the one before it is in again; without `--drain-s` the proxy sends what was refused elsewhere."""
-    with balanced(models, tmp_path, "--drain-s", drain_s) as service:
+@pytest.mark.parametrize("pre_stop_delay_s", ["2", "0"])
+def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, pre_stop_delay_s: str) -> None:
+    """Each replica in turn, once the one before it is in again; without `--pre-stop-delay-s` the proxy sends what was refused elsewhere."""
+    with balanced(models, tmp_path, "--pre-stop-delay-s", pre_stop_delay_s) as service:
         with load(service.proxy.url, CLIENTS) as seen:
             for replica in service.replicas:
                 before = replica.process.pid
@@ -62,17 +62,17 @@ def test_a_rolling_restart_fails_no_request(models: Path, tmp_path: Path, drain_
                 replica.start()
                 assert before != replica.process.pid
                 wait_until(lambda: service.states() == ["UP", "UP"])
-        print(f"drain {drain_s}: {seen}")
+        print(f"drain {pre_stop_delay_s}: {seen}")
         refused = [said(replica) for replica in service.replicas]
     assert {} == seen.failed
-    assert drain_s == "0" or ["", ""] == refused
+    assert pre_stop_delay_s == "0" or ["", ""] == refused
 
 
 @pytest.mark.full_grid
 def test_what_a_replica_accepted_before_it_stops_is_answered(tmp_path: Path) -> None:
     """Requests of seconds that it had at SIGTERM, and all that wait behind them, get their own answers; later ones go elsewhere."""
     slow.bundle(tmp_path / "slow")
-    with balanced(tmp_path / "slow", tmp_path, "--drain-s", "1.5") as service, ThreadPoolExecutor(8) as pool:
+    with balanced(tmp_path / "slow", tmp_path, "--pre-stop-delay-s", "1.5") as service, ThreadPoolExecutor(8) as pool:
         body = {"inputs": ["good"] * 15}
         accepted = [pool.submit(httpx.post, f"{service.proxy.url}/classify", json=body, timeout=60, trust_env=False) for _ in range(8)]
         first, second = service.replicas
@@ -86,7 +86,7 @@ def test_what_a_replica_accepted_before_it_stops_is_answered(tmp_path: Path) -> 
 
 @pytest.mark.full_grid
 def test_a_replica_that_dies_under_load_takes_no_request_with_it(tmp_path: Path) -> None:
-    """Killed with requests in its lane and queue; the proxy sends those to the other one."""
+    """Killed with requests in its inference thread and queue; the proxy sends those to the other one."""
     slow.bundle(tmp_path / "slow")
     with balanced(tmp_path / "slow", tmp_path) as service:
         with load(service.proxy.url, CLIENTS) as seen:

@@ -126,7 +126,7 @@ def test_figures_stand_in_manifest_and_card(source: Path, output: Path, run: Run
     figures = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
     (tmp_path / "figures.json").write_text(json.dumps(figures))
 
-    assert 0 == run(source, *FAST, "--figures", str(tmp_path / "figures.json"))[0]
+    assert 0 == run(source, *FAST, "--metrics-file", str(tmp_path / "figures.json"))[0]
     bundle = load_bundle(output / "tiny-bert")
     assert figures == [figure.model_dump() for figure in bundle.manifest.figures]
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
@@ -166,7 +166,7 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
         (("--name", ""), "`` does not match"),
         (("--name", "a" * 65), "does not match"),
         (("--task", "translation"), "invalid choice: 'translation'"),
-        (("--figures", "no/such/file.json"), "`no/such/file.json` is not a list of figures"),
+        (("--metrics-file", "no/such/file.json"), "`no/such/file.json` is not a list of figures"),
         (("--precison", "fp32"), "unrecognized arguments: --precison"),
     ],
 )
@@ -201,7 +201,7 @@ def test_malformed_figures_are_a_usage_error(source: Path, output: Path, tmp_pat
     (tmp_path / "figures.json").write_text(document)
 
     with pytest.raises(SystemExit) as exit_:
-        cli.main([str(source), "--output", str(output), *FAST, "--figures", str(tmp_path / "figures.json")])
+        cli.main([str(source), "--output", str(output), *FAST, "--metrics-file", str(tmp_path / "figures.json")])
 
     assert 2 == exit_.value.code
 

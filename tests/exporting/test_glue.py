@@ -199,7 +199,7 @@ def test_labels_that_exclude_no_other(tmp_path: Path, verify: Verify) -> None:
     gold[::4, 1] ^= True
     assert {0, 1} < set(gold.sum(axis=1))  # no label, one, several
     lines = [{"text": text, "label": [labels[i] for i in np.flatnonzero(row)]} for (text,), row in zip(exported.texts, gold, strict=True)]
-    code, checks = verify(exported, lines, "--min-figure", "micro-f1=0.99")
+    code, checks = verify(exported, lines, "--min-metric", "micro-f1=0.99")
 
     expected = metrics.f1_score(gold, chosen, average="micro")
     assert (1, False) == (code, checks["micro F1 cpu/fp32"]["passed"])

@@ -61,8 +61,8 @@ def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pyt
     data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     command = ["verify", str(bundle), "--checkpoint", str(checkpoint), "--data", str(data), "--json"]
     capsys.readouterr()
-    assert 0 == cli.main([*command, "--min-figure", "same-grade=0.5"])
+    assert 0 == cli.main([*command, "--min-metric", "same-grade=0.5"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     assert {"graph": 0.75, "reference": 0.75} == checks["same grade cpu/fp32"]["figures"]
     assert 1 == checks["agreement cpu/fp32"]["figures"]["agreement"]
-    assert 1 == cli.main([*command, "--min-figure", "same-grade=0.9"])
+    assert 1 == cli.main([*command, "--min-metric", "same-grade=0.9"])

@@ -339,10 +339,10 @@ def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, veri
     """Beside another that does, and for a comparison with the checkpoint: what was not compared has not passed."""
     monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path, lines = with_gpu_graph(sound(tmp_path)), data(tmp_path, {"text": "good", "label": 0}, {"text": "bad", "label": 1})
-    assert 0 == verify(path, "--data", lines, "--min-figure", "accuracy=0.01")[0]
+    assert 0 == verify(path, "--data", lines, "--min-metric", "accuracy=0.01")[0]
 
     path = with_gpu_graph(sound(tmp_path / "other"), runnable=False)
-    code, checks = verify(path, "--data", lines, "--min-figure", "accuracy=0.01")
+    code, checks = verify(path, "--data", lines, "--min-metric", "accuracy=0.01")
     assert (1, False, True) == (code, checks["accuracy cuda/fp16"]["passed"], checks["accuracy cpu/fp32"]["passed"])
     edit(path, lambda manifest: manifest.update(graphs=[graph for graph in manifest["graphs"] if graph["provider"] == "cuda"]))
     code, checks = verify(path, "--checkpoint", tmp_path)
@@ -377,7 +377,7 @@ def test_equal_but_empty_answers_reach_no_floor(tmp_path: Path, verify: Verify) 
     """A tagger that finds nothing agrees with itself and with texts without entities, which shows nothing."""
     path = sound(tmp_path, "token-classification", other_seed=1, labels=("O", "O", "O", "O"))
     lines = data(tmp_path, *({"text": text, "entities": []} for text in TEXTS))
-    code, checks = verify(path, "--data", lines, "--min-agreement", "0.01", "--min-figure", "entity-f1=0.5")
+    code, checks = verify(path, "--data", lines, "--min-agreement", "0.01", "--min-metric", "entity-f1=0.5")
 
     agreement, f1 = checks["agreement cpu/int8"], checks["entity F1 cpu/int8"]
     assert (1, False, False) == (code, agreement["passed"], f1["passed"])
@@ -389,7 +389,7 @@ def test_a_floor_of_label_sets_needs_a_label(tmp_path: Path, verify: Verify) -> 
     """Micro F1 of no labels at all was 1."""
     path = biased(sound(tmp_path, activation="sigmoid"), -100)
     lines = data(tmp_path, *({"text": text, "label": []} for text in TEXTS))
-    code, checks = verify(path, "--data", lines, "--min-figure", "micro-f1=0.5")
+    code, checks = verify(path, "--data", lines, "--min-metric", "micro-f1=0.5")
 
     assert (1, {"graph": 0.0}) == (code, checks["micro F1 cpu/fp32"]["figures"])
 
@@ -535,12 +535,12 @@ def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify) -> None
 
 @pytest.mark.parametrize(("floor", "code"), [("0.75", 0), ("0.76", 1)])
 def test_a_floor_of_a_figure_decides(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
-    """--min-figure passes a graph that reaches it; the figures without a floor are only said."""
+    """--min-metric passes a graph that reaches it; the figures without a floor are only said."""
     path = sound(tmp_path)
     best = [answer(load_bundle(path), {"inputs": text})[0][0]["label"] for text in TEXTS[:4]]
     best[2] = next(label for label in tiny.LABELS if label != best[2])
     lines = data(tmp_path, *({"text": text, "label": label} for text, label in zip(TEXTS, best, strict=False)))
-    found, checks = verify(path, "--data", lines, "--min-figure", f"accuracy={floor}")
+    found, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
 
     assert (code, code == 0, None) == (found, checks["accuracy cpu/fp32"]["passed"], checks["macro F1 cpu/fp32"]["passed"])
     assert f"at least {floor} is asked for" in checks["accuracy cpu/fp32"]["detail"]
@@ -552,12 +552,12 @@ def test_a_floor_of_a_figure_that_is_not_there_fails(tmp_path: Path, verify: Ver
     labeled, bare = data(tmp_path, {"text": "good", "label": 0}), tmp_path / "bare.jsonl"
     bare.write_text('{"text": "good"}\n', encoding="utf-8")
     for lines, reason in ((labeled, "of this model there are accuracy, macro F1, Matthews correlation"), (bare, "no line of the data has")):
-        code, checks = verify(path, "--data", lines, "--min-figure", "spearman=0.5")
+        code, checks = verify(path, "--data", lines, "--min-metric", "spearman=0.5")
         assert (1, False) == (code, checks["Spearman correlation cpu/fp32"]["passed"])
         assert reason in checks["Spearman correlation cpu/fp32"]["detail"]
 
     monkeypatch.setattr("bertserve.export.verify.graph_checks.LoadedGraph.load_error", lambda loaded: "it is broken")
-    assert False is verify(path, "--data", labeled, "--min-figure", "accuracy=0.5")[1]["accuracy cpu/fp32"]["passed"]
+    assert False is verify(path, "--data", labeled, "--min-metric", "accuracy=0.5")[1]["accuracy cpu/fp32"]["passed"]
 
 
 def test_entity_f1(tmp_path: Path, verify: Verify) -> None:
@@ -703,10 +703,10 @@ def test_data_that_is_not_there_is_a_usage_error(tmp_path: Path, capsys: pytest.
         ("B", "--min-agreement", "0.5"),
         ("B", "--min-agreement", "2"),
         ("B", "--gold"),
-        ("B", "--min-figure", "accuracy=0.5"),
-        ("B", "--data", "D", "--min-figure", "accuracy"),
-        ("B", "--data", "D", "--min-figure", "accuracy=0.5", "--min-figure", "Accuracy=0.6"),
-        ("B", "--data", "D", "--min-figure", "glue=0.5"),
+        ("B", "--min-metric", "accuracy=0.5"),
+        ("B", "--data", "D", "--min-metric", "accuracy"),
+        ("B", "--data", "D", "--min-metric", "accuracy=0.5", "--min-metric", "Accuracy=0.6"),
+        ("B", "--data", "D", "--min-metric", "glue=0.5"),
         ("B", "C"),
         ("B", "--precision", "fp8"),
         ("B", "--update"),

@@ -11,7 +11,7 @@ Each line is one case of `fill_mask_cases.py` with
 - `answer`: for each input, or for the one text that was no list, what the pipeline returned, called with this text alone.
   For texts of more than one window, which the pipeline does not know, what `fill()` below makes of the stored logits;
 - `scores`: for each input, for each mask, the scores of the answer with the softmax in float64. PyTorch sums the 30,522
-  exponentials in float32 lane by lane, so that the pipeline's own scores are wrong from the fifth digit on (they add up
+  exponentials in float32 thread by thread, so that the pipeline's own scores are wrong from the fifth digit on (they add up
   to 1.00001 with AVX-512, to 1.00003 with AVX2);
 - `reference`: what made the answer.
 

@@ -21,14 +21,14 @@ from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
 from bertserve.service.http.app import create_app
 from bertserve.service.metrics import Metrics
-from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import AppState, build
 from bertserve.service.serving.held_bytes import HeldBytes
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.registry import Registry
 from bertserve.service.serving.reloader import Reloader
-from bertserve.service.serving.saturation import Saturation
+from bertserve.service.serving.utilization import Utilization
 from bertserve.service.settings import Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.text.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def call(models: Path, method: str, path: str, *, settings: dict[str, Any] | Non
 def call_fresh(models: Path, method: str, path: str, *, settings: dict[str, Any] | None = None, **request: Any) -> httpx.Response:
     """Returns the answer to one request of a service of its own: for tests that patch what a service is made of, or look at its start."""
     return play(
-        build(Settings(models=models, **{"default_by_name": True} | (settings or {}))),
+        build(Settings(models=models, **{"allow_implicit_default": True} | (settings or {}))),
         lambda client: client.request(method, path, **request),
     )
 
@@ -96,7 +96,7 @@ def _loop() -> asyncio.Runner:
 @functools.cache
 def _client(wanted: _Service) -> httpx.AsyncClient:
     """Returns a client of a service, which is started for the first one who asks."""
-    service = build(Settings(models=wanted.models, **{"default_by_name": True} | json.loads(wanted.settings)))
+    service = build(Settings(models=wanted.models, **{"allow_implicit_default": True} | json.loads(wanted.settings)))
 
     async def start() -> httpx.AsyncClient:
         service.scheduler.start()
@@ -133,7 +133,7 @@ def rejected(response: httpx.Response, status: int, error_type: str) -> str:
 @contextmanager
 def started(models: Path) -> Iterator[Send]:
     """Yields what sends requests to one started application with the bundles of `models`, one after the other."""
-    service = build(Settings(models=models, default_by_name=True))
+    service = build(Settings(models=models, allow_implicit_default=True))
     with asyncio.Runner() as runner:
         client = httpx.AsyncClient(transport=httpx.ASGITransport(create_app(service)), base_url="http://test", timeout=20)
 
@@ -190,10 +190,12 @@ def assert_same(expected: Any, actual: Any, *, tolerance: float = 1e-5, ignored:
 
 
 def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> AppState:
-    """Returns a service of one lane with the bundle `tiny` on a fake engine."""
+    """Returns a service of one thread with the bundle `tiny` on a fake engine."""
     loaded = files.load_bundle(models / "tiny")
     metrics = Metrics()
-    scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, lanes=1), lanes=1, observe=metrics.observe_queue)
+    scheduler = Scheduler(
+        RequestQueue(max_batch_tokens=64, max_queue_tokens=max_queue_tokens, threads=1), threads=1, observe=metrics.observe_queue
+    )
     model = Model(
         loaded,
         loaded.manifest.graphs[0],
@@ -209,19 +211,19 @@ def faked(models: Path, engine: FakeEngine, *, max_queue_tokens: int = 4096) -> 
         reloader=Reloader([models], lambda bundle: model, registry=registry, broken={}, metrics=metrics, check_start=lambda: None),
         scheduler=scheduler,
         metrics=metrics,
-        saturation=Saturation(scheduler, metrics),
+        utilization=Utilization(scheduler, metrics),
         limits=Limits(max_inputs=64, max_chars=4096),
         held_bytes=HeldBytes(65536),
         max_body_bytes=65536,
         timeout_ms=10_000,
         max_timeout_ms=20_000,
-        max_stream_jobs=32,
+        max_stream_requests=32,
         info={},
     )
 
 
 def blocked(service: AppState, engine: FakeEngine, check: Check[T]) -> T:
-    """Runs a check while the only lane is busy with a request that waits at the engine's gate; it must then be answered."""
+    """Runs a check while the only thread is busy with a request that waits at the engine's gate; it must then be answered."""
 
     async def run(client: httpx.AsyncClient) -> T:
         engine.gate.clear()

@@ -17,7 +17,7 @@ from bertserve.service.process.protocol import HttpProtocol
 from bertserve.service.process.server import configure
 from bertserve.service.serving.held_bytes import HeldBytes
 
-LIMITS = {"max_connections": 100, "head_timeout_s": 10.0, "max_head_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
+LIMITS = {"max_connections": 100, "header_timeout_s": 10.0, "max_header_bytes": 4096, "body_timeout_s": 30.0, "min_body_rate": 65536}
 GET = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
 
 

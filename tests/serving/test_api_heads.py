@@ -151,7 +151,7 @@ def test_requests_are_counted_by_what_was_asked_for(folder: Path) -> None:
             await client.post(f"/models/{MODELS[path]}", json=BODIES[path])
         return (await client.get("/metrics")).text
 
-    page = play(build(Settings(models=folder, default_by_name=True)), check)
+    page = play(build(Settings(models=folder, allow_implicit_default=True)), check)
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
 
     def counted(name: str) -> dict[tuple[str, str], float]:

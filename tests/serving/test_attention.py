@@ -252,9 +252,9 @@ def test_weights_are_admitted_by_what_they_count(folder: Path, monkeypatch: pyte
 
 def test_a_batch_of_many_weights_runs_in_parts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run holds more weights than it may, padding counted, but for a single text; the answers are the same."""
-    service = build(Settings(models=folder, default_by_name=True, lanes=1))
+    service = build(Settings(models=folder, allow_implicit_default=True, threads=1))
     model = service.registry.get("classifier")
-    engine = Counting(model.engines.lane)
+    engine = Counting(model.engines.single_threaded)
     model.engines = Engines(engine)
     body = {"inputs": ["good " * count for count in (3, 9, 28, 5, 5, 14, 5, 5)], "model": "classifier"}
 
@@ -340,7 +340,7 @@ def test_several_models_with_attention_start(folder: Path, tmp_path: Path) -> No
     """No default is asked for: their own tasks have them. A request without a name is told the names; one model alone is the default."""
     for name, task in (("one", "fill-mask"), ("two", "feature-extraction")):
         tiny.bundle(tmp_path, name, task=task, attention_heads=HEADS)
-    settings = {"default_by_name": False}
+    settings = {"allow_implicit_default": False}
     message = rejected(call_fresh(tmp_path, "POST", ATTENTION, settings=settings, json={"inputs": TEXT}), 404, "not_found")
 
     assert "several models could answer (`one`, `two`), and none of them is the default for attention; name one as `model`" in message
@@ -379,7 +379,7 @@ def test_raw_outputs_have_no_maps(api: Send) -> None:
 
 def test_it_is_served_over_http(folder: Path, serve: Callable[..., AbstractContextManager[Any]]) -> None:
     """The command itself answers, and the stored example of each bundle passes beside it."""
-    with serve(folder, "--default-by-name") as served:
+    with serve(folder, "--allow-implicit-default") as served:
         response = httpx.post(f"{served.url}/attention", json={"inputs": PAIR, "model": "reader", "parameters": {"heads": [1]}}, timeout=20)
 
     assert 200 == response.status_code

@@ -123,7 +123,7 @@ def test_what_looks_like_an_open_path_is_none(models: Path, path: str) -> None:
     rejected(guarded(models, lambda client: client.get(path)), 404, "not_found")
 
 
-@pytest.mark.parametrize(("options", "path"), [({"open_health": False}, "/health/live"), ({"open_metrics": False}, "/metrics")])
+@pytest.mark.parametrize(("options", "path"), [({"public_health": False}, "/health/live"), ({"public_metrics": False}, "/metrics")])
 def test_health_and_metrics_can_be_closed(models: Path, options: dict[str, bool], path: str) -> None:
     """Each by its own setting."""
 

@@ -184,7 +184,7 @@ def test_models_of_several_folders_are_served(tmp_path: Path) -> None:
     first, second = tmp_path / "1", tmp_path / "2"
     tiny.bundle(first, "b")
     tiny.bundle(second, "a")
-    assert list(build(Settings(models=f"{first},{second}", default_by_name=True)).registry.models) == ["a", "b"]  # type: ignore[arg-type]
+    assert list(build(Settings(models=f"{first},{second}", allow_implicit_default=True)).registry.models) == ["a", "b"]  # type: ignore[arg-type]
     tiny.bundle(second, "b")
     with pytest.raises(BundleError, match="are both called `b`"):
         build(Settings(models=(first, second)))
@@ -199,7 +199,7 @@ def test_a_healthy_bundle_passes_all_of_this(models: Path) -> None:
 
 
 def test_models_load_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many at once as there are lanes; and whichever is done first, they are found by name."""
+    """As many at once as there are threads; and whichever is done first, they are found by name."""
     for name in "abcd":
         tiny.bundle(tmp_path, name)
     real, beside = loading.load_model, threading.Barrier(2)
@@ -209,7 +209,7 @@ def test_models_load_beside_each_other(tmp_path: Path, monkeypatch: pytest.Monke
         return real(bundle, **options)
 
     monkeypatch.setattr(loading, "load_model", load)
-    assert ["a", "b", "c", "d"] == list(build(Settings(models=tmp_path, lanes=2, default_by_name=True)).registry.models)
+    assert ["a", "b", "c", "d"] == list(build(Settings(models=tmp_path, threads=2, allow_implicit_default=True)).registry.models)
 
 
 def test_of_several_errors_the_first_by_name_is_said(
@@ -228,7 +228,7 @@ def test_of_several_errors_the_first_by_name_is_said(
         raise BundleError(f"no {bundle.path.name}")
 
     monkeypatch.setattr(loading, "load_model", load)
-    assert refusal(tmp_path, lanes=2) == "no a"
+    assert refusal(tmp_path, threads=2) == "no a"
     second.clear()
-    assert refusal(tmp_path, lanes=2, skip_broken=True) == "no model can be loaded: no a; no b; no c"
+    assert refusal(tmp_path, threads=2, skip_broken=True) == "no model can be loaded: no a; no b; no c"
     assert ["a", "b", "c"] == [record.message.split()[2] for record in caplog.records]

@@ -259,7 +259,7 @@ def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
     assert 413 == call_fresh(folder, "POST", CHOOSE, json=body, settings={"max_queue_tokens": 400, "max_batch_tokens": 400}).status_code
 
 
-def test_all_choices_of_a_request_are_one_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_choices_of_a_request_are_scheduled_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are admitted together, and share a run."""
     admitted, runs = [], []
     admit, run = Scheduler.admit, OnnxEngine.run

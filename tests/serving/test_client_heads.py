@@ -31,7 +31,7 @@ def service_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     tiny.bundle(models, "stars", labels=("score",), activation="none")
     tiny.bundle(models, "tags", labels=("fun", "long", "old"), activation="sigmoid")
     tiny.bundle(models, "squad2", task="question-answering")
-    with running(models, folder / "log", "--default-by-name") as served:
+    with running(models, folder / "log", "--allow-implicit-default") as served:
         yield served.url
 
 

@@ -193,7 +193,7 @@ def test_check_fails_what_answers_differently(models: Path, tmp_path: Path, caps
     tiny.bundle(tmp_path / "checked", "b", example={"request": REQUEST, "result": stored})
     stored[0][0]["score"] += 2e-4
     tiny.bundle(tmp_path / "checked", "a", example={"request": REQUEST, "result": stored})
-    assert main(["check", "--models", str(tmp_path / "checked"), "--default-by-name"]) == 1
+    assert main(["check", "--models", str(tmp_path / "checked"), "--allow-implicit-default"]) == 1
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("a: text-classification, cpu/fp32: FAILED: score: ")
     assert second == "b: text-classification, cpu/fp32: ok"
@@ -236,7 +236,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ([], "`check`"),
         (["sevre"], "did you mean `serve`"),
         (["xyzzy"], "--help"),
-        (["models", "--lanes", "3"], "--lanes is a flag of `bert-serve serve`"),
+        (["models", "--threads", "3"], "--threads is a flag of `bert-serve serve`"),
         (["health", "--prot", "3"], "did you mean --port"),
         (["serve", "--port"], "--port"),
     ],

@@ -16,7 +16,7 @@ FILE = """
 port = 1234
 models = ["a", "b"]
 access_log = true
-grace_s = 2
+shutdown_timeout_s = 2
 min_agreement = 0.5
 engine_cache = "engines"
 precision = "fp32"
@@ -53,7 +53,7 @@ def test_a_file_has_settings(file: Path) -> None:
         "port": 1234,
         "models": (Path("a"), Path("b")),
         "access_log": True,
-        "grace_s": 2.0,
+        "shutdown_timeout_s": 2.0,
         "min_agreement": 0.5,
         "engine_cache": Path("engines"),
         "precision": "fp32",
@@ -117,7 +117,7 @@ def test_a_key_like_nothing_is_refused(tmp_path: Path, text: str) -> None:
         "models = 2020-01-01",
         "default = 2020-01-01",
         "engine_cache = 2020-01-01",
-        "lanes = {}",
+        "threads = {}",
     ],
 )
 def test_a_wrong_value_is_refused(tmp_path: Path, text: str) -> None:

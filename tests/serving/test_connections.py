@@ -26,7 +26,7 @@ HALF_HEAD = b"POST /classify HTTP/1.1\r\nhost: te"
 HALF_BODY = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
 BODY = b'{"inputs":"good"}'
 WHOLE = b"POST /classify HTTP/1.1\r\nhost: test\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
-SHORT = ("--head-timeout-s", "0.3", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-head-bytes", "2048")
+SHORT = ("--header-timeout-s", "0.3", "--body-timeout-s", "0.6", "--keep-alive-s", "1", "--max-header-bytes", "2048")
 
 
 @pytest.fixture(name="service", scope="module")

@@ -53,7 +53,7 @@ def test_two_models_of_a_task_need_a_default(tmp_path: Path) -> None:
 
     assert (
         "several models could answer /classify (`a`, `b`): choose which one answers where a request names none, with --default classify=NAME, "
-        "or take the first by name, with --default-by-name."
+        "or take the first by name, with --allow-implicit-default."
     ) == raised.value.message
 
 
@@ -73,10 +73,10 @@ def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
     [
         ({"b": tiny.LABELS}, {}, {"text-classification": "b"}),
         ({"a": tiny.LABELS, "b": tiny.LABELS}, {"default": {"classify": "b"}}, {"text-classification": "b"}),
-        ({"a": tiny.LABELS, "b": tiny.LABELS}, {"default_by_name": True}, {"text-classification": "a"}),
+        ({"a": tiny.LABELS, "b": tiny.LABELS}, {"allow_implicit_default": True}, {"text-classification": "a"}),
         (
             {"a": tiny.LABELS, "b": tiny.LABELS},
-            {"default_by_name": True, "default": {"classify": "b"}},
+            {"allow_implicit_default": True, "default": {"classify": "b"}},
             {"text-classification": "b"},
         ),
         (
@@ -131,8 +131,8 @@ def test_a_check_refuses_what_a_start_refuses(
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS)
     for flags, word in (
         ((), "--default classify=NAME"),
-        (("--default-by-name", "--api-key-file", str(tmp_path / "none")), "none"),
-        (("--default-by-name", "--max-connections", "100000000"), "--max-connections"),
+        (("--allow-implicit-default", "--api-key-file", str(tmp_path / "none")), "none"),
+        (("--allow-implicit-default", "--max-connections", "100000000"), "--max-connections"),
     ):
         assert 2 == main([command, "--models", str(folder), "--port", "0", *flags])
         assert word in capsys.readouterr().err
@@ -230,9 +230,9 @@ def test_the_embedded_models_answer_all_endpoints_but_three(caplog: pytest.LogCa
 
 
 def test_a_model_that_comes_later_takes_nothing_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The default stays while it is loaded, by whatever name the other one comes, and with --default-by-name too; the log says so."""
+    """The default stays while it is loaded, by whatever name the other one comes, and with --allow-implicit-default too; the log says so."""
     caplog.set_level("INFO", logger="bertserve.loading")
-    for number, settings in enumerate(({}, {"default_by_name": True})):
+    for number, settings in enumerate(({}, {"allow_implicit_default": True})):
         folder = made(tmp_path / str(number), b=tiny.LABELS)
         state = state_of(folder, **settings)
         made(folder, a=tiny.LABELS)
@@ -252,7 +252,9 @@ WARNING = "the next start with these settings will fail"
 @pytest.mark.parametrize("reload", ["refresh", "load"])
 def test_a_reload_warns_of_what_the_next_start_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture, reload: str) -> None:
     """It serves on, and the log names the models, the task and the flag; with a default nothing is wrong."""
-    for number, (settings, warned) in enumerate((({}, True), ({"default": {"classify": "b"}}, False), ({"default_by_name": True}, False))):
+    for number, (settings, warned) in enumerate(
+        (({}, True), ({"default": {"classify": "b"}}, False), ({"allow_implicit_default": True}, False))
+    ):
         folder = made(tmp_path / str(number), b=tiny.LABELS)
         state = state_of(folder, **settings)
         made(folder, a=tiny.LABELS)
@@ -292,7 +294,7 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
 
 
 def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A request that names none is told to; with --default-by-name the first is."""
+    """A request that names none is told to; with --allow-implicit-default the first is."""
     folder = made(tmp_path, a=tiny.LABELS, b=tiny.LABELS, c=tiny.LABELS)
     state = state_of(folder, default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
@@ -301,7 +303,7 @@ def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: py
     with pytest.raises(NotFoundError, match=r"several models could answer \(`b`, `c`\), and none of them .* name one as `model`"):
         state.registry.for_task("text-classification")
     assert "b" == state.registry.for_task("text-classification", "b").name
-    by_name = state_of(folder, default_by_name=True)
+    by_name = state_of(folder, allow_implicit_default=True)
     asyncio.run(by_name.reloader.unload("a"))
     assert {"text-classification": "b"} == used(by_name)
 
@@ -322,7 +324,7 @@ def test_a_worker_that_comes_later_has_the_defaults_of_its_predecessor(tmp_path:
 
     def worker() -> AppState:
         context = WorkerContext(0, 2, tmp_path, tell=reports.append, before=reports[-1] if reports else None)
-        return build(Settings(models=tmp_path / "models", workers=2, lanes=2), context)
+        return build(Settings(models=tmp_path / "models", workers=2, threads=2), context)
 
     made(tmp_path / "models", b=tiny.LABELS)
     first = worker()

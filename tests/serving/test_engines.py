@@ -15,13 +15,13 @@ from prometheus_client import Counter, Histogram
 import tiny
 from application import call_fresh
 from bertserve.service.backend.cost import CostModel
-from bertserve.service.backend.engines import Engines, SoloEngine, min_solo_tokens
+from bertserve.service.backend.engines import Engines, MultiThreadedEngine, min_multi_threaded_tokens
 from bertserve.service.backend.onnx_engine import Engine, OnnxEngine, Row
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.errors import EngineError, ProviderError
 from bertserve.service.metrics import Metrics
-from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving import loading
@@ -39,19 +39,19 @@ def test_texts_that_take_long_enough_for_each_node_are_worth_threads(nodes: int,
     """2 ms a run and 100 us a token: 200 nodes are worth threads from 10 ms on."""
     cost = CostModel(Flops(linear=1e6, quadratic=0.0), fixed_s=2e-3, rate=1e10)
 
-    assert expected == min_solo_tokens(cost, nodes=nodes, longest=longest)
+    assert expected == min_multi_threaded_tokens(cost, nodes=nodes, longest=longest)
 
 
-def wait_for_solo(model: str) -> None:
+def wait_for_multi_threaded(model: str) -> None:
     """Waits until a model's engine with several threads is made, or has failed."""
-    for thread in [thread for thread in threading.enumerate() if thread.name == f"solo-{model}"]:
+    for thread in [thread for thread in threading.enumerate() if thread.name == f"multi-threaded-{model}"]:
         assert not thread.daemon  # it would come back to an interpreter that is gone, and abort the process
         thread.join(20)
 
 
 def test_no_run_waits_for_the_engine_that_it_wants() -> None:
-    """It is made once, when the first run wants it, in a thread beside the lanes, which run what comes meanwhile."""
-    lane, made, gate = FakeEngine(), FakeEngine(), threading.Event()
+    """It is made once, when the first run wants it, in a thread beside the inference threads, which run what comes meanwhile."""
+    single, made, gate = FakeEngine(), FakeEngine(), threading.Event()
     calls: list[str] = []
 
     def make() -> Engine:
@@ -59,33 +59,33 @@ def test_no_run_waits_for_the_engine_that_it_wants() -> None:
         assert gate.wait(20)
         return made
 
-    engines = Engines(lane, SoloEngine(make, model="m", threads=2, min_tokens=10))
-    assert engines.for_solo_run(9) is lane
+    engines = Engines(single, MultiThreadedEngine(make, model="m", threads=2, min_tokens=10))
+    assert engines.for_multi_threaded_run(9) is single
     assert [] == calls
     first: list[Engine] = []
-    asking = threading.Thread(target=lambda: first.append(engines.for_solo_run(10)), daemon=True)  # as the lanes are
+    asking = threading.Thread(target=lambda: first.append(engines.for_multi_threaded_run(10)), daemon=True)  # as the inference threads are
     asking.start()
     asking.join(20)
-    assert [lane, lane] == [*first, engines.for_solo_run(10)]
+    assert [single, single] == [*first, engines.for_multi_threaded_run(10)]
     gate.set()
-    wait_for_solo("m")
-    assert [made, made] == [engines.for_solo_run(10), engines.for_solo_run(10)]
-    assert ["solo-m"] == calls
+    wait_for_multi_threaded("m")
+    assert [made, made] == [engines.for_multi_threaded_run(10), engines.for_multi_threaded_run(10)]
+    assert ["multi-threaded-m"] == calls
 
 
 @pytest.mark.parametrize("error", [ProviderError("no such file"), MemoryError()])
-def test_lanes_go_on_where_there_can_be_none(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+def test_threads_go_on_where_there_can_be_none(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """The log says why, once: it is not tried again."""
-    lane, calls = FakeEngine(), []
+    single, calls = FakeEngine(), []
 
     def make() -> Engine:
         calls.append(1)
         raise error
 
-    engines = Engines(lane, SoloEngine(make, model="m", threads=2, min_tokens=10))
+    engines = Engines(single, MultiThreadedEngine(make, model="m", threads=2, min_tokens=10))
     for _ in range(3):
-        assert engines.for_solo_run(10) is lane
-        wait_for_solo("m")
+        assert engines.for_multi_threaded_run(10) is single
+        wait_for_multi_threaded("m")
 
     assert [1] == calls
     reason = "no such file" if isinstance(error, ProviderError) else "MemoryError."
@@ -99,13 +99,13 @@ def test_both_sessions_are_of_what_was_loaded(
     """A bundle that was changed since, and not loaded again, gives its model no second session: it would answer differently."""
     bundle = tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 1)
-    service = build(Settings(models=tmp_path, lanes=2))
+    service = build(Settings(models=tmp_path, threads=2))
     engines = service.registry.get("tiny").engines
     change(bundle / "model.cpu.fp32.onnx")
 
-    engines.for_solo_run(1)
-    wait_for_solo("tiny")
-    assert engines.for_solo_run(1) is engines.lane
+    engines.for_multi_threaded_run(1)
+    wait_for_multi_threaded("tiny")
+    assert engines.for_multi_threaded_run(1) is engines.single_threaded
     assert "could not be made: bundle file" in caplog.text
 
 
@@ -113,29 +113,31 @@ def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: py
     """As it is made for a model that is served."""
     tiny.bundle(tmp_path)
     monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 1)
-    engines = build(Settings(models=tmp_path, lanes=2)).registry.get("tiny").engines
+    engines = build(Settings(models=tmp_path, threads=2)).registry.get("tiny").engines
     encoding = Encoding(np.array([2, 7, 8, 3]), np.zeros(4, dtype=np.int64))
 
-    engines.for_solo_run(1)
-    wait_for_solo("tiny")
-    assert engines.for_solo_run(1) is not engines.lane
-    np.testing.assert_array_equal(*(engine.run([encoding])[0]["logits"] for engine in (engines.lane, engines.for_solo_run(1))))
+    engines.for_multi_threaded_run(1)
+    wait_for_multi_threaded("tiny")
+    assert engines.for_multi_threaded_run(1) is not engines.single_threaded
+    np.testing.assert_array_equal(
+        *(engine.run([encoding])[0]["logits"] for engine in (engines.single_threaded, engines.for_multi_threaded_run(1)))
+    )
 
 
 def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
-    """Short texts, and texts beside others, run with one thread; what ran is counted, and the cost model learns of lanes' runs only."""
+    """Short texts, and texts beside others, run with one thread; what ran is counted, and the cost model learns of single-threaded runs only."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
-    metrics, lanes, threads = Metrics(), FakeEngine(), FakeEngine()
-    solo = SoloEngine(lambda: threads, model="tiny", threads=2, min_tokens=10)
-    solo.engine()
-    wait_for_solo("tiny")
-    scheduler = Scheduler(Backlog(max_batch_tokens=4096, max_queue_tokens=4096), lanes=1)
+    metrics, single, several = Metrics(), FakeEngine(), FakeEngine()
+    multi_threaded = MultiThreadedEngine(lambda: several, model="tiny", threads=2, min_tokens=10)
+    multi_threaded.engine()
+    wait_for_multi_threaded("tiny")
+    scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     cost = CostModel(loaded.manifest.flops, fixed_s=1.0, rate=1e12)
     model = Model(
         loaded,
         loaded.manifest.graphs[0],
         tokenizer=Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer),
-        engines=Engines(lanes, solo),
+        engines=Engines(single, multi_threaded),
         cost=cost,
         scheduler=scheduler,
         metrics=metrics.model("text-classification", "tiny"),
@@ -145,19 +147,19 @@ def test_only_lone_runs_of_enough_tokens_take_it(tmp_path: Path) -> None:
         scheduler.start()
         try:
             await model.predict([Request("good")], timeout_s=10)
-            assert ([1], []) == (lanes.batches, threads.batches)
+            assert ([1], []) == (single.batches, several.batches)
             assert cost.slowdown < 1.0
             slowdown = cost.slowdown
             await model.predict([Request("good " * 20)], timeout_s=10)
-            assert ([1], [1]) == (lanes.batches, threads.batches)
+            assert ([1], [1]) == (single.batches, several.batches)
             assert slowdown == cost.slowdown
             await model.predict([Request("good bad fine")] * 4, timeout_s=10)
-            assert ([1], [1, 4]) == (lanes.batches, threads.batches)
+            assert ([1], [1, 4]) == (single.batches, several.batches)
         finally:
             await scheduler.stop(5)
 
     asyncio.run(check())
-    assert 'bertserve_idle_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.page().decode()
+    assert 'bertserve_multi_threaded_runs_total{model="tiny",task="text-classification"} 2.0' in metrics.page().decode()
 
 
 class FaultyEngine:
@@ -202,7 +204,7 @@ def test_a_fault_of_one_row_fails_its_request_alone(tmp_path: Path, fault: str) 
         spoil_word(file, guilty, float(fault))
     do, message = FAULTS.get(fault, (lambda rows: rows, "`logits` is not finite"))
     engine = FaultyEngine(OnnxEngine(file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side), do, guilty)
-    scheduler = Scheduler(Backlog(max_batch_tokens=4096, max_queue_tokens=4096), lanes=1)
+    scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     model = Model(
         loaded,
         graph,
@@ -237,7 +239,7 @@ def test_a_fault_of_one_row_fails_its_request_alone(tmp_path: Path, fault: str) 
 
 
 def blocking(gate: threading.Event) -> Stage:
-    """Returns a stage that holds a lane until the gate opens."""
+    """Returns a stage that holds an inference thread until the gate opens."""
     return Stage(work=[(1, gate)], run=lambda gates: [gates[0].wait(20)], finish=list, key=None, cost=lambda rows, length: 0.0)
 
 
@@ -257,7 +259,7 @@ def test_accounting_that_fails_fails_no_answer(
 ) -> None:
     """What was computed is delivered, and the log says once for each run what could not be counted, without the text."""
     loaded = files.load_bundle(tiny.bundle(tmp_path))
-    scheduler = Scheduler(Backlog(max_batch_tokens=4096, max_queue_tokens=4096), lanes=1)
+    scheduler = Scheduler(RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096), threads=1)
     model = Model(
         loaded,
         loaded.manifest.graphs[0],
@@ -269,7 +271,7 @@ def test_accounting_that_fails_fails_no_answer(
     )
 
     def broken(*_: object) -> None:
-        if threading.current_thread().name.startswith("lane"):
+        if threading.current_thread().name.startswith("inference-"):
             raise OSError("good")
 
     monkeypatch.setattr(owner, name, broken)
@@ -306,16 +308,16 @@ def test_several_threads_answer_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """`--solo-threads 1` keeps the memory; more are told in a model's description."""
+    """`--multi-threads 1` keeps the memory; more are told in a model's description."""
     tiny.bundle(tmp_path, "tiny")
     monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 16)
 
-    idle = call_fresh(tmp_path, "GET", "/models/tiny", settings={"solo_threads": threads}).json()["graph"]["idle"]
-    assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == idle
+    described = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
+    assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == described
 
 
 def test_a_model_of_short_runs_makes_none(tmp_path: Path) -> None:
-    """Where no text is worth threads the lanes' session runs everything."""
+    """Where no text is worth threads the session of one thread runs everything."""
     tiny.bundle(tmp_path, "tiny")
 
-    assert call_fresh(tmp_path, "GET", "/models/tiny", settings={"solo_threads": 2}).json()["graph"]["idle"] is None
+    assert call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": 2}).json()["graph"]["multi_threaded_run"] is None

@@ -33,7 +33,7 @@ def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | N
     return path
 
 
-@pytest.mark.parametrize("flags", [{}, {"require_evidence": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
+@pytest.mark.parametrize("flags", [{}, {"require_validation": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
 def test_a_bundle_with_enough_evidence_is_served(tmp_path: Path, flags: dict[str, Any]) -> None:
     """Evidence at the floor is enough, and without a floor none is asked for."""
     measured(tmp_path, label_agreement=0.95)
@@ -94,7 +94,7 @@ def test_without_a_floor_no_evidence_is_asked_for(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"), [({"require_evidence": True}, "--require-evidence is set"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
+    ("flags", "named"), [({"require_validation": True}, "--require-validation is set"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
 def test_a_bundle_without_evidence_is_refused_when_asked(models: Path, flags: dict[str, Any], named: str) -> None:
     """The message names bundle, graph, setting, and what to do; a floor of 0 is a floor too."""
@@ -142,7 +142,7 @@ def test_a_floor_that_is_no_share_is_a_usage_error(models: Path, capsys: pytest.
 
 def test_a_refused_bundle_ends_the_command_with_1(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, no traceback; the flag needs no value."""
-    assert 1 == main(["check", "--models", str(models), "--require-evidence"])
+    assert 1 == main(["check", "--models", str(models), "--require-validation"])
     assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: its manifest has no evidence")
 
 
@@ -150,8 +150,8 @@ EMBEDDED = Path(__file__).parents[2] / "models"
 
 
 def test_the_embedded_bundles_have_evidence() -> None:
-    """What is in the repository passes --require-evidence."""
-    assert 6 == len(build(Settings(models=EMBEDDED, require_evidence=True)).registry.models)
+    """What is in the repository passes --require-validation."""
+    assert 6 == len(build(Settings(models=EMBEDDED, require_validation=True)).registry.models)
 
 
 def test_agreement_by_construction_of_an_older_export_is_none() -> None:
@@ -190,7 +190,7 @@ def test_a_floor_refuses_what_was_not_measured(tmp_path: Path, found: Agreement)
 
     with pytest.raises(BundleError, match="was not measured on any input"):
         build(Settings(models=tmp_path, min_agreement=0.0))
-    assert ["measured"] == list(build(Settings(models=tmp_path, require_evidence=True)).registry.models)
+    assert ["measured"] == list(build(Settings(models=tmp_path, require_validation=True)).registry.models)
 
 
 def test_an_agreement_on_no_input_is_no_manifest(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_cpu_that_adds_otherwise_is_known(precision: str, measured_with: list[
     assert other is is_of_other_kernels(spec("cpu", precision, "cpu", speed=speed), own)
 
 
-@pytest.mark.parametrize(("flags", "warned"), [({}, False), ({"require_evidence": True}, True), ({"min_agreement": 0.5}, True)])
+@pytest.mark.parametrize(("flags", "warned"), [({}, False), ({"require_validation": True}, True), ({"min_agreement": 0.5}, True)])
 def test_int8_of_other_kernels_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], warned: bool
 ) -> None:

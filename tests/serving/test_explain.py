@@ -267,7 +267,7 @@ def test_what_would_be_ignored_is_refused(api: Send) -> None:
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
 
 
-def test_all_variants_are_one_job(tmp_path: Path) -> None:
+def test_all_variants_are_scheduled_as_one(tmp_path: Path) -> None:
     """The text runs, then all variants of all texts together, in batches."""
     tiny.bundle(tmp_path)
     engine = FakeEngine()

@@ -28,9 +28,9 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "message"), FAULTS.items())
 def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: Path, fault: str, message: str) -> None:
-    """Those in its batch have the scores that they have without it, readiness stays green, and the lane goes on."""
-    service = build(Settings(models=models, lanes=1))
-    engine = service.registry.get("tiny").engines.lane
+    """Those in its batch have the scores that they have without it, readiness stays green, and the inference thread goes on."""
+    service = build(Settings(models=models, threads=1))
+    engine = service.registry.get("tiny").engines.single_threaded
     session = FaultySession(engine._session, tiny.VOCABULARY.index(GUILTY), fault)  # type: ignore[attr-defined]
 
     async def check(client: httpx.AsyncClient) -> None:
@@ -43,7 +43,7 @@ def test_a_fault_of_the_graph_is_the_answer_of_the_guilty_request_alone(models: 
         blocker = ask("book")
         await asyncio.to_thread(session.entered.acquire)
         together = [ask(text) for text in (*INNOCENT, GUILTY)]
-        while service.scheduler._backlog.queue_entries < len(together):
+        while service.scheduler._queue.queue_items < len(together):
             await asyncio.sleep(0)
         session.gate.set()
         *innocent, guilty = await asyncio.gather(*together)

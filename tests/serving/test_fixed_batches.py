@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from bertserve.service.scheduling.backlog import Backlog
 from bertserve.service.scheduling.fixed_batches import in_fixed_batches
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.scheduling.stage import Stage
 
 
 def stage(lengths: list[int], ran: list[list[str]], *, key: Any = "model", finish: Any = list) -> Stage:
-    """Returns a stage of one entry per length, which answers its name."""
+    """Returns a stage of one item per length, which answers its name."""
 
     def run(payloads: Any) -> list[str]:
         ran.append(list(payloads))
@@ -22,41 +22,41 @@ def stage(lengths: list[int], ran: list[list[str]], *, key: Any = "model", finis
     return Stage(work=work, run=run, finish=finish, key=key, cost=lambda rows, length: 1e-4 * rows * length)
 
 
-async def run_all(*stages: Stage, lanes: int) -> list[Any]:
+async def run_all(*stages: Stage, threads: int) -> list[Any]:
     """Runs stages beside each other; returns their values."""
-    scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=4096, lanes=lanes), lanes=lanes)
+    scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=4096, threads=threads), threads=threads)
     scheduler.start()
-    jobs = [scheduler.admit(tokens=100, seconds=0.1, timeout_s=20) for _ in stages]
-    done = await asyncio.gather(*(scheduler.run(job, each) for job, each in zip(jobs, stages, strict=True)))
+    requests = [scheduler.admit(tokens=100, seconds=0.1, timeout_s=20) for _ in stages]
+    done = await asyncio.gather(*(scheduler.run(request, each) for request, each in zip(requests, stages, strict=True)))
     await scheduler.stop(0)
     return [each.value for each in done]
 
 
 def test_batches_follow_from_the_lengths() -> None:
-    """Like lengths come together within the budget, longest first; results have the order of the work, and a longer entry is alone."""
+    """Like lengths come together within the budget, longest first; results have the order of the work, and a longer item is alone."""
     ran: list[list[str]] = []
-    (value,) = asyncio.run(run_all(in_fixed_batches(stage([3, 9, 4, 30, 10, 3], ran), 20), lanes=1))
+    (value,) = asyncio.run(run_all(in_fixed_batches(stage([3, 9, 4, 30, 10, 3], ran), 20), threads=1))
 
     assert [["d30"], ["e10", "b9"], ["c4", "a3", "f3"]] == ran
     assert ["A3", "B9", "C4", "D30", "E10", "F3"] == value
 
 
-def test_batches_are_the_same_beside_other_work_and_on_more_lanes() -> None:
+def test_batches_are_the_same_beside_other_work_and_on_more_threads() -> None:
     """Whatever else of the model waits, no batch changes."""
     alone: list[list[str]] = []
-    asyncio.run(run_all(in_fixed_batches(stage([5, 6, 7, 8] * 4, alone), 24), lanes=1))
+    asyncio.run(run_all(in_fixed_batches(stage([5, 6, 7, 8] * 4, alone), 24), threads=1))
     beside: list[list[str]] = []
-    asyncio.run(run_all(in_fixed_batches(stage([5, 6, 7, 8] * 4, beside), 24), *(stage([5, 6], []) for _ in range(9)), lanes=3))
+    asyncio.run(run_all(in_fixed_batches(stage([5, 6, 7, 8] * 4, beside), 24), *(stage([5, 6], []) for _ in range(9)), threads=3))
 
     assert sorted(alone) == sorted(beside)
 
 
 def test_what_runs_alone_and_later_stages_stay_so() -> None:
-    """Entries without a key come one by one, and a stage that follows runs in fixed batches too."""
+    """Items without a key come one by one, and a stage that follows runs in fixed batches too."""
     ran: list[list[str]] = []
     follows = stage([4, 4, 4], ran)
     first = stage([2, 3], ran, key=None, finish=lambda results: follows)
-    (value,) = asyncio.run(run_all(in_fixed_batches(first, 8), lanes=1))
+    (value,) = asyncio.run(run_all(in_fixed_batches(first, 8), threads=1))
 
     assert [["b3"], ["a2"], ["a4", "b4"], ["c4"]] == ran
     assert ["A4", "B4", "C4"] == value

@@ -68,7 +68,7 @@ def test_a_log_that_nobody_can_write_stops_nothing(models: Path) -> None:
 @pytest.mark.skipif(not mounts(), reason="this takes the right to mount a disk")
 def test_workers_serve_on_while_the_disk_of_their_metrics_is_full(models: Path) -> None:
     """Their room is theirs from the start. A worker that comes later takes the room of the one that it replaces."""
-    command = [*PRIVATE_DISK, *COMMAND, "--models", str(models), "--workers", "2", "--lanes", "2"]
+    command = [*PRIVATE_DISK, *COMMAND, "--models", str(models), "--workers", "2", "--threads", "2"]
     with started(command, stderr=subprocess.PIPE) as (process, client):
         fill(Path(f"/proc/{process.pid}/root/dev/shm/fill"))
         assert EXPECTED == answers(client)

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.serial
 
 
 @pytest.mark.full_grid
-def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[..., Any]) -> None:
+def test_a_worker_whose_threads_hang_is_replaced(tmp_path: Path, serve: Callable[..., Any]) -> None:
     """Its requests fail with a reason, another worker's are answered all the while, and another process takes its place."""
     with (
-        serve(slow.hanging_bundle(tmp_path / "models").parent, "--workers", "2", "--lanes", "2") as served,
+        serve(slow.hanging_bundle(tmp_path / "models").parent, "--workers", "2", "--threads", "2") as served,
         connections_of_two_workers(served.url, each=2) as ((hanging, waiting), (working, _)),
         ThreadPoolExecutor(2) as pool,
     ):
@@ -31,7 +31,7 @@ def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[.
         start = time.monotonic()
         while not hung.done():  # two seconds of the watchdog
             answered.append(ask(working, "good").status_code)
-            if waited is None and lane_busy_s(working) > 1:  # not before, or it would be in the batch that hangs
+            if waited is None and thread_busy_s(working) > 1:  # not before, or it would be in the batch that hangs
                 waited = pool.submit(ask, waiting, "good")
             time.sleep(0.05)
         hung_s = time.monotonic() - start
@@ -42,7 +42,7 @@ def test_a_worker_whose_lanes_hang_is_replaced(tmp_path: Path, serve: Callable[.
         assert {200} == set(answered)
         assert 500 == hung.result().status_code
         assert "engine" == hung.result().json()["error_type"]
-        assert "its lane is given up" in hung.result().json()["error"]
+        assert "its inference thread is given up" in hung.result().json()["error"]
         assert waited is not None
         assert 503 == waited.result().status_code
         with connections_of_two_workers(served.url) as ((one,), (other,)):
@@ -73,7 +73,7 @@ def ask(client: httpx.Client, text: str) -> httpx.Response:
     return client.post("/classify", json={"inputs": text})
 
 
-def lane_busy_s(client: httpx.Client) -> float:
-    """Returns the seconds that lanes had a batch, of all workers."""
-    (line,) = (line for line in client.get("/metrics").text.splitlines() if line.startswith("bertserve_lane_busy_seconds_total"))
+def thread_busy_s(client: httpx.Client) -> float:
+    """Returns the seconds that threads had a batch, of all workers."""
+    (line,) = (line for line in client.get("/metrics").text.splitlines() if line.startswith("bertserve_thread_busy_seconds_total"))
     return float(line.split()[1])

@@ -54,7 +54,7 @@ def until(check: Callable[[], bool]) -> None:
 def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Serve, workers: int) -> None:
     """Every worker has the new key and the new model, and no longer the old ones; a worker that comes later too. Nothing fails meanwhile."""
     (tmp_path / "keys").write_text("one")
-    flags = ("--workers", str(workers), "--lanes", str(workers), "--api-key-file", str(tmp_path / "keys"))
+    flags = ("--workers", str(workers), "--threads", str(workers), "--api-key-file", str(tmp_path / "keys"))
 
     def asked(key: str, path: str = "/models/tiny") -> list[int]:
         """Returns the statuses of requests on connections of their own, so that all workers get some."""
@@ -78,7 +78,7 @@ def test_a_hangup_reads_everything_again(models: Path, tmp_path: Path, serve: Se
 def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
     """Whoever trusts the certificate is answered, with workers too; plain HTTP is not, and old versions of TLS neither."""
     chain, key = certified(tmp_path)
-    for flags in ((), ("--workers", "2", "--lanes", "2")):
+    for flags in ((), ("--workers", "2", "--threads", "2")):
         with serve(models, "--tls-cert", str(chain), "--tls-key", str(key), *flags) as served:
             assert served.url.startswith("https://")
             with httpx.Client(base_url=served.url, verify=trusting(), trust_env=False) as client:
@@ -94,7 +94,7 @@ def test_a_service_can_speak_tls(models: Path, tmp_path: Path, serve: Serve) -> 
 def test_silent_connections_keep_nobody_out_of_tls(models: Path, tmp_path: Path, serve: Serve) -> None:
     """As many as there may be, with those for probes, and none sends a byte of its handshake: they make room for others."""
     chain, key = certified(tmp_path)
-    flags = ("--tls-cert", str(chain), "--tls-key", str(key), "--max-connections", "2", "--head-timeout-s", "600")
+    flags = ("--tls-cert", str(chain), "--tls-key", str(key), "--max-connections", "2", "--header-timeout-s", "600")
     with serve(models, *flags) as served, ExitStack() as stack:
         for _ in range(2 + PROBE_RESERVE):
             stack.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))))
@@ -119,7 +119,7 @@ def test_health_is_asked_as_the_service_was_started(
     settings = {"host": "0.0.0.0", "tls_cert": str(chain), "tls_key": str(key)}
     if closed:
         (tmp_path / "keys").write_text("swordfish")
-        settings |= {"api_key_file": str(tmp_path / "keys"), "open_health": "false"}
+        settings |= {"api_key_file": str(tmp_path / "keys"), "public_health": "false"}
     for name, value in settings.items():
         monkeypatch.setenv(f"BERT_SERVE_{name.upper()}", value)
     with serve(models) as served:

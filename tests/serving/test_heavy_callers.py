@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bertserve.service.scheduling.backlog import predicted_s
-from bertserve.service.scheduling.job import Entry, Job
+from bertserve.service.scheduling.request_queue import predicted_s
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from test_waits import COST, Simulation
 
 SHORT = 23
-LANES = 2
+THREADS = 2
 SECONDS = 40.0
-OTHERS = 0.3  # of what the lanes can do
+OTHERS = 0.3  # of what the inference threads can do
 HEAVY = {"lists of 500 texts": (SHORT,) * 500, "documents of 100 windows": (384,) * 100}
 
 
 @dataclass
 class Crowd(Simulation):
-    """Lanes of which no job has all, as the scheduler has it while there are several callers.
+    """Inference threads of which no request has all, as the scheduler has it while there are several callers.
 
     Attributes:
         slower: Times its prediction that a run takes: a neighbor may have the machine.
@@ -31,7 +31,7 @@ class Crowd(Simulation):
 
     slower: float = 1.0
     heavy: tuple[int, ...] = ()
-    others: set[Job] = field(default_factory=set)
+    others: set[ScheduledRequest] = field(default_factory=set)
     times: list[float] = field(default_factory=list)
 
     def ask(self) -> None:
@@ -40,25 +40,25 @@ class Crowd(Simulation):
             self.arrive(*self.heavy)
 
     def _start(self) -> None:
-        while len(self.runs) < self.lanes:
-            if not (batch := self.backlog.take(self.now, last_lane=len(self.runs) == self.lanes - 1)):
+        while len(self.runs) < self.threads:
+            if not (batch := self.queue.take(self.now, last_thread=len(self.runs) == self.threads - 1)):
                 return
             run, seconds = self.made, predicted_s(batch) * self.slower
             self.runs[run] = (self.now, self.now + seconds)
             self.at(self.now + seconds * self.random.lognormvariate(0, 0.1), lambda run=run, batch=batch: self._end(run, batch))  # type: ignore[misc]
 
-    def _end(self, run: int, batch: list[Entry]) -> None:
+    def _end(self, run: int, batch: list[Item]) -> None:
         super()._end(run, batch)
-        for job in {entry.job for entry in batch if not entry.job.open}:
-            if job in self.others:
-                self.times.append(self.now - job.arrived)
+        for request in {item.request for item in batch if not item.request.open}:
+            if request in self.others:
+                self.times.append(self.now - request.arrived)
             else:
                 self.ask()
 
 
 def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> float:
     """Returns the seconds within which 99 of 100 of the others' requests are answered."""
-    crowd, dice = Crowd(LANES, "model", slower=slower, heavy=heavy), random.Random(5)
+    crowd, dice = Crowd(THREADS, "model", slower=slower, heavy=heavy), random.Random(5)
 
     def come() -> None:
         before = set(crowd.waits)
@@ -67,7 +67,7 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
 
     time = 0.0
     while time < SECONDS:
-        time += dice.expovariate(OTHERS * LANES / (COST(1, SHORT) * slower))
+        time += dice.expovariate(OTHERS * THREADS / (COST(1, SHORT) * slower))
         crowd.at(time, come)
     for caller in range(callers):
         crowd.at(0.5 + 0.01 * caller, crowd.ask)
@@ -79,7 +79,7 @@ def p99(slower: float, heavy: tuple[int, ...] = (), *, callers: int = 1) -> floa
 @pytest.mark.parametrize(("slower", "most"), [(1.0, 3.0), (1.3, 3.0), (3.0, 3.5)])
 @pytest.mark.parametrize("heavy", HEAVY)
 def test_a_heavy_caller_makes_others_wait_three_times_as_long_at_most(heavy: str, slower: float, most: float) -> None:
-    """And hardly more where runs take much longer than predicted, so that the heavy one falls behind its ranks."""
+    """And hardly more where runs take much longer than predicted, so that the heavy one falls behind its priorities."""
     assert p99(slower, HEAVY[heavy]) <= most * p99(slower)
 
 

@@ -149,7 +149,7 @@ def test_a_long_line_is_read_when_there_is_room_for_it() -> None:
 
     async def check() -> None:
         held.add(1_000_000)
-        stream = asyncio.create_task(LineStream({}, receive, answered, max_jobs=32, max_bytes=500_000, held=held)(send))
+        stream = asyncio.create_task(LineStream({}, receive, answered, max_requests=32, max_bytes=500_000, held=held)(send))
         for _ in range(100):
             await asyncio.sleep(0)
         assert ([b"1\n"] * 3, 1, 4) == (answers, most, taken)

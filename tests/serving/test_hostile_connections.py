@@ -20,7 +20,7 @@ from bertserve.service.serving.held_bytes import HeldBytes
 from served_socket import GET, answer, body_of, client, echo, everything, listening, play, until
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\n"
-LIMITS = ConnectionLimits(max_connections=9, head_timeout_s=9, max_head_bytes=9, body_timeout_s=9, min_body_rate=9)
+LIMITS = ConnectionLimits(max_connections=9, header_timeout_s=9, max_header_bytes=9, body_timeout_s=9, min_body_rate=9)
 HALF_BODY = b"POST / HTTP/1.1\r\nhost: test\r\ncontent-length: 100\r\n\r\n{"
 
 
@@ -243,7 +243,7 @@ def test_a_client_that_left_before_it_was_refused_is_no_error(monkeypatch: pytes
                 config,
                 scheduler=None,  # type: ignore[arg-type]
                 connections=served.connections,
-                grace_s=0,
+                shutdown_timeout_s=0,
                 on_listen=lambda _: None,
             )
             connection = Reset()

@@ -241,7 +241,7 @@ def ask(api: Send, inputs: Any, **parameters: Any) -> Any:
 
 
 def test_texts_are_filled_as_if_alone(api: Send, runs: Runs) -> None:
-    """One text, several of different numbers of masks, and long ones that are tokenized on a lane: as the search run by hand has it."""
+    """One text, several of different numbers of masks, and long ones that are tokenized on an inference thread: as the search run by hand has it."""
     texts = ["a [MASK] film was [MASK] !", "[MASK]", "the [MASK] [MASK] [MASK] book", "", f"{'good ' * 150} [MASK] [MASK]"]
     expected = [runs.drive(text_of(runs, text, beam=3, top_k=4)) for text in texts if text]
     found = ask(api, [text for text in texts if text], beam=3, top_k=4)

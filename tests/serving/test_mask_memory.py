@@ -35,9 +35,9 @@ class Counting:
 def test_a_batch_of_many_masks_runs_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No run has more masks than it may hold scores for, but for a single text; the answers are the same."""
     tiny.bundle(tmp_path, "masks", task="fill-mask")
-    service = build(Settings(models=tmp_path, lanes=1))
+    service = build(Settings(models=tmp_path, threads=1))
     model = service.registry.get("masks")
-    engine = Counting(model.engines.lane)
+    engine = Counting(model.engines.single_threaded)
     model.engines = Engines(engine)
     texts = [" ".join(["[MASK] good"] * count) for count in MASKS]
 

@@ -16,9 +16,9 @@ import tiny
 from application import LONG, blocked, faked, keys, play
 from bertserve.service.http.auth import Authenticator
 from bertserve.service.metrics import ProcessMetrics
-from bertserve.service.scheduling.lane import Lane
+from bertserve.service.scheduling.inference_thread import InferenceThread
 from bertserve.service.serving.build import build
-from bertserve.service.serving.saturation import INTERVAL_S
+from bertserve.service.serving.utilization import INTERVAL_S
 from bertserve.service.settings import Settings
 from fakes import FakeEngine
 
@@ -31,7 +31,7 @@ DOCUMENTED = {
     "wait_prediction_ratio": LABELED,
     "inference_seconds": LABELED,
     "decode_seconds": LABELED,
-    "queue_entries": (),
+    "queue_items": (),
     "queue_tokens": (),
     "batch_rows": LABELED,
     "tokens_total": ("kind", "model", "task"),
@@ -39,7 +39,7 @@ DOCUMENTED = {
     "connections_closed_total": ("reason",),
     "expired_total": LABELED,
     "cancelled_total": LABELED,
-    "idle_runs_total": LABELED,
+    "multi_threaded_runs_total": LABELED,
     "hung_runs_total": (),
     "truncated_total": LABELED,
     "key_requests_total": ("key", "status"),
@@ -47,8 +47,8 @@ DOCUMENTED = {
     "model_info": ("model", "precision", "provider", "version"),
     "model_load_seconds": ("model", "outcome", "step"),
     "build_info": ("onnxruntime", "provider", "python", "version"),
-    "lanes": (),
-    "lane_busy_seconds_total": (),
+    "threads": (),
+    "thread_busy_seconds_total": (),
     "event_loop_cpu_seconds_total": (),
     "event_loop_lag_seconds": (),
     "workers": (),
@@ -183,7 +183,7 @@ def test_the_queue_is_empty_after_the_answers(models: Path) -> None:
     found = families(
         models, ("/classify", {"inputs": ["good", LONG]}), ("/classify", {"inputs": LONG, "parameters": {"truncation": False}})
     )
-    assert (value(found, "queue_entries"), value(found, "queue_tokens")) == (0, 0)
+    assert (value(found, "queue_items"), value(found, "queue_tokens")) == (0, 0)
 
 
 def test_loaded_models_are_named(models: Path) -> None:
@@ -220,17 +220,17 @@ def test_a_reload_is_counted_as_another_load(models: Path) -> None:
     assert value(found, "model_load_seconds_count", model="tiny", step="verify", outcome="failed") == 1
 
 
-def test_a_lane_is_busy_while_it_runs_and_not_after() -> None:
-    """A batch that runs on counts up to now; a lane that waits counts no more."""
-    lane = Lane()
-    assert lane.busy_s(5.0) == 0.0
-    lane.busy = (2.0, 5.0)
-    assert lane.busy_s(5.5) == 2.5
-    lane.busy = (2.75, None)
-    assert lane.busy_s(9.0) == 2.75
+def test_a_thread_is_busy_while_it_runs_and_not_after() -> None:
+    """A batch that runs on counts up to now; an inference thread that waits counts no more."""
+    thread = InferenceThread()
+    assert thread.busy_s(5.0) == 0.0
+    thread.busy = (2.0, 5.0)
+    assert thread.busy_s(5.5) == 2.5
+    thread.busy = (2.75, None)
+    assert thread.busy_s(9.0) == 2.75
 
 
-def test_the_busy_seconds_of_lanes_are_those_of_the_scheduler(models: Path) -> None:
+def test_the_busy_seconds_of_threads_are_those_of_the_scheduler(models: Path) -> None:
     """A page counts a run that has not ended up to now, and never counts any of it twice."""
     engine = FakeEngine()
     service = faked(models, engine)
@@ -239,7 +239,7 @@ def test_the_busy_seconds_of_lanes_are_those_of_the_scheduler(models: Path) -> N
     async def scrape(client: httpx.AsyncClient) -> None:
         page = (await client.get("/metrics")).text
         found = {family.name: family for family in text_string_to_metric_families(page)}
-        seen.append(value(found, "lane_busy_seconds_total"))
+        seen.append(value(found, "thread_busy_seconds_total"))
 
     async def check(client: httpx.AsyncClient) -> None:
         await scrape(client)
@@ -255,11 +255,11 @@ def test_the_loop_is_measured_from_its_start(models: Path) -> None:
     service = build(Settings(models=models))
 
     async def run() -> None:
-        service.saturation.start()
+        service.utilization.start()
         sum(range(2_000_000))
-        service.saturation.measure()
+        service.utilization.measure()
         await asyncio.sleep(1.2 * INTERVAL_S)
-        service.saturation.stop()
+        service.utilization.stop()
 
     asyncio.run(run())
     found = {family.name: family for family in text_string_to_metric_families(service.metrics.page().decode())}

@@ -100,5 +100,5 @@ def test_many_clients_of_all_tasks_get_their_own_answers(serve: Callable[..., An
             assert CLIENTS * TURNS == sum(pool.map(ask, range(CLIENTS)))
         with client_of("after") as client:
             page = client.get("/metrics").text
-        assert (0, 0) == (gauge(page, "queue_entries"), gauge(page, "queue_tokens"))
+        assert (0, 0) == (gauge(page, "queue_items"), gauge(page, "queue_tokens"))
         assert "ERROR" not in served.log.read_text()

@@ -1,4 +1,4 @@
-"""A model between requests and lanes: batching by graph, errors that name their input, metrics that add up."""
+"""A model between requests and inference threads: batching by graph, errors that name their input, metrics that add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertserve.service.backend.engines import Engines
 from bertserve.service.bundle import files
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, NotFoundError, RefusedError, SettingsError
 from bertserve.service.metrics import Metrics
-from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving import model as model_module
 from bertserve.service.serving.loading import LoadOptions, choose_provider, load_model
@@ -38,8 +38,8 @@ class Bench:
     def __init__(self, folder: Path, *, batch_variant: bool = False, guilty_token: int | None = None, **changes: Any) -> None:
         loaded = files.load_bundle(tiny.bundle(folder, "m", **changes))
         self.metrics = Metrics()
-        self.backlog = Backlog(max_batch_tokens=4096, max_queue_tokens=4096)
-        self.scheduler = Scheduler(self.backlog, lanes=1, observe=self.metrics.observe_queue)
+        self.queue = RequestQueue(max_batch_tokens=4096, max_queue_tokens=4096)
+        self.scheduler = Scheduler(self.queue, threads=1, observe=self.metrics.observe_queue)
         self.engine = FakeEngine(guilty_token=guilty_token)
         self.tokenizer = Tokenizer(loaded.tokenizer_path, loaded.manifest.tokenizer)
         self.model = Model(
@@ -64,7 +64,7 @@ class Bench:
 
 
 def play(bench: Bench, check: Callable[[], Awaitable[Any]]) -> None:
-    """Runs a check with the lanes started."""
+    """Runs a check with the inference threads started."""
 
     async def run() -> None:
         bench.scheduler.start()
@@ -98,7 +98,7 @@ def test_only_batch_invariant_graphs_are_batched(tmp_path: Path, invariant: bool
     assert batches == bench.engine.batches
 
 
-@pytest.mark.parametrize("padding", ["", " " * SHORT_CHARS], ids=["inline", "on a lane"])
+@pytest.mark.parametrize("padding", ["", " " * SHORT_CHARS], ids=["inline", "on an inference thread"])
 def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) -> None:
     """The error carries the index, wherever the text is tokenized; nothing of the request runs."""
     bench = Bench(tmp_path)
@@ -112,7 +112,7 @@ def test_an_input_that_cannot_be_encoded_is_named(tmp_path: Path, padding: str) 
 
     play(bench, check)
     assert [] == bench.engine.batches
-    assert (0, 0) == (bench.backlog.queue_entries, bench.backlog.queue_tokens)
+    assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
 
 
 def test_an_input_that_the_graph_fails_on_is_named(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_refusal_expiry_and_cancellation_are_counted(tmp_path: Path) -> None:
     assert 2 == bench.count("cancelled_total")
 
 
-def test_an_empty_list_needs_no_lane(tmp_path: Path) -> None:
+def test_an_empty_list_needs_no_thread(tmp_path: Path) -> None:
     """No inputs give no results, even while nothing runs."""
     bench = Bench(tmp_path)
 
@@ -204,7 +204,7 @@ def registry(folder: Path, *names: str, **defaults: str) -> Registry:
     """Returns a registry of tiny bundles."""
     bundles = [files.load_bundle(tiny.bundle(folder, name, seed=i)) for i, name in enumerate(names)]
     options = LoadOptions(provider=choose_provider(bundles, "auto"))
-    scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
+    scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
     return Registry(
         [load_model(bundle, options=options, scheduler=scheduler, metrics=Metrics()) for bundle in bundles],
         {k.replace("_", "-"): v for k, v in defaults.items()},
@@ -242,7 +242,7 @@ def test_a_default_must_be_loaded(tmp_path: Path) -> None:
 def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
     """A model whose longest text no batch could hold is a contradiction of settings."""
     loaded = files.load_bundle(tiny.bundle(tmp_path, max_length=65))
-    scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
+    scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
 
     with pytest.raises(SettingsError, match=r"--max-batch-tokens is 64, less than .* `tiny` may have \(65\)"):
         load_model(loaded, options=LoadOptions(provider="cpu", max_batch_tokens=64), scheduler=scheduler, metrics=Metrics())
@@ -252,7 +252,7 @@ def test_a_budget_below_one_text_refuses_to_start(tmp_path: Path) -> None:
 def test_the_cost_model_is_told_what_a_run_took_of_a_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str, told: bool
 ) -> None:
-    """Waits of a lane's run are no work of it, on the CPU; beside another device a thread's own time says nothing."""
+    """Waits of an inference thread's run are no work of it, on the CPU; beside another device a thread's own time says nothing."""
     bench = Bench(tmp_path)
     bench.model.graph = bench.model.graph.model_copy(update={"provider": provider})
     quick, learned = bench.engine.run, []
@@ -303,7 +303,7 @@ def test_a_long_task_pauses_for_others(tmp_path: Path, monkeypatch: pytest.Monke
         names = [name for step, name in steps if step == kind]
         assert 2 * 2 * 3 == len(names)
         assert 2 < sum(one != other for one, other in itertools.pairwise(names))
-    assert 0 == bench.backlog.queue_tokens
+    assert 0 == bench.queue.queue_tokens
 
 
 @pytest.mark.parametrize("is_large", [True, False])

@@ -143,7 +143,7 @@ def prometheus_of_a_loaded_service(models: Path, tmp_path: Path) -> Iterator[htt
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus)")
-    with running(models, tmp_path / "serve.log", "--workers", "2", "--lanes", "2") as served:
+    with running(models, tmp_path / "serve.log", "--workers", "2", "--threads", "2") as served:
         (tmp_path / "prometheus.yml").write_text(_scraping(served.url.removeprefix("http://")))
         shutil.copy(PROMETHEUS / "alerts.yml", tmp_path)
         log = tmp_path / "prometheus.log"

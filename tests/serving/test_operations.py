@@ -56,7 +56,7 @@ def test_a_model_that_is_not_loaded_has_no_pages(models: Path, path: str) -> Non
 
 @pytest.mark.parametrize("path", [path for path in OPEN_PATHS if "health" in path])
 def test_health_is_green_while_requests_are_answered(models: Path, path: str) -> None:
-    """Each health path is 200 and JSON once the lanes run."""
+    """Each health path is 200 and JSON once the inference threads run."""
     response = call(models, "GET", path)
     assert response.status_code == 200
     assert response.json()["live"] is True
@@ -68,12 +68,12 @@ def test_info_has_the_limits(models: Path) -> None:
         "max_inputs": 7,
         "max_chars": 1000,
         "max_body_bytes": 4096,
-        "max_stream_jobs": 4,
+        "max_stream_requests": 4,
         "timeout_ms": 5,
         "max_timeout_ms": 6,
         "max_batch_tokens": 64,
         "max_queue_tokens": 128,
-        "lanes": 3,
+        "threads": 3,
     }
     page = call(models, "GET", "/info", settings=limits).json()
     assert page["limits"] == limits

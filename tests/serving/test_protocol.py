@@ -155,7 +155,7 @@ def test_a_client_that_leaves_a_held_stream_is_noticed(monkeypatch: pytest.Monke
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientGoneError):
-            await LineStream(scope, receive, answered, max_jobs=2, max_bytes=2**20, held=HeldBytes(2**20))(send)
+            await LineStream(scope, receive, answered, max_requests=2, max_bytes=2**20, held=HeldBytes(2**20))(send)
 
     async def check() -> None:
         async with (

@@ -98,7 +98,7 @@ def test_a_deadline_in_bounds_is_taken(models: Path, given: str) -> None:
 
 
 def test_a_request_that_waits_too_long_expires(models: Path) -> None:
-    """What has not started by its deadline is 504, while every lane is still busy, and counted."""
+    """What has not started by its deadline is 504, while every inference thread is still busy, and counted."""
     engine = FakeEngine()
 
     async def check(client: httpx.AsyncClient) -> tuple[httpx.Response, str]:
@@ -195,8 +195,8 @@ def test_an_unforeseen_error_tells_nothing(models: Path, monkeypatch: pytest.Mon
     assert "RuntimeError r-1 POST /classify: fail (test_refusals.py:" in record.getMessage()
 
 
-def test_an_unforeseen_error_on_a_lane_is_internal(models: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An error of a kind of its own inside the run is 500 `internal`, tells nothing, and the lane lives."""
+def test_an_unforeseen_error_on_a_thread_is_internal(models: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error of a kind of its own inside the run is 500 `internal`, tells nothing, and the inference thread lives."""
     engine = FakeEngine()
     service = faked(models, engine)
 

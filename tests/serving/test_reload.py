@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_listed_says_why(models: Path, tmp_path: Path, w
     """The answer has the reason, without the folder's path, and what was served is served on."""
     other = tmp_path / "other"
     tiny.bundle(other, "second")
-    state = build(Settings(models=f"{models},{other}", default_by_name=True))  # type: ignore[arg-type]
+    state = build(Settings(models=f"{models},{other}", allow_implicit_default=True))  # type: ignore[arg-type]
     if what == "twins":
         tiny.bundle(other, "tiny")
     elif what == "checkpoint":

@@ -18,7 +18,7 @@ import tiny
 from application import call_fresh, classify, faked, play, rejected
 from bertserve.service.bundle.manifest import Embedding
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.backlog import UNDERESTIMATED, Backlog
+from bertserve.service.scheduling.request_queue import UNDERESTIMATED, RequestQueue
 from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
@@ -77,7 +77,7 @@ def test_targets_are_tokenized_once_for_all_texts(models_of_all: dict[str, Model
 
 @pytest.mark.parametrize("texts", [1, 64])
 def test_targets_count_once_at_admission(texts: int) -> None:
-    """Their characters are shared among the texts, so that a request with many is tokenized on a lane, and none is counted twice."""
+    """Their characters are shared among the texts, so that a request with many is tokenized on an inference thread, and none is counted twice."""
     targets = ["x" * 15] * fill_mask.MAX_TARGETS
     parameters = fill_mask.FillMaskParameters(targets=targets)
     requests = fill_mask.FillMaskBody(inputs=["[MASK]"] * texts, parameters=parameters).requests()
@@ -109,7 +109,7 @@ def test_many_targets_do_not_keep_others_waiting(tmp_path: Path, monkeypatch: py
         go_on.set()
         return [answer.status_code for answer in (*others, await busy)]
 
-    assert [200, 200, 200] == play(build(Settings(models=tmp_path, lanes=2)), check)
+    assert [200, 200, 200] == play(build(Settings(models=tmp_path, threads=2)), check)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_request_of_more_tokens_than_the_queue_is_refused_before_it_runs(model
 
     assert "tokens or more, all windows and the work of decoding counted, and the queue holds 256" in message
     assert [] == engine.batches
-    assert 0 == service.scheduler._backlog.queue_tokens
+    assert 0 == service.scheduler._queue.queue_tokens
 
 
 def test_windows_over_the_queue_are_not_all_made(models: Path) -> None:
@@ -178,22 +178,22 @@ def test_windows_over_the_queue_are_not_all_made(models: Path) -> None:
     assert 6 == len(begun)  # of 12 tokens each
 
 
-def put(backlog: Backlog, estimate: int, real: int) -> None:
+def put(queue: RequestQueue, estimate: int, real: int) -> None:
     """Admits a request by an estimate and puts an entry of what it really has."""
-    job = backlog.admit(tokens=estimate, seconds=0.0, deadline=10.0, now=0.0)
-    backlog.put(job, None, [(real, None)], lambda rows, length: 0.0, 0.0)
+    scheduled = queue.admit(tokens=estimate, seconds=0.0, deadline=10.0, now=0.0)
+    queue.put(scheduled, None, [(real, None)], lambda rows, length: 0.0, 0.0)
 
 
 def test_what_is_many_times_its_estimate_must_fit_like_new() -> None:
     """It is refused where the queue has no room for its real tokens; nearer to the estimate it is charged for them."""
-    backlog = Backlog(max_batch_tokens=100, max_queue_tokens=100)
-    put(backlog, 60, 60)
-    put(backlog, 10, 10 * UNDERESTIMATED)
-    assert 100 == backlog.queue_tokens
-    backlog = Backlog(max_batch_tokens=100, max_queue_tokens=100)
-    put(backlog, 60, 60)
+    queue = RequestQueue(max_batch_tokens=100, max_queue_tokens=100)
+    put(queue, 60, 60)
+    put(queue, 10, 10 * UNDERESTIMATED)
+    assert 100 == queue.queue_tokens
+    queue = RequestQueue(max_batch_tokens=100, max_queue_tokens=100)
+    put(queue, 60, 60)
     with pytest.raises(RefusedError, match="has 41 tokens where about 10 were expected, and the queue holds 60 of 100") as caught:
-        put(backlog, 10, 10 * UNDERESTIMATED + 1)
+        put(queue, 10, 10 * UNDERESTIMATED + 1)
     assert "queue_full" == caught.value.reason
 
 

@@ -156,11 +156,11 @@ def test_every_route_asks_for_what_it_declares(models: Path) -> None:
                 assert (len(changes.names) > before) is (route.access is Access.ADMIN and authorization == ADMIN_KEY), path
                 assert asked.status != 405, path
 
-    asyncio.run(with_lanes(state, ask()))
+    asyncio.run(with_threads(state, ask()))
     assert {"tiny"} == set(changes.names)
 
 
-async def with_lanes(state: AppState, work: Any) -> None:
+async def with_threads(state: AppState, work: Any) -> None:
     """Awaits what needs a service that is ready."""
     state.scheduler.start()
     try:
@@ -193,7 +193,7 @@ def test_no_mutated_path_gets_around_the_access_of_a_route(models: Path, root_pa
                     if name == "double prefix":
                         assert asked.status == 404, context
 
-    asyncio.run(with_lanes(state, ask()))
+    asyncio.run(with_threads(state, ask()))
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_an_idle_connection_keeps_no_prediction(models: Path) -> None:
     state, auth, _ = service(models)
     asked = Asked("POST", "/classify", KEY)
     asked.unread = [{"type": "http.request", "body": b'{"inputs": "good"}', "more_body": False}]
-    asyncio.run(with_lanes(state, asked.by(create_app(state, auth=auth))))
+    asyncio.run(with_threads(state, asked.by(create_app(state, auth=auth))))
     assert 200 == asked.status
     assert [] == [name for name, value in asked.scope.items() if type(value).__name__ == "Prediction"]
 
@@ -291,7 +291,7 @@ def test_large_bodies_that_come_together_let_others_in_between(models: Path, mon
 
         await asyncio.gather(*(large() for _ in range(4)), others())
 
-    asyncio.run(with_lanes(state, ask()))
+    asyncio.run(with_threads(state, ask()))
     assert "large large" not in " ".join(order)
 
 

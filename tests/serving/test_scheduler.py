@@ -1,4 +1,4 @@
-"""What the scheduler must keep: real lanes and a real loop around the backlog, the work a fake that blocks and fails."""
+"""What the scheduler must keep: real threads and a real loop around the queue, the work a fake that blocks and fails."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 import uvloop
 
 from bertserve.service.errors import EngineError, ExpiredError, InvalidValueError, RefusedError, UnavailableError
-from bertserve.service.scheduling.backlog import Backlog
-from bertserve.service.scheduling.job import Entry, Job
+from bertserve.service.scheduling.request_queue import RequestQueue
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 from bertserve.service.scheduling.scheduler import SWITCH_S, Scheduler
-from bertserve.service.scheduling.stage import JobResult, Stage
+from bertserve.service.scheduling.stage import RequestResult, Stage
 from bertserve.service.scheduling.watchdog import HUNG_FLOOR_S, OVERDUE_S, TICKS_OF_FLOOR, UNPREDICTED_FLOORS
 from fakes import ManualClock
 
@@ -44,12 +44,12 @@ class Work:
             raise EngineError(f"guilty: {sorted(self.guilty & set(payloads))}")
         return list(payloads)[1 if self.short else 0 :]
 
-    async def let_blockers_pass(self, backlog: Watched) -> None:
-        """Lets the runs at the gate end, and returns when one lane stands at a gate of its own and another one sleeps."""
-        before, self.gate, asked = self.gate, threading.Event(), backlog.in_vain
+    async def let_blockers_pass(self, queue: Watched) -> None:
+        """Lets the runs at the gate end, and returns when one thread stands at a gate of its own and another one sleeps."""
+        before, self.gate, asked = self.gate, threading.Event(), queue.in_vain
         before.set()
         await asyncio.to_thread(self.started.acquire)
-        while backlog.in_vain == asked:
+        while queue.in_vain == asked:
             await asyncio.sleep(0)
 
     async def let_one_pass(self) -> None:
@@ -59,14 +59,14 @@ class Work:
         await asyncio.to_thread(self.started.acquire)
 
 
-class Watched(Backlog):
-    """A backlog that counts how often it was asked for a batch in vain: once by each lane before it goes to sleep."""
+class Watched(RequestQueue):
+    """A queue that counts how often it was asked for a batch in vain: once by each inference thread before it goes to sleep."""
 
     in_vain = 0
 
-    def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
+    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
         """Takes the best batch there is."""
-        batch = super().take(now, last_lane=last_lane)
+        batch = super().take(now, last_thread=last_thread)
         self.in_vain += not batch
         return batch
 
@@ -82,21 +82,21 @@ class Bench:
     def __init__(
         self,
         *,
-        lanes: int = 1,
-        solo_threads: int = 1,
+        threads: int = 1,
+        multi_threads: int = 1,
         manual: bool = False,
-        backlog: type[Backlog] = Backlog,
+        queue: type[RequestQueue] = RequestQueue,
         hung_floor_s: float = HUNG_FLOOR_S,
         **options: Any,
     ) -> None:
         self.work = Work()
         self.clock = ManualClock()
-        self.backlog = backlog(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "lanes": lanes} | options)
+        self.queue = queue(**{"max_batch_tokens": 64, "max_queue_tokens": 1000, "threads": threads} | options)
         self.hangs = 0
         self.scheduler = Scheduler(
-            self.backlog,
-            lanes=lanes,
-            solo_threads=solo_threads,
+            self.queue,
+            threads=threads,
+            multi_threads=multi_threads,
             clock=self.clock if manual else time.monotonic,
             on_hang=self._count_hang,
             hung_floor_s=hung_floor_s,
@@ -105,21 +105,21 @@ class Bench:
     def _count_hang(self) -> None:
         self.hangs += 1
 
-    def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> Job:
-        """Admits a job."""
+    def admit(self, tokens: int = 8, timeout_s: float = 20.0) -> ScheduledRequest:
+        """Admits a request."""
         return self.scheduler.admit(tokens=tokens, seconds=0.0, timeout_s=timeout_s)
 
     def stage(self, *payloads: Any, tokens: int = 8, key: Any = "model", **changes: Any) -> Stage:
-        """Returns a stage with an entry per payload that finishes with the list of results."""
+        """Returns a stage with an item per payload that finishes with the list of results."""
         fields = {"run": self.work, "finish": list, "key": key, "cost": batched} | changes
         return Stage(work=[(tokens, payload) for payload in payloads], **fields)
 
-    def submit(self, *payloads: Any, timeout_s: float = 20.0, **options: Any) -> asyncio.Task[JobResult]:
-        """Starts a job in a task of its own."""
+    def submit(self, *payloads: Any, timeout_s: float = 20.0, **options: Any) -> asyncio.Task[RequestResult]:
+        """Starts a request in a task of its own."""
         return asyncio.ensure_future(self.scheduler.run(self.admit(8 * len(payloads), timeout_s), self.stage(*payloads, **options)))
 
-    async def blocked(self) -> asyncio.Task[JobResult]:
-        """Occupies one lane until the gate is opened; returns the job that does."""
+    async def blocked(self) -> asyncio.Task[RequestResult]:
+        """Occupies one thread until the gate is opened; returns the request that does."""
         self.work.started = threading.Semaphore(0)  # earlier runs were not waited for
         self.work.gate.clear()
         task = self.submit("blocker", key=None)
@@ -145,7 +145,7 @@ def run_on_loop(request: pytest.FixtureRequest) -> Scenario:
             finally:
                 bench.work.gate.set()
                 await bench.scheduler.stop(5)
-            assert (0, 0) == (bench.backlog.queue_entries, bench.backlog.queue_tokens)
+            assert (0, 0) == (bench.queue.queue_items, bench.queue.queue_tokens)
 
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(play())
@@ -155,19 +155,19 @@ def run_on_loop(request: pytest.FixtureRequest) -> Scenario:
 
 @pytest.mark.parametrize("scenario", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"], indirect=True)
 def test_each_caller_gets_its_own_results_in_order(scenario: Scenario) -> None:
-    """Hundreds of jobs over several lanes and shared batches: no result is swapped or lost."""
+    """Hundreds of requests over several threads and shared batches: no result is swapped or lost."""
 
     async def check(bench: Bench) -> None:
-        jobs = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
-        answers = await asyncio.gather(*(bench.submit(*job, tokens=1 + i % 9) for i, job in enumerate(jobs)))
-        assert jobs == [answer.value for answer in answers]
+        requests = [[(i, k) for k in range(1 + i % 5)] for i in range(300)]
+        answers = await asyncio.gather(*(bench.submit(*request, tokens=1 + i % 9) for i, request in enumerate(requests)))
+        assert requests == [answer.value for answer in answers]
         assert max(map(len, bench.work.batches)) > 1
 
-    scenario(check, lanes=3, max_queue_tokens=100_000)
+    scenario(check, threads=3, max_queue_tokens=100_000)
 
 
 def test_a_lone_request_is_not_delayed(scenario: Scenario) -> None:
-    """A waiting lane starts at once: requests are answered while the clock stands still, so that no timer holds them back."""
+    """A waiting thread starts at once: requests are answered while the clock stands still, so that no timer holds them back."""
 
     async def check(bench: Bench) -> None:
         assert [0.0] * 20 == [(await bench.submit("x")).queue_s for _ in range(20)]
@@ -176,7 +176,7 @@ def test_a_lone_request_is_not_delayed(scenario: Scenario) -> None:
 
 
 def test_what_gathers_behind_a_run_shares_the_next_one(scenario: Scenario) -> None:
-    """While a lane is busy the next batch collects."""
+    """While an inference thread is busy the next batch collects."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -205,7 +205,7 @@ def test_a_full_queue_refuses_at_once(scenario: Scenario) -> None:
     scenario(check, max_queue_tokens=100)
 
 
-def test_an_entry_over_the_budget_fails_only_its_job(scenario: Scenario) -> None:
+def test_an_item_over_the_budget_fails_only_its_request(scenario: Scenario) -> None:
     """A text that no batch can hold is an error of its request, and frees its place."""
 
     async def check(bench: Bench) -> None:
@@ -216,8 +216,8 @@ def test_an_entry_over_the_budget_fails_only_its_job(scenario: Scenario) -> None
     scenario(check)
 
 
-def test_a_failing_batch_fails_only_the_guilty_entry(scenario: Scenario) -> None:
-    """A batch of several that failed runs again one by one; the lane lives on."""
+def test_a_failing_batch_fails_only_the_guilty_item(scenario: Scenario) -> None:
+    """A batch of several that failed runs again one by one; the inference thread lives on."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -236,7 +236,7 @@ def test_a_failing_batch_fails_only_the_guilty_entry(scenario: Scenario) -> None
 
 
 def test_a_failing_batch_runs_again_in_halves(scenario: Scenario) -> None:
-    """One guilty entry of eight is found in the runs of three halvings, and its neighbors are answered."""
+    """One guilty item of eight is found in the runs of three halvings, and its neighbors are answered."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -246,7 +246,7 @@ def test_a_failing_batch_runs_again_in_halves(scenario: Scenario) -> None:
         bench.work.gate.set()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert ["guilty: [5]"] == [str(error) for error in ended if isinstance(error, Exception)]
-        assert [0, 1, 2, 3, 4, 6, 7] == [result.value[0] for result in ended if isinstance(result, JobResult)]
+        assert [0, 1, 2, 3, 4, 6, 7] == [result.value[0] for result in ended if isinstance(result, RequestResult)]
         assert [[*range(8)], [0, 1, 2, 3], [4, 5, 6, 7], [4, 5], [4], [5], [6, 7]] == bench.work.batches[1:]
         await blocker
 
@@ -254,7 +254,7 @@ def test_a_failing_batch_runs_again_in_halves(scenario: Scenario) -> None:
 
 
 def test_what_has_ended_does_not_run_again(scenario: Scenario) -> None:
-    """Entries of a failed batch whose callers have left meanwhile are not tried once more."""
+    """Items of a failed batch whose callers have left meanwhile are not tried once more."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -274,14 +274,14 @@ def test_what_has_ended_does_not_run_again(scenario: Scenario) -> None:
     scenario(check)
 
 
-def test_the_first_failure_ends_the_whole_job(scenario: Scenario) -> None:
-    """A job with a guilty entry fails once, and its other entries do not keep the queue busy."""
+def test_the_first_failure_ends_the_whole_request(scenario: Scenario) -> None:
+    """A request with a guilty item fails once, and its other items do not keep the queue busy."""
 
     async def check(bench: Bench) -> None:
         bench.work.guilty = {"bad"}
         with pytest.raises(EngineError, match="guilty"):
             await bench.submit("a", "bad", "c", tokens=60)
-        assert 0 == bench.backlog.queue_entries
+        assert 0 == bench.queue.queue_items
 
     scenario(check)
 
@@ -318,7 +318,7 @@ def test_cancelled_while_queued_takes_no_slot(scenario: Scenario) -> None:
 
 
 def test_what_runs_counts_as_wait(scenario: Scenario) -> None:
-    """With every lane busy for longer than the deadline a request is refused though nothing waits, and told when to come."""
+    """With every inference thread busy for longer than the deadline a request is refused though nothing waits, and told when to come."""
 
     async def check(bench: Bench) -> None:
         bench.work.gate.clear()
@@ -343,8 +343,8 @@ class Text:
     results: Sequence[Any] = ()
 
 
-def test_an_answered_job_keeps_neither_payloads_nor_results_until_its_deadline(scenario: Scenario) -> None:
-    """The queue keeps a job until its deadline, which can be minutes away; what the job read and answered is free at once."""
+def test_an_answered_request_keeps_neither_payloads_nor_results_until_its_deadline(scenario: Scenario) -> None:
+    """The queue keeps a request until its deadline, which can be minutes away; what the request read and answered is free at once."""
 
     async def check(bench: Bench) -> None:
         kept = weakref.WeakSet[Text]()
@@ -355,22 +355,22 @@ def test_an_answered_job_keeps_neither_payloads_nor_results_until_its_deadline(s
             answer.results = results
             return answer
 
-        open_job = bench.admit()  # while one is open, the queue forgets ended ones later
+        open_request = bench.admit()  # while one is open, the queue forgets ended ones later
         answered = bench.submit(Text(), finish=finish)
         await answered
         assert len(kept) == 2
         del answered
         bench.work.batches.clear()
-        await bench.submit("next")  # a lane keeps its last batch
+        await bench.submit("next")  # an inference thread keeps its last batch
         gc.collect()
         assert len(kept) == 0
-        bench.scheduler.close(open_job)
+        bench.scheduler.close(open_request)
 
     scenario(check)
 
 
 def test_a_thousand_callers_that_hang_up_leave_nothing(scenario: Scenario) -> None:
-    """Of those that hang up while they wait nothing runs, of those in a run no result is delivered; both lanes live, and nothing is kept."""
+    """Of those that hang up while they wait nothing runs, of those in a run no result is delivered; both threads live, and nothing is kept."""
 
     async def check(bench: Bench) -> None:
         kept = weakref.WeakSet[Text]()
@@ -387,7 +387,7 @@ def test_a_thousand_callers_that_hang_up_leave_nothing(scenario: Scenario) -> No
             await asyncio.to_thread(bench.work.started.acquire)
         queued = [bench.submit(*texts(1 + i % 3), key=[None, "model"][i % 2], tokens=1 + i % 60) for i in range(998)]
         await asyncio.sleep(0)
-        assert 998 < bench.backlog.queue_entries
+        assert 998 < bench.queue.queue_items
         for task in (*running, *queued):
             task.cancel()
         ended = await asyncio.gather(*running, *queued, return_exceptions=True)
@@ -395,7 +395,7 @@ def test_a_thousand_callers_that_hang_up_leave_nothing(scenario: Scenario) -> No
         del running, queued, ended, task
         await asyncio.sleep(0)  # this step of the loop was woken by the tasks, and keeps them
         gc.collect()
-        assert (0, 0, 2) == (bench.backlog.queue_entries, bench.backlog.queue_tokens, len(kept))  # the two that run are their lanes'
+        assert (0, 0, 2) == (bench.queue.queue_items, bench.queue.queue_tokens, len(kept))  # the two that run are their threads'
         bench.work.gate.set()
         while len(bench.work.batches) < 2:
             await asyncio.sleep(0)
@@ -404,15 +404,15 @@ def test_a_thousand_callers_that_hang_up_leave_nothing(scenario: Scenario) -> No
         assert [["a"], ["b"]] == [answer.value for answer in await asyncio.gather(bench.submit("a"), bench.submit("b"))]
         assert ["a", "b"] == sorted(payload for batch in bench.work.batches for payload in batch)
         assert bench.scheduler.ready
-        while kept:  # until both lanes have gone back to wait
+        while kept:  # until both threads have gone back to wait
             gc.collect()
             await asyncio.sleep(0)
 
-    scenario(check, lanes=2, max_queue_tokens=100_000)
+    scenario(check, threads=2, max_queue_tokens=100_000)
 
 
-def test_cancelled_in_flight_does_not_kill_the_lane(scenario: Scenario) -> None:
-    """A caller that leaves during its run loses its result; the next one is served by the same lane."""
+def test_cancelled_in_flight_does_not_kill_the_thread(scenario: Scenario) -> None:
+    """A caller that leaves during its run loses its result; the next one is served by the same thread."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -425,8 +425,8 @@ def test_cancelled_in_flight_does_not_kill_the_lane(scenario: Scenario) -> None:
     scenario(check)
 
 
-def test_a_deadline_ends_what_waits_while_every_lane_is_busy(scenario: Scenario) -> None:
-    """Expiry does not need a free lane: the caller hears of it on time."""
+def test_a_deadline_ends_what_waits_while_every_thread_is_busy(scenario: Scenario) -> None:
+    """Expiry does not need a free thread: the caller hears of it on time."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -456,22 +456,22 @@ def test_a_timer_that_fires_early_fires_again(scenario: Scenario) -> None:
 
 
 def test_a_deadline_that_passed_before_the_work_was_queued_ends_it(scenario: Scenario) -> None:
-    """What took its time before it waits is told at once, though every lane is busy."""
+    """What took its time before it waits is told at once, though every inference thread is busy."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
-        job = bench.admit(timeout_s=1.0)
+        request = bench.admit(timeout_s=1.0)
         bench.clock.now += 2.0
         with pytest.raises(ExpiredError, match="deadline passed"):
-            await bench.scheduler.run(job, bench.stage("late"))
+            await bench.scheduler.run(request, bench.stage("late"))
         bench.work.gate.set()
         await blocker
 
     scenario(check, manual=True)
 
 
-def test_a_job_that_has_started_outlives_its_deadline(scenario: Scenario) -> None:
-    """The deadline applies until the last entry has started."""
+def test_a_request_that_has_started_outlives_its_deadline(scenario: Scenario) -> None:
+    """The deadline applies until the last item has started."""
 
     async def check(bench: Bench) -> None:
         bench.work.gate.clear()
@@ -486,7 +486,7 @@ def test_a_job_that_has_started_outlives_its_deadline(scenario: Scenario) -> Non
 
 
 def test_stop_answers_what_was_admitted_and_refuses_the_rest(scenario: Scenario) -> None:
-    """Within the grace period queued jobs are drained; new ones are refused from the first moment."""
+    """Within the grace period queued requests are drained; new ones are refused from the first moment."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -517,34 +517,34 @@ def test_stop_leaves_nothing_pending_after_its_grace(scenario: Scenario) -> None
     scenario(check)
 
 
-class Broken(Backlog):
-    """A backlog whose own code fails once it is told to."""
+class Broken(RequestQueue):
+    """A queue whose own code fails once it is told to."""
 
     broken = False
 
-    def take(self, now: float, *, last_lane: bool = False) -> list[Entry]:
+    def take(self, now: float, *, last_thread: bool = False) -> list[Item]:
         """Takes the best batch there is, or fails."""
         if self.broken:
-            raise RuntimeError("a bug of the backlog")
-        return super().take(now, last_lane=last_lane)
+            raise RuntimeError("a bug of the queue")
+        return super().take(now, last_thread=last_thread)
 
 
-def test_a_dead_lane_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
-    """If a lane dies in the scheduler's own code nobody is left hanging, in its run or beside it, and nothing new is admitted."""
+def test_a_dead_thread_turns_readiness_red_and_fails_what_waits(scenario: Scenario) -> None:
+    """If an inference thread dies in the scheduler's own code nobody is left hanging, in its run or beside it, and nothing new is admitted."""
 
     async def check(bench: Bench) -> None:
-        assert isinstance(bench.backlog, Broken)
+        assert isinstance(bench.queue, Broken)
         blocker = await bench.blocked()
-        bench.backlog.broken = True
-        with pytest.raises(UnavailableError, match="a lane died"):
+        bench.queue.broken = True
+        with pytest.raises(UnavailableError, match="an inference thread died"):
             await bench.submit("x")
-        with pytest.raises(UnavailableError, match="a lane died"):
+        with pytest.raises(UnavailableError, match="an inference thread died"):
             await blocker
         assert not bench.scheduler.ready
-        with pytest.raises(UnavailableError, match="a lane died"):
+        with pytest.raises(UnavailableError, match="an inference thread died"):
             bench.admit()
 
-    scenario(check, lanes=2, backlog=Broken)
+    scenario(check, threads=2, queue=Broken)
 
 
 class NativePanicError(BaseException):
@@ -562,7 +562,7 @@ FAULTS: dict[str, tuple[BaseException, type[Exception], str]] = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("place", ["run", "finish"])
 def test_no_fault_of_a_request_reaches_its_neighbors(scenario: Scenario, fault: str, place: str) -> None:
-    """Whatever a run or a decoder raises, in a batch of several, is the answer of the guilty request alone; the lanes live."""
+    """Whatever a run or a decoder raises, in a batch of several, is the answer of the guilty request alone; the inference threads live."""
     raised, expected, message = FAULTS[fault]
 
     async def check(bench: Bench) -> None:
@@ -628,7 +628,7 @@ def hang_scenario(scenario: Scenario, check: Callable[[Hanging], Awaitable[None]
 
 
 def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.LogCaptureFixture) -> None:
-    """Ten seconds that were watched make it hang; it is logged and counted once, and readiness turns red only when no lane is left."""
+    """Ten seconds that were watched make it hang; it is logged and counted once, and readiness turns red only when no inference thread is left."""
 
     async def check(bench: Hanging) -> None:
         first = await bench.blocked()
@@ -637,22 +637,22 @@ def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.Log
         bench.look(1)
         assert (1, True) == (bench.hangs, bench.scheduler.ready)
         second = bench.submit("second", key=None)
-        assert 1 == bench.backlog.lanes  # waits are predicted for those that are left
+        assert 1 == bench.queue.threads  # waits are predicted for those that are left
         await asyncio.to_thread(bench.work.started.acquire)
         bench.look(10)
         assert (2, False) == (bench.hangs, bench.scheduler.ready)
-        with pytest.raises(UnavailableError, match="all lanes hang"):
+        with pytest.raises(UnavailableError, match="all threads hang"):
             bench.admit()
         bench.work.gate.set()
         await asyncio.gather(first, second)
-        while any(lane.run is not None for lane in bench.scheduler._lanes):
+        while any(thread.run is not None for thread in bench.scheduler._threads):
             await asyncio.sleep(0)
         bench.look(1)
         assert (2, True) == (bench.hangs, bench.scheduler.ready)
         assert ["after"] == (await bench.submit("after")).value
 
-    hang_scenario(scenario, check, lanes=2)
-    assert [f"lane-{i} hangs: a run has taken 10 s and 0.001 s were predicted for it" for i in range(2)] == sorted(caplog.messages)
+    hang_scenario(scenario, check, threads=2)
+    assert [f"thread-{i} hangs: a run has taken 10 s and 0.001 s were predicted for it" for i in range(2)] == sorted(caplog.messages)
 
 
 def test_a_long_run_hangs_after_twenty_times_its_prediction(scenario: Scenario) -> None:
@@ -714,7 +714,7 @@ def test_the_watchdog_ticks_by_itself_while_there_is_work(scenario: Scenario) ->
     scenario(check, manual=True, hung_floor_s=0.05)
 
 
-def test_a_stop_does_not_wait_for_lanes_that_hang(scenario: Scenario) -> None:
+def test_a_stop_does_not_wait_for_threads_that_hang(scenario: Scenario) -> None:
     """Where nothing would finish the grace is left out, so that another process takes over at once; who only waited may ask that one."""
 
     async def check(bench: Hanging) -> None:
@@ -723,11 +723,13 @@ def test_a_stop_does_not_wait_for_lanes_that_hang(scenario: Scenario) -> None:
         await asyncio.sleep(0)
         bench.look(10)
         await bench.scheduler.stop(1000.0)
-        with pytest.raises(EngineError, match="a run that holds the request hangs, 10 s after its start, and its lane is given up"):
+        with pytest.raises(
+            EngineError, match="a run that holds the request hangs, 10 s after its start, and its inference thread is given up"
+        ):
             await blocker
-        with pytest.raises(UnavailableError, match="all lanes hang"):
+        with pytest.raises(UnavailableError, match="all threads hang"):
             await waiting
-        assert bench.scheduler._lanes[0].thread.is_alive()
+        assert bench.scheduler._threads[0].thread.is_alive()
 
     hang_scenario(scenario, check)
 
@@ -754,7 +756,7 @@ def test_what_is_not_predicted_has_more_time(scenario: Scenario, place: str) -> 
 
 
 def test_the_loop_keeps_ticking_while_the_engine_blocks(scenario: Scenario) -> None:
-    """Runs happen on lanes: the event loop is free meanwhile."""
+    """Runs happen on threads: the event loop is free meanwhile."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -771,7 +773,7 @@ def test_the_loop_keeps_ticking_while_the_engine_blocks(scenario: Scenario) -> N
 
 
 def test_stages_follow_each_other(scenario: Scenario) -> None:
-    """A stage whose finish returns another stage goes on with it, on the same job."""
+    """A stage whose finish returns another stage goes on with it, on the same request."""
 
     async def check(bench: Bench) -> None:
         second = bench.stage("b", "c", finish=lambda results: ["second", *results])
@@ -781,8 +783,8 @@ def test_stages_follow_each_other(scenario: Scenario) -> None:
     scenario(check)
 
 
-def test_what_finish_raises_is_the_jobs_error(scenario: Scenario) -> None:
-    """An error in decoding fails its own job and nothing else."""
+def test_what_finish_raises_is_the_requests_error(scenario: Scenario) -> None:
+    """An error in decoding fails its own request and nothing else."""
 
     async def check(bench: Bench) -> None:
         def fail(results: Sequence[Any]) -> None:
@@ -796,7 +798,7 @@ def test_what_finish_raises_is_the_jobs_error(scenario: Scenario) -> None:
 
 
 def test_a_result_is_never_set_twice(scenario: Scenario) -> None:
-    """Cancellation, expiry, failure and completion race for the same jobs; each ends exactly once and the lanes live."""
+    """Cancellation, expiry, failure and completion race for the same requests; each ends exactly once and the inference threads live."""
 
     async def check(bench: Bench) -> None:
         bench.work.guilty = {i for i in range(400) if i % 7 == 0}
@@ -809,29 +811,29 @@ def test_a_result_is_never_set_twice(scenario: Scenario) -> None:
 
         results = await asyncio.gather(leave(), *tasks, return_exceptions=True)
         kinds = {type(result) for result in results[1:]}
-        assert kinds <= {JobResult, asyncio.CancelledError, ExpiredError, EngineError}
-        answered = [(i, result.value) for i, result in enumerate(results[1:]) if isinstance(result, JobResult)]
+        assert kinds <= {RequestResult, asyncio.CancelledError, ExpiredError, EngineError}
+        answered = [(i, result.value) for i, result in enumerate(results[1:]) if isinstance(result, RequestResult)]
         assert [(i, [i, i + 1000]) for i, _ in answered] == answered
         assert bench.scheduler.ready
 
-    scenario(check, lanes=2, max_queue_tokens=100_000)
+    scenario(check, threads=2, max_queue_tokens=100_000)
 
 
 def test_a_count_that_fails_fails_nothing() -> None:
     """Whatever watches the queue may raise: requests are admitted, answered, and their places freed all the same."""
 
-    def fail(entries: int, tokens: int) -> None:
+    def fail(items: int, tokens: int) -> None:
         raise OSError("no space left for metrics")
 
     async def play() -> None:
-        backlog = Backlog(max_batch_tokens=64, max_queue_tokens=100)
-        scheduler = Scheduler(backlog, lanes=1, observe=fail)
+        queue = RequestQueue(max_batch_tokens=64, max_queue_tokens=100)
+        scheduler = Scheduler(queue, threads=1, observe=fail)
         scheduler.start()
-        job = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
-        answer = await asyncio.wait_for(scheduler.run(job, Stage(work=[(9, "x")], run=Work(), finish=list, key=None, cost=batched)), 20)
+        request = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
+        answer = await asyncio.wait_for(scheduler.run(request, Stage(work=[(9, "x")], run=Work(), finish=list, key=None, cost=batched)), 20)
         assert ["x"] == answer.value
         assert scheduler.ready
-        assert 0 == backlog.queue_tokens
+        assert 0 == queue.queue_tokens
         await scheduler.stop(1)
 
     asyncio.run(play())
@@ -844,11 +846,11 @@ def test_the_queue_is_observed() -> None:
     async def play() -> None:
         work = Work()
         scheduler = Scheduler(
-            Backlog(max_batch_tokens=64, max_queue_tokens=100), lanes=1, observe=lambda entries, tokens: seen.append((entries, tokens))
+            RequestQueue(max_batch_tokens=64, max_queue_tokens=100), threads=1, observe=lambda items, tokens: seen.append((items, tokens))
         )
         scheduler.start()
-        job = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
-        await scheduler.run(job, Stage(work=[(9, "x")], run=work, finish=list, key=None, cost=batched))
+        request = scheduler.admit(tokens=10, seconds=0, timeout_s=5)
+        await scheduler.run(request, Stage(work=[(9, "x")], run=work, finish=list, key=None, cost=batched))
         await scheduler.stop(1)
 
     asyncio.run(play())
@@ -857,19 +859,19 @@ def test_the_queue_is_observed() -> None:
 
 
 def test_a_coroutine_that_never_ran_leaves_nothing(scenario: Scenario) -> None:
-    """Closing an admitted job gives its tokens back."""
+    """Closing an admitted request gives its tokens back."""
 
     async def check(bench: Bench) -> None:
-        job = bench.admit(100)
-        assert bench.scheduler.close(job)
-        coroutine: Coroutine[Any, Any, JobResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
+        request = bench.admit(100)
+        assert bench.scheduler.close(request)
+        coroutine: Coroutine[Any, Any, RequestResult] = bench.scheduler.run(bench.admit(8), bench.stage("x"))
         assert ["x"] == (await coroutine).value
 
     scenario(check)
 
 
-class Solo:
-    """A `run_solo` that echoes and remembers what it ran."""
+class MultiThreaded:
+    """A `run_multi_threaded` that echoes and remembers what it ran."""
 
     def __init__(self) -> None:
         self.ran: list[Any] = []
@@ -879,84 +881,86 @@ class Solo:
         return list(payloads)
 
 
-def test_a_lone_run_may_have_several_threads(scenario: Scenario) -> None:
+def test_a_lone_run_is_multi_threaded(scenario: Scenario) -> None:
     """With nothing else running or waiting, now and of late, the stage's other function runs; beside a run, or with work left, not."""
 
     async def check(bench: Bench) -> None:
-        solo, clock = Solo(), bench.clock
-        assert ["lone"] == (await bench.submit("lone", run_solo=solo)).value
-        assert list(range(8)) == (await bench.submit(*range(8), key=None, run_solo=solo)).value
-        assert ["lone"] == solo.ran
+        multi_threaded, clock = MultiThreaded(), bench.clock
+        assert ["lone"] == (await bench.submit("lone", run_multi_threaded=multi_threaded)).value
+        assert list(range(8)) == (await bench.submit(*range(8), key=None, run_multi_threaded=multi_threaded)).value
+        assert ["lone"] == multi_threaded.ran
         clock.now += 1.0
-        assert ["soon after"] == (await bench.submit("soon after", run_solo=solo)).value
+        assert ["soon after"] == (await bench.submit("soon after", run_multi_threaded=multi_threaded)).value
         clock.now += 2.0
-        assert ["later"] == (await bench.submit("later", run_solo=solo)).value
-        assert ["lone", "later"] == solo.ran
+        assert ["later"] == (await bench.submit("later", run_multi_threaded=multi_threaded)).value
+        assert ["lone", "later"] == multi_threaded.ran
         blocker = await bench.blocked()
-        beside = bench.submit("beside", run_solo=solo)
+        beside = bench.submit("beside", run_multi_threaded=multi_threaded)
         await asyncio.to_thread(bench.work.started.acquire)
         bench.work.gate.set()
         await asyncio.gather(blocker, beside)
-        assert ["lone", "later"] == solo.ran
+        assert ["lone", "later"] == multi_threaded.ran
 
-    scenario(check, lanes=2, solo_threads=2, manual=True)
+    scenario(check, threads=2, multi_threads=2, manual=True)
 
 
-@pytest.mark.parametrize(("lanes", "expected"), [(4, []), (5, []), (6, ["beside"])])
-def test_with_many_lanes_a_few_runs_may_have_several_threads(scenario: Scenario, lanes: int, expected: list[str]) -> None:
+@pytest.mark.parametrize(("threads", "expected"), [(4, []), (5, []), (6, ["beside"])])
+def test_with_many_threads_a_few_runs_may_have_several_threads(scenario: Scenario, threads: int, expected: list[str]) -> None:
     """Two runs of three threads fit on six cores."""
 
     async def check(bench: Bench) -> None:
-        solo = Solo()
+        multi_threaded = MultiThreaded()
         blocker = await bench.blocked()
-        assert ["beside"] == (await bench.submit("beside", run_solo=solo) if expected else await beside(bench, solo)).value
+        assert ["beside"] == (
+            await bench.submit("beside", run_multi_threaded=multi_threaded) if expected else await beside(bench, multi_threaded)
+        ).value
         bench.work.gate.set()
         await blocker
-        assert expected == solo.ran
+        assert expected == multi_threaded.ran
 
-    async def beside(bench: Bench, solo: Solo) -> JobResult:
-        task = bench.submit("beside", run_solo=solo)
+    async def beside(bench: Bench, multi_threaded: MultiThreaded) -> RequestResult:
+        task = bench.submit("beside", run_multi_threaded=multi_threaded)
         await asyncio.to_thread(bench.work.started.acquire)
         bench.work.gate.set()
         return await task
 
-    scenario(check, lanes=lanes, solo_threads=3)
+    scenario(check, threads=threads, multi_threads=3)
 
 
-def test_a_failing_solo_run_is_tried_one_by_one(scenario: Scenario) -> None:
-    """The guilty entry of a shared run is found also where all cores were given to it."""
+def test_a_failing_multi_threaded_run_is_tried_one_by_one(scenario: Scenario) -> None:
+    """The guilty item of a shared run is found also where all cores were given to it."""
 
     async def check(bench: Bench) -> None:
         bench.work.guilty = {"bad"}
 
-        def run_solo(payloads: Sequence[Any]) -> list[Any]:
+        def run_multi_threaded(payloads: Sequence[Any]) -> list[Any]:
             return bench.work(payloads)
 
         with pytest.raises(EngineError, match=r"guilty: \['bad'\]"):
-            await bench.submit("good", "bad", run_solo=run_solo)
+            await bench.submit("good", "bad", run_multi_threaded=run_multi_threaded)
         assert [["good", "bad"], ["good"], ["bad"]] == bench.work.batches
 
     scenario(check)
 
 
-def test_the_next_stage_of_a_lone_job_is_alone_too(scenario: Scenario) -> None:
-    """The lane that made the next stage is not running then, so that it does not count; it takes the work itself and wakes no other."""
+def test_the_next_stage_of_a_lone_request_is_alone_too(scenario: Scenario) -> None:
+    """The thread that made the next stage is not running then, so that it does not count; it takes the work itself and wakes no other."""
 
     async def check(bench: Bench) -> None:
         ran: list[str] = []
         second = bench.stage("text", run=lambda payloads: ran.append("run") or list(payloads))  # type: ignore[func-returns-value]
-        second = replace(second, run_solo=lambda payloads: ran.append("solo") or list(payloads))  # type: ignore[func-returns-value]
-        assert isinstance(bench.backlog, Watched)
-        for jobs in range(50):
-            while bench.backlog.in_vain < 2 + jobs:  # until both lanes sleep
+        second = replace(second, run_multi_threaded=lambda payloads: ran.append("multi_threaded") or list(payloads))  # type: ignore[func-returns-value]
+        assert isinstance(bench.queue, Watched)
+        for requests in range(50):
+            while bench.queue.in_vain < 2 + requests:  # until both threads sleep
                 await asyncio.sleep(0)
             stage = bench.stage("raw", key=None, finish=lambda results: second)
             assert ["text"] == (await bench.scheduler.run(bench.admit(), stage)).value
-        assert ["solo"] * 50 == ran
-        # both lanes at the start, and of each job but the last the one lane that its first stage has woken
-        assert 2 + 49 <= bench.backlog.in_vain <= 2 + 50
+        assert ["multi_threaded"] * 50 == ran
+        # both threads at the start, and of each request but the last the one thread that its first stage has woken
+        assert 2 + 49 <= bench.queue.in_vain <= 2 + 50
 
-    scenario(check, lanes=2, backlog=Watched)
+    scenario(check, threads=2, queue=Watched)
 
 
 class Delivery:
@@ -972,17 +976,17 @@ class Delivery:
 
 @pytest.mark.parametrize("guilty", [(), ("bad",)], ids=["whole", "in halves"])
 def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario, guilty: tuple[str, ...]) -> None:
-    """While one lane delivers the rest of a batch, an idle lane runs the next stage of a job that was in it, also of a batch that failed."""
+    """While one thread delivers the rest of a batch, an idle thread runs the next stage of a request that was in it, also of a batch that failed."""
 
     async def check(bench: Bench) -> None:
-        assert isinstance(bench.backlog, Watched)
+        assert isinstance(bench.queue, Watched)
         bench.work.guilty, deliver = set(guilty), Delivery()
         blockers = [await bench.blocked(), await bench.blocked()]
         second = bench.stage("second", key=None)
         first = bench.submit("first", finish=lambda results: second)
         rest = [bench.submit("rest", finish=deliver), *(bench.submit(payload) for payload in guilty)]
         await asyncio.sleep(0)
-        await bench.work.let_blockers_pass(bench.backlog)
+        await bench.work.let_blockers_pass(bench.queue)
         bench.work.gate.set()
         assert ["second"] == (await first).value
         assert not rest[0].done()
@@ -991,21 +995,21 @@ def test_the_next_stage_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario
         await asyncio.gather(*blockers, *rest, return_exceptions=True)
         assert ["first", "rest", *guilty] in bench.work.batches
 
-    scenario(check, lanes=2, backlog=Watched)
+    scenario(check, threads=2, queue=Watched)
 
 
-def test_the_rest_of_a_job_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario) -> None:
-    """A lane that left a job's texts to others takes the next one once none of them runs, and not only when the other lane is done."""
+def test_the_rest_of_a_request_does_not_wait_for_the_rest_of_a_batch(scenario: Scenario) -> None:
+    """An inference thread that left a request's texts to others takes the next one once none of them runs, and not only when the other thread is done."""
 
     async def check(bench: Bench) -> None:
-        assert isinstance(bench.backlog, Watched)
+        assert isinstance(bench.queue, Watched)
         deliver = Delivery()
         blockers = [await bench.blocked(), await bench.blocked()]
         stage = replace(bench.stage("a", "b"), work=[(8, "a"), (60, "b")])  # the second is too long for the batch of the first
         listed = asyncio.ensure_future(bench.scheduler.run(bench.admit(68), stage))
         rest = bench.submit("rest", finish=deliver)
         await asyncio.sleep(0)
-        await bench.work.let_blockers_pass(bench.backlog)
+        await bench.work.let_blockers_pass(bench.queue)
         bench.work.gate.set()
         assert ["a", "b"] == (await listed).value
         assert not rest.done()
@@ -1013,30 +1017,30 @@ def test_the_rest_of_a_job_does_not_wait_for_the_rest_of_a_batch(scenario: Scena
         await asyncio.gather(*blockers, rest)
         assert ["a", "rest"] in bench.work.batches
 
-    scenario(check, lanes=2, backlog=Watched, manual=True)
+    scenario(check, threads=2, queue=Watched, manual=True)
 
 
-def test_a_lane_stays_free_for_those_who_come(scenario: Scenario) -> None:
-    """While there are several callers a list that runs leaves one lane to the others."""
+def test_a_thread_stays_free_for_those_who_come(scenario: Scenario) -> None:
+    """While there are several callers a list that runs leaves one thread to the others."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
         listed = bench.submit("a", "b", "c", key=None, cost=lambda rows, length: 1000.0)
         await asyncio.to_thread(bench.work.started.acquire)
-        await bench.work.let_one_pass()  # both lanes' runs end, and one of the lanes takes the second text
+        await bench.work.let_one_pass()  # both threads' runs end, and one of the inference threads takes the second text
         text = bench.submit("text", timeout_s=3600.0)  # the runs of those thousand seconds may not have ended yet
         await asyncio.to_thread(bench.work.started.acquire)
-        assert 1 == bench.backlog.queue_entries
+        assert 1 == bench.queue.queue_items
         bench.work.gate.set()
         assert ["blocker"] == (await blocker).value
         assert ["text"] == (await text).value
         assert ["a", "b", "c"] == (await listed).value
 
-    scenario(check, lanes=2, manual=True)
+    scenario(check, threads=2, manual=True)
 
 
 def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> None:
-    """The lane that ran the one text takes the next, while the other lane is busy all the time."""
+    """The thread that ran the one text takes the next, while the other thread is busy all the time."""
 
     async def check(bench: Bench) -> None:
         blocker = await bench.blocked()
@@ -1045,7 +1049,7 @@ def test_what_was_left_to_others_runs_when_nobody_comes(scenario: Scenario) -> N
         bench.work.gate.set()
         assert ["blocker"] == (await blocker).value
 
-    scenario(check, lanes=2)
+    scenario(check, threads=2)
 
 
 @pytest.mark.parametrize("is_cause", [False, True])

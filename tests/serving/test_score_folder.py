@@ -108,7 +108,7 @@ def scored(models: Path, *words: str | Path) -> int:
         (["--input-format", "csv"], "--input-format is `csv`, and with --ray files are Parquet"),
         (["--output-format", "jsonl"], "--output-format is `jsonl`, and with --ray files are Parquet"),
         (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, and with --ray the rejected rows of each file stand beside its output"),
-        (["--lanes", "2"], "--lanes is `2`, and with --ray an actor has as many lanes as CPUs (--actor-cpus)"),
+        (["--threads", "2"], "--threads is `2`, and with --ray an actor has as many threads as CPUs (--actor-cpus)"),
         (["--actors", "0"], "--actors is `0`: Input should be greater than or equal to 1"),
         (["--text", "txt"], "the input has no column `txt`; did you mean `text`?"),
         (["--task", "ner"], "--task is `ner`, and the model answers text-classification"),

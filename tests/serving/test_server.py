@@ -36,16 +36,16 @@ def slow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(name="slow_service", scope="module")
 def service_that_is_slow(slow_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with this model and one lane, for tests that leave it idle."""
-    with running(slow_models, tmp_path_factory.mktemp("log") / "log", "--lanes", "1") as served:
+    """A service with this model and one thread, for tests that leave it idle."""
+    with running(slow_models, tmp_path_factory.mktemp("log") / "log", "--threads", "1") as served:
         yield served
 
 
 @pytest.fixture(name="service", scope="module")
 def usual_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A service with the tiny bundle and two lanes, for tests that leave it idle."""
+    """A service with the tiny bundle and two threads, for tests that leave it idle."""
     models = tiny.bundle(tmp_path_factory.mktemp("models")).parent
-    with running(models, tmp_path_factory.mktemp("log") / "log", "--lanes", "2") as served:
+    with running(models, tmp_path_factory.mktemp("log") / "log", "--threads", "2") as served:
         yield served
 
 
@@ -106,11 +106,11 @@ def test_a_client_that_hangs_up_frees_its_place(slow_service: Served) -> None:
     with client_of(slow_service) as client:
         cancelled, rows = sample(client, "cancelled_total"), sample(client, "batch_rows_sum")
         connection = hang_up_on(slow_service, {"inputs": ["good"] * 400})
-        wait_until(lambda: sample(client, "queue_entries") > 100)
+        wait_until(lambda: sample(client, "queue_items") > 100)
         time.sleep(0.2)
         connection.close()
         wait_until(lambda: sample(client, "cancelled_total") == cancelled + 1)
-        assert (sample(client, "queue_entries"), sample(client, "queue_tokens")) == (0, 0)
+        assert (sample(client, "queue_items"), sample(client, "queue_tokens")) == (0, 0)
         assert client.post("/classify", json={"inputs": "good"}).status_code == 200
         assert sample(client, "batch_rows_sum") < rows + 300
 
@@ -121,7 +121,7 @@ def test_a_client_that_hangs_up_at_once_frees_its_place(slow_service: Served) ->
         cancelled = sample(client, "cancelled_total")
         hang_up_on(slow_service, {"inputs": ["good"] * 400}).close()
         wait_until(lambda: sample(client, "cancelled_total") == cancelled + 1)
-        assert (sample(client, "queue_entries"), sample(client, "queue_tokens")) == (0, 0)
+        assert (sample(client, "queue_items"), sample(client, "queue_tokens")) == (0, 0)
 
 
 def test_a_client_that_hangs_up_while_it_sends_is_gone(service: Served) -> None:
@@ -144,7 +144,7 @@ def test_a_large_body_is_refused_while_it_is_sent(service: Served) -> None:
 
 
 def test_the_service_answers_others_while_a_large_request_runs(slow_service: Served) -> None:
-    """Probes are answered all the while a long text is read and keeps the lanes busy."""
+    """Probes are answered all the while a long text is read and keeps the inference threads busy."""
     with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
         parameters, rows = {"window": "mean"}, sample(client, "batch_rows_sum")
         busy = pool.submit(
@@ -163,7 +163,7 @@ def test_a_short_text_does_not_wait_for_a_long_list(slow_service: Served) -> Non
     """A text that comes while a long list runs slips in between."""
     with client_of(slow_service) as client, ThreadPoolExecutor(1) as pool:
         long = pool.submit(httpx.post, f"{slow_service.url}/classify", json={"inputs": ["good"] * 60}, timeout=60)
-        wait_until(lambda: sample(client, "queue_entries") > 10)
+        wait_until(lambda: sample(client, "queue_items") > 10)
         assert client.post("/classify", json={"inputs": "bad"}).status_code == 200
         assert not long.done()
         assert len(long.result().json()) == 60
@@ -172,9 +172,9 @@ def test_a_short_text_does_not_wait_for_a_long_list(slow_service: Served) -> Non
 @pytest.mark.full_grid
 def test_sigterm_answers_what_was_accepted(slow_models: Path, serve: Serve) -> None:
     """After SIGTERM what was accepted is answered, what comes is refused with 503 while that goes on, and the exit code is 0."""
-    with serve(slow_models, "--lanes", "1") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
+    with serve(slow_models, "--threads", "1") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
         accepted = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 10}, timeout=30) for _ in range(4)]
-        wait_until(lambda: sample(client, "queue_entries") > 25)
+        wait_until(lambda: sample(client, "queue_items") > 25)
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: client.get("/health/ready").status_code == 503)
         rejected(client.post("/classify", json={"inputs": "bad"}), 503, "unavailable")
@@ -189,9 +189,13 @@ def test_sigterm_answers_what_was_accepted(slow_models: Path, serve: Serve) -> N
 
 def test_what_outlasts_the_grace_is_refused(slow_models: Path, serve: Serve) -> None:
     """When the grace is over, what still waits gets a 503 of ours, and the process ends in time with code 0."""
-    with serve(slow_models, "--lanes", "1", "--grace-s", "0.3") as served, client_of(served) as client, ThreadPoolExecutor(4) as pool:
+    with (
+        serve(slow_models, "--threads", "1", "--shutdown-timeout-s", "0.3") as served,
+        client_of(served) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
         waiting = [pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 100}, timeout=30) for _ in range(4)]
-        wait_until(lambda: sample(client, "queue_entries") > 350)
+        wait_until(lambda: sample(client, "queue_items") > 350)
         served.process.send_signal(signal.SIGTERM)
         for future in waiting:
             rejected(future.result(), 503, "unavailable")

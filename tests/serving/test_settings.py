@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import usable_cores
+from bertserve.service.config_file import RENAMED
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
 
@@ -26,10 +27,10 @@ DEFAULTS = {
     "allow_provider_fallback": False,
     "engine_cache": None,
     "precision": "auto",
-    "require_evidence": False,
+    "require_validation": False,
     "min_agreement": None,
-    "lanes": None,
-    "solo_threads": None,
+    "threads": None,
+    "multi_threads": None,
     "workers": 1,
     "batch_variant_graphs": False,
     "max_batch_tokens": 8192,
@@ -37,24 +38,24 @@ DEFAULTS = {
     "max_inputs": 512,
     "max_body_bytes": 8388608,
     "max_chars": 200000,
-    "max_stream_jobs": 32,
+    "max_stream_requests": 32,
     "timeout_ms": 30000,
     "max_timeout_ms": 120000,
-    "grace_s": 30,
-    "drain_s": 0,
+    "shutdown_timeout_s": 30,
+    "pre_stop_delay_s": 0,
     "keep_alive_s": 75,
-    "head_timeout_s": 10,
-    "max_head_bytes": 32768,
+    "header_timeout_s": 10,
+    "max_header_bytes": 32768,
     "body_timeout_s": 30,
     "min_body_rate": 65536,
     "max_connections": None,
     "default": {},
-    "default_by_name": False,
+    "allow_implicit_default": False,
     "api_key_file": None,
     "admin_key_file": None,
     "max_concurrent_per_key": None,
-    "open_health": True,
-    "open_metrics": True,
+    "public_health": True,
+    "public_metrics": True,
     "tls_cert": None,
     "tls_key": None,
     "root_path": "",
@@ -94,8 +95,8 @@ def test_every_setting_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
         ("provider", "cuda", "cuda"),
         ("precision", "int8", "int8"),
         ("engine_cache", "engines", Path("engines")),
-        ("lanes", "3", 3),
-        ("grace_s", "0.5", 0.5),
+        ("threads", "3", 3),
+        ("shutdown_timeout_s", "0.5", 0.5),
         ("default", "classify=a,text-classification=b", {"classify": "a", "text-classification": "b"}),
         ("api_key_file", "key.txt", Path("key.txt")),
         ("log_format", "json", "json"),
@@ -120,9 +121,9 @@ def test_a_switch_is_a_flag_without_a_value(name: str, monkeypatch: pytest.Monke
 def test_a_flag_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag replaces what the variable says, and leaves other variables alone."""
     monkeypatch.setenv("BERT_SERVE_PORT", "1111")
-    monkeypatch.setenv("BERT_SERVE_LANES", "2")
+    monkeypatch.setenv("BERT_SERVE_THREADS", "2")
     read = parse(Settings, ["--port", "2222"])
-    assert (read.port, read.lanes) == (2222, 2)
+    assert (read.port, read.threads) == (2222, 2)
 
 
 def test_settings_are_frozen() -> None:
@@ -168,7 +169,7 @@ def test_a_kubernetes_service_of_our_name_is_no_setting(monkeypatch: pytest.Monk
         parse(Settings, [])
 
 
-@pytest.mark.parametrize("flag", ["--max-concurrent-per-key=2", "--no-open-health", "--no-open-metrics"])
+@pytest.mark.parametrize("flag", ["--max-concurrent-per-key=2", "--no-public-health", "--no-public-metrics"])
 def test_what_needs_a_key_is_refused_without_one(flag: str) -> None:
     """It would do nothing."""
     with pytest.raises(SettingsError, match="does nothing without --api-key-file"):
@@ -224,11 +225,11 @@ def test_limits_that_contradict_each_other_are_refused(flags: list[str], names: 
         ("--port", "70000"),
         ("--port", "-1"),
         ("--port", "http"),
-        ("--lanes", "0"),
+        ("--threads", "0"),
         ("--max-inputs", "0"),
         ("--max-batch-tokens", "1"),
         ("--timeout-ms", "0"),
-        ("--grace-s", "-1"),
+        ("--shutdown-timeout-s", "-1"),
         ("--provider", "tpu"),
         ("--precision", "fp8"),
         ("--log-format", "xml"),
@@ -272,3 +273,22 @@ def test_usable_cores_keep_to_the_quota(files: dict[str, str], cores: int, tmp_p
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(hardware, "Path", lambda _: tmp_path)
     assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line, in a file and in the environment."""
+    assert new in Settings.model_fields
+    flag, new_flag = old.replace("_", "-"), new.replace("_", "-")
+    for prefix in ("--", "--no-"):
+        with pytest.raises(SettingsError, match=f"unknown setting `{prefix}{flag}`; it is called {prefix}{new_flag} now"):
+            parse(Settings, [f"{prefix}{flag}"])
+
+    file = tmp_path / "settings.toml"
+    file.write_text(f"{old} = 1", encoding="utf-8")
+    with pytest.raises(SettingsError, match=f"unknown setting `{old}`; it is called `{new}` now"):
+        parse(Settings, ["--config", str(file)])
+
+    monkeypatch.setenv(f"BERT_SERVE_{old.upper()}", "1")
+    with pytest.raises(SettingsError, match=f"unknown setting BERT_SERVE_{old.upper()}; it is called BERT_SERVE_{new.upper()} now"):
+        parse(Settings, [])

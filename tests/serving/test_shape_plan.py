@@ -23,7 +23,7 @@ from bertserve.service.bundle import files
 from bertserve.service.bundle.files import MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import GraphSpec, InputSpec, ShapeBucket, ShapePlan
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
 from bertserve.service.text.tokenizer import Encoding
@@ -148,20 +148,20 @@ def test_a_manifest_of_before_plans_loads(tmp_path: Path) -> None:
     assert "cpu" == loaded.evidence.provider
 
 
-# ---- the backlog
+# ---- the queue
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=40), st.integers(32, 64))
 def test_batches_are_made_for_planned_shapes_within_the_budget(lengths: list[int], budget: int) -> None:
     """Every batch has a planned shape that the budget holds, and nothing is left over; 40 are 32 tokens and 8 masks to fill."""
     plan = PLAN.within(budget)
-    queue = Backlog(max_batch_tokens=budget, max_queue_tokens=10_000)
+    queue = RequestQueue(max_batch_tokens=budget, max_queue_tokens=10_000)
     for length in lengths:
-        job = queue.admit(tokens=length, seconds=0.0, deadline=1e6, now=0.0)
-        queue.put(job, "key", [(length, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=plan.shape)
+        request = queue.admit(tokens=length, seconds=0.0, deadline=1e6, now=0.0)
+        queue.put(request, "key", [(length, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=plan.shape)
     batches = []
     while batch := queue.take(0.0):
-        batches.append([entry.tokens for entry in batch])
+        batches.append([item.tokens for item in batch])
 
     assert sorted(lengths) == sorted(n for batch in batches for n in batch)
     shapes = [plan.shape(len(batch), max(batch)) for batch in batches]
@@ -171,11 +171,11 @@ def test_batches_are_made_for_planned_shapes_within_the_budget(lengths: list[int
 
 
 def test_a_batch_is_filled_beyond_a_row_count() -> None:
-    """Rows that only fill up cost nothing more, so the next companion joins although the shape steps up."""
-    queue = Backlog(max_batch_tokens=64, max_queue_tokens=10_000)
+    """Rows that only fill up cost nothing more, so the next batch-mate joins although the shape steps up."""
+    queue = RequestQueue(max_batch_tokens=64, max_queue_tokens=10_000)
     for _ in range(6):
-        job = queue.admit(tokens=5, seconds=0.0, deadline=1e6, now=0.0)
-        queue.put(job, "key", [(5, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=PLAN.shape)
+        request = queue.admit(tokens=5, seconds=0.0, deadline=1e6, now=0.0)
+        queue.put(request, "key", [(5, None)], lambda rows, tokens: 1.0 + rows * tokens * 1e-6, 0.0, shape=PLAN.shape)
 
     assert 6 == len(queue.take(0.0))
 
@@ -271,8 +271,8 @@ def answers(models: Path, budget: int) -> tuple[Any, set[tuple[int, ...]], set[t
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OnnxEngine, "time_runs", note)
-        service = build(Settings(models=models, max_batch_tokens=budget, lanes=1))
-    seen = Seen(service.registry.models["tiny"].engines.lane)  # type: ignore[arg-type]
+        service = build(Settings(models=models, max_batch_tokens=budget, threads=1))
+    seen = Seen(service.registry.models["tiny"].engines.single_threaded)  # type: ignore[arg-type]
 
     async def send(client: httpx.AsyncClient) -> Any:
         response = await client.post("/classify", json={"inputs": TEXTS})

@@ -38,7 +38,7 @@ class Service:
     def __init__(self, models: Path, **settings: Any) -> None:
         """Loads the models of both workers."""
         self.log, self.is_alone = ReloadLog(2, self._send), False
-        self._settings, self._folder = Settings(models=models, workers=2, lanes=2, **settings), models.parent
+        self._settings, self._folder = Settings(models=models, workers=2, threads=2, **settings), models.parent
         self.states = [self._started(index) for index in (0, 1)]
 
     def replace(self, index: int) -> None:
@@ -92,7 +92,7 @@ def refusing(state: AppState, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_one_is_asked_all_do(models: Path) -> None:
     """Once it is answered all have the same models; also of two changes that are asked of two workers at once."""
     tiny.bundle(models, "other")
-    states = Service(models, default_by_name=True).states
+    states = Service(models, allow_implicit_default=True).states
     before = served(states[0])["tiny"]
 
     async def check() -> None:

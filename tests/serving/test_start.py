@@ -22,7 +22,7 @@ from application import rejected
 from conftest import Served
 
 Serve = Callable[..., Any]
-TWO = ("--workers", "2", "--lanes", "2")
+TWO = ("--workers", "2", "--threads", "2")
 
 
 def classify(served: Served, inputs: Any, **headers: str) -> httpx.Response:

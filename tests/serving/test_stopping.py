@@ -25,7 +25,7 @@ from closed_loop import Outcome, ask_until_refused
 pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
-TWO = ("--workers", "2", "--lanes", "2")
+TWO = ("--workers", "2", "--threads", "2")
 
 
 def address_of(served: Any) -> tuple[str, int]:
@@ -41,7 +41,7 @@ def get(served: Any, path: str) -> httpx.Response:
 
 def waits(served: Any) -> float:
     """Returns the entries that wait."""
-    [value] = re.findall(r"^bertserve_queue_entries (\S+)", get(served, "/metrics").text, re.MULTILINE)
+    [value] = re.findall(r"^bertserve_queue_items (\S+)", get(served, "/metrics").text, re.MULTILINE)
     return float(value)
 
 
@@ -78,8 +78,8 @@ def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: t
 
 
 def test_readiness_is_red_while_the_service_goes_on(models: Path, serve: Serve) -> None:
-    """With `--drain-s` probes see red while requests, over new connections too, are answered; then it ends, and has refused nobody."""
-    with serve(models, "--drain-s", "1.5") as served:
+    """With `--pre-stop-delay-s` probes see red while requests, over new connections too, are answered; then it ends, and has refused nobody."""
+    with serve(models, "--pre-stop-delay-s", "1.5") as served:
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(served, "/health/ready").status_code == 503)
         assert 200 == httpx.post(f"{served.url}/classify", json={"inputs": "good"}, trust_env=False).status_code
@@ -124,7 +124,7 @@ def test_an_idle_connection_is_closed_in_order(models: Path, serve: Serve) -> No
 def test_a_second_interrupt_ends_one_worker_at_once(tmp_path: Path, serve: Serve) -> None:
     """Who presses Ctrl-C twice does not wait for what was accepted; a second SIGTERM changes nothing."""
     slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", "--lanes", "1", "--grace-s", "600") as served, ThreadPoolExecutor(1) as pool:
+    with serve(tmp_path / "slow", "--threads", "1", "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(1) as pool:
         cut = pool.submit(httpx.post, f"{served.url}/classify", json={"inputs": ["good"] * 500}, timeout=60, trust_env=False)
         wait_until(lambda: waits(served) > 400)
         served.process.send_signal(signal.SIGTERM)
@@ -143,7 +143,7 @@ def test_a_second_interrupt_ends_one_worker_at_once(tmp_path: Path, serve: Serve
 def test_a_worker_that_hangs_while_it_drains_keeps_nobody_waiting(tmp_path: Path, serve: Serve) -> None:
     """It is killed long before the grace is over, and what the other one has accepted is answered."""
     slow.bundle(tmp_path / "slow")
-    with serve(tmp_path / "slow", *TWO, "--grace-s", "600") as served, ThreadPoolExecutor(4) as pool:
+    with serve(tmp_path / "slow", *TWO, "--shutdown-timeout-s", "600") as served, ThreadPoolExecutor(4) as pool:
         clients = [httpx.Client(base_url=served.url, timeout=60, trust_env=False) for _ in range(4)]
         workers = [client.get("/info").json()["worker"] for client in clients]
         assert {0, 1} == {worker["index"] for worker in workers}
@@ -183,7 +183,7 @@ def stopped_at_once(number, handler):
 
 uvicorn.Server.run, signal.signal = stopped_before_the_loop, stopped_at_once
 from bertserve.service.cli import main
-sys.exit(main(["serve", "--port", "0", "--workers", "WORKERS", "--lanes", "WORKERS", "--models", sys.argv[1]]))
+sys.exit(main(["serve", "--port", "0", "--workers", "WORKERS", "--threads", "WORKERS", "--models", sys.argv[1]]))
 """
 
 
@@ -219,7 +219,7 @@ def on_end(index, reason):
     print("ended", index, flush=True)
 
 supervisor.Supervisor(
-    work, workers=2, grace_s=5, heartbeats=beats, on_ready=lambda _: print("ready", flush=True), on_end=on_end
+    work, workers=2, shutdown_timeout_s=5, heartbeats=beats, on_ready=lambda _: print("ready", flush=True), on_end=on_end
 ).run()
 """
 

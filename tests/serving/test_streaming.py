@@ -155,9 +155,9 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def stream_of(client: Client, answer: Any, *, max_jobs: int = 4, max_bytes: int = 100, held: HeldBytes | None = None) -> LineStream:
+def stream_of(client: Client, answer: Any, *, max_requests: int = 4, max_bytes: int = 100, held: HeldBytes | None = None) -> LineStream:
     """Returns the stream of a client."""
-    return LineStream({}, client.receive, answer, max_jobs=max_jobs, max_bytes=max_bytes, held=held or HeldBytes(max_bytes))
+    return LineStream({}, client.receive, answer, max_requests=max_requests, max_bytes=max_bytes, held=held or HeldBytes(max_bytes))
 
 
 def test_no_more_is_read_than_is_under_way() -> None:
@@ -248,7 +248,7 @@ def test_answers_that_are_not_read_count_by_their_bytes() -> None:
             most = max(most, held - len(client.answers))
             return b"x" * 60
 
-        running = asyncio.create_task(stream_of(client, answer, max_jobs=32, max_bytes=300)(client.send))
+        running = asyncio.create_task(stream_of(client, answer, max_requests=32, max_bytes=300)(client.send))
         await settle()
         assert (True, 0) == (4 <= held <= 8, len(client.answers))
         client.reads.set()
@@ -259,7 +259,7 @@ def test_answers_that_are_not_read_count_by_their_bytes() -> None:
 
 
 def test_hanging_up_gives_up_what_waits(models: Path) -> None:
-    """The jobs that are under way leave the queue and count as cancelled; no other is started."""
+    """The requests that are under way leave the queue and count as cancelled; no other is started."""
     engine = FakeEngine()
     service = faked(models, engine)
     client_lines = written(*({"inputs": "good"} for _ in range(200)))
@@ -310,7 +310,7 @@ def test_a_stream_leaves_room_in_the_queue(models: Path) -> None:
         stream = asyncio.ensure_future(client.post("/classify", content=lines, headers=headers))
         await asyncio.to_thread(engine.entered.acquire)
         await asyncio.sleep(0.1)
-        held = service.scheduler._backlog.queue_tokens
+        held = service.scheduler._queue.queue_tokens
         others = [asyncio.ensure_future(client.post("/classify", json={"inputs": "good"})) for _ in range(20)]
         await asyncio.sleep(0)
         engine.gate.set()
@@ -420,7 +420,7 @@ def test_a_slow_sender_is_cut_off(models: Path, serve: Serve) -> None:
 def test_a_slow_model_cuts_nobody_off(tmp_path: Path, serve: Serve) -> None:
     """While lines of his are unanswered a client need not send: what takes so long is the service's."""
     slow.hanging_bundle(tmp_path, turns=2 * slow.SECOND)
-    with serve(tmp_path, "--body-timeout-s", "1", "--lanes", "1") as served:
+    with serve(tmp_path, "--body-timeout-s", "1", "--threads", "1") as served:
         host, _, port = served.url.removeprefix("http://").rpartition(":")
         with socket.create_connection((host, int(port)), timeout=30) as client, client.makefile("rb") as answers:
             client.sendall(HEAD)
@@ -438,7 +438,7 @@ def test_a_slow_model_cuts_nobody_off(tmp_path: Path, serve: Serve) -> None:
 def test_a_client_that_hangs_up_leaves_the_queue(tmp_path: Path, serve: Serve) -> None:
     """Over a true connection, in the middle of its body: of its lines only the one that runs is left."""
     slow.hanging_bundle(tmp_path, turns=4 * slow.SECOND)
-    with serve(tmp_path, "--lanes", "1") as served:
+    with serve(tmp_path, "--threads", "1") as served:
         host, _, port = served.url.removeprefix("http://").rpartition(":")
         with socket.create_connection((host, int(port)), timeout=20) as client:
             lines = written(*({"inputs": "dull"} for _ in range(100)))
@@ -449,4 +449,4 @@ def test_a_client_that_hangs_up_leaves_the_queue(tmp_path: Path, serve: Serve) -
         while wanted not in (page := httpx.get(f"{served.url}/metrics", trust_env=False).text):
             assert time.monotonic() < end, page
             time.sleep(0.05)
-        assert "bertserve_queue_entries 0.0" in page
+        assert "bertserve_queue_items 0.0" in page

@@ -179,7 +179,7 @@ def test_a_batch_is_a_span_that_links_its_requests(models: Path, collector: Coll
         "bertserve.batch.rows": 2,
         "bertserve.batch.tokens": 7,
         "bertserve.batch.padded_tokens": 1,
-        "bertserve.batch.solo": False,
+        "bertserve.batch.multi_threaded": False,
     } == values(together)
 
 
@@ -290,7 +290,7 @@ def test_probes_and_scrapes_are_not_traced(models: Path, collector: Collector) -
 
 
 def test_a_long_text_waits_before_its_tokenizer_too(models: Path, collector: Collector) -> None:
-    """A text that a lane tokenizes waits twice in the queue: before that, and before its run."""
+    """A text that an inference thread tokenizes waits twice in the queue: before that, and before its run."""
     ask(models, collector, {"inputs": LONG * 40})
     named = [span.name for span in sorted(collector.spans, key=lambda span: span.start_time_unix_nano) if span.parent_span_id]
     assert ["queue", "tokenize", "queue", "run", "decode"] == named
@@ -419,7 +419,7 @@ def test_a_trace_keeps_some_of_its_stages() -> None:
 @pytest.mark.serial
 def test_each_worker_sends_what_it_answered(models: Path, serve: Any, collector: Collector) -> None:
     """Workers are forked and send all the same, each under an id of its own, what is left at the end too; JSON lines name the trace."""
-    flags = ("--workers", "2", "--lanes", "2", "--otlp-endpoint", collector.address, "--access-log", "--log-format", "json")
+    flags = ("--workers", "2", "--threads", "2", "--otlp-endpoint", collector.address, "--access-log", "--log-format", "json")
     with serve(models, *flags) as served:
         for _ in range(8):
             with (

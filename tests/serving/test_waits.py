@@ -1,4 +1,4 @@
-"""Predicted waits against real ones: a backlog with lanes that take their time in virtual seconds, at twice what they can do."""
+"""Predicted waits against real ones: a queue with threads that take their time in virtual seconds, at twice what they can do."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import pytest
 from bertserve.service.backend.cost import CostModel
 from bertserve.service.bundle.manifest import Flops
 from bertserve.service.errors import RefusedError
-from bertserve.service.scheduling.backlog import Backlog, predicted_s
-from bertserve.service.scheduling.job import Entry, Job
+from bertserve.service.scheduling.request_queue import RequestQueue, predicted_s
+from bertserve.service.scheduling.scheduled_request import Item, ScheduledRequest
 
 COST = CostModel(Flops(linear=2e7, quadratic=9e3), fixed_s=2e-3, rate=5e10).seconds
 TIMEOUT_S = 5.0
-TOKENIZED_ON_A_LANE = 150
+TOKENIZED_ON_A_THREAD = 150
 
 
 @dataclass
 class Simulation:
-    """Lanes in virtual time.
+    """Inference threads in virtual time.
 
     Attributes:
-        lanes: How many.
+        threads: How many.
         key: What may share a batch; None for texts that run alone.
         waits: Predicted and real seconds until the first text started, of each admitted request.
         refusals: Seconds that those refused were told to stay away.
     """
 
-    lanes: int
+    threads: int
     key: str | None
     max_queue_tokens: int = 10**6
     now: float = 0.0
-    waits: dict[Job, list[float]] = field(default_factory=dict)
+    waits: dict[ScheduledRequest, list[float]] = field(default_factory=dict)
     refusals: list[float] = field(default_factory=list)
     runs: dict[int, tuple[float, float]] = field(default_factory=dict)
     events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.backlog = Backlog(max_batch_tokens=4096, max_queue_tokens=self.max_queue_tokens, lanes=self.lanes)
+        self.queue = RequestQueue(max_batch_tokens=4096, max_queue_tokens=self.max_queue_tokens, threads=self.threads)
         self.random = random.Random(7)
         self.made = 0
 
@@ -52,25 +52,25 @@ class Simulation:
         heapq.heappush(self.events, (time, self.made, what))
 
     def busy_s(self) -> float:
-        """Returns what the scheduler says of the lanes."""
-        return sum(max(end - self.now, 0.0) for _, end in self.runs.values()) if len(self.runs) == self.lanes else 0.0
+        """Returns what the scheduler says of the inference threads."""
+        return sum(max(end - self.now, 0.0) for _, end in self.runs.values()) if len(self.runs) == self.threads else 0.0
 
     def arrive(self, *lengths: int) -> None:
         """Admits a request of texts of so many tokens, or refuses it."""
         estimate, busy_s = sum(COST(1, length) for length in lengths), self.busy_s()
-        predicted = self.backlog.wait_s(self.now, busy_s)
+        predicted = self.queue.wait_s(self.now, busy_s)
         try:
-            job = self.backlog.admit(
-                tokens=sum(lengths), seconds=estimate, deadline=self.now + TIMEOUT_S, now=self.now, busy_s=busy_s, entries=len(lengths)
+            request = self.queue.admit(
+                tokens=sum(lengths), seconds=estimate, deadline=self.now + TIMEOUT_S, now=self.now, busy_s=busy_s, items=len(lengths)
             )
         except RefusedError as error:
             self.refusals.append(error.retry_after_s)
             return
-        self.waits[job] = [predicted]
-        if sum(lengths) > TOKENIZED_ON_A_LANE:
-            self.backlog.put(job, None, [(0, lengths)], lambda rows, length: 0.0, self.now, keep_estimate=True)
+        self.waits[request] = [predicted]
+        if sum(lengths) > TOKENIZED_ON_A_THREAD:
+            self.queue.put(request, None, [(0, lengths)], lambda rows, length: 0.0, self.now, keep_estimate=True)
         else:
-            self._put(job, lengths)
+            self._put(request, lengths)
         self._start()
 
     def play(self, until: float = float("inf")) -> None:
@@ -81,41 +81,41 @@ class Simulation:
         self.now = max(self.now, until) if until < float("inf") else self.now
 
     def overload(self, seconds: float, texts: Callable[[random.Random], tuple[int, ...]]) -> None:
-        """Plays requests that arrive at random and are twice as much as the lanes can do, then all that was admitted."""
+        """Plays requests that arrive at random and are twice as much as the inference threads can do, then all that was admitted."""
         mean = sum(COST(1, length) for _ in range(1000) for length in texts(self.random)) / 1000
         time = 0.0
         while time < seconds:
-            time += self.random.expovariate(2 * self.lanes / mean)
+            time += self.random.expovariate(2 * self.threads / mean)
             self.at(time, lambda: self.arrive(*texts(self.random)))
         self.play()
 
     def share(self, holds: Callable[[float, float], bool]) -> float:
         """Returns the share of the admitted that started, after the queue had filled, of whose predicted and real wait something holds."""
-        waits = [tuple(wait) for job, wait in self.waits.items() if len(wait) == 2 and job.arrived > TIMEOUT_S]
+        waits = [tuple(wait) for request, wait in self.waits.items() if len(wait) == 2 and request.arrived > TIMEOUT_S]
         assert len(waits) > 200
         return sum(holds(predicted, real) for predicted, real in waits) / len(waits)
 
-    def _put(self, job: Job, lengths: tuple[int, ...]) -> None:
-        self.backlog.put(job, self.key, [(length, None) for length in lengths], COST, self.now)
+    def _put(self, request: ScheduledRequest, lengths: tuple[int, ...]) -> None:
+        self.queue.put(request, self.key, [(length, None) for length in lengths], COST, self.now)
 
     def _start(self) -> None:
-        self.backlog.expire(self.now)
-        while len(self.runs) < self.lanes and (batch := self.backlog.take(self.now)):
-            for entry in batch:
-                if entry.payload is None and len(self.waits[entry.job]) == 1:
-                    self.waits[entry.job].append(self.now - entry.job.arrived)
+        self.queue.expire(self.now)
+        while len(self.runs) < self.threads and (batch := self.queue.take(self.now)):
+            for item in batch:
+                if item.payload is None and len(self.waits[item.request]) == 1:
+                    self.waits[item.request].append(self.now - item.request.arrived)
             run, seconds = self.made, predicted_s(batch)
             self.runs[run] = (self.now, self.now + seconds)
             self.at(self.now + seconds * self.random.lognormvariate(0, 0.1), lambda run=run, batch=batch: self._end(run, batch))  # type: ignore[misc]
 
-    def _end(self, run: int, batch: list[Entry]) -> None:
+    def _end(self, run: int, batch: list[Item]) -> None:
         del self.runs[run]
-        for entry in batch:
-            if self.backlog.finish(entry, None, 0.0):
-                if entry.payload is not None:
-                    self._put(entry.job, entry.payload)
+        for item in batch:
+            if self.queue.finish(item, None, 0.0):
+                if item.payload is not None:
+                    self._put(item.request, item.payload)
                 else:
-                    self.backlog.close(entry.job)
+                    self.queue.close(item.request)
         self._start()
 
 
@@ -134,23 +134,23 @@ def within_twice(predicted: float, real: float) -> bool:
     return predicted <= 2 * real and real <= 2 * predicted
 
 
-@pytest.mark.parametrize("lanes", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
+@pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("key", [None, "model"])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
-def test_the_predicted_wait_is_right(lanes: int, key: str | None, texts: Any) -> None:
+def test_the_predicted_wait_is_right(threads: int, key: str | None, texts: Any) -> None:
     """At twice the capacity it is within a factor of two of the real one for nine in ten of the admitted at least."""
-    simulation = Simulation(lanes, key)
+    simulation = Simulation(threads, key)
     simulation.overload(60.0, texts)
 
     assert simulation.refusals
     assert simulation.share(within_twice) >= 0.9
 
 
-@pytest.mark.parametrize("lanes", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
+@pytest.mark.parametrize("threads", [1, 2, pytest.param(4, marks=pytest.mark.full_grid)])
 @pytest.mark.parametrize("texts", [short_and_long, with_documents])
-def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(lanes: int, texts: Any) -> None:
+def test_the_predicted_wait_of_texts_that_share_runs_is_an_upper_bound(threads: int, texts: Any) -> None:
     """Who is taken along by a run of others starts sooner; few wait much longer than predicted."""
-    simulation = Simulation(lanes, key="model")
+    simulation = Simulation(threads, key="model")
     simulation.overload(60.0, texts)
 
     assert simulation.refusals

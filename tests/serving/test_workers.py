@@ -33,7 +33,7 @@ from bertserve.service.process.preparation import prepare
 from bertserve.service.process.serve import PREFIX
 from bertserve.service.process.server import ABSENT, BalancedListener, Worker, configure, shared_counts
 from bertserve.service.process.supervisor import Supervisor
-from bertserve.service.scheduling.backlog import Backlog
+from bertserve.service.scheduling.request_queue import RequestQueue
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import build
 from bertserve.service.serving.held_bytes import HeldBytes
@@ -43,8 +43,8 @@ from bertserve.service.settings import Settings, parse
 pytestmark = pytest.mark.serial
 
 Serve = Callable[..., Any]
-TWO = ("--workers", "2", "--lanes", "2")
-LIMITS = ConnectionLimits(max_connections=8, head_timeout_s=1, max_head_bytes=1024, body_timeout_s=1, min_body_rate=1)
+TWO = ("--workers", "2", "--threads", "2")
+LIMITS = ConnectionLimits(max_connections=8, header_timeout_s=1, max_header_bytes=1024, body_timeout_s=1, min_body_rate=1)
 
 
 @contextmanager
@@ -99,24 +99,24 @@ def test_info_has_totals_and_the_workers_share(models: Path) -> None:
     async def info(client: httpx.AsyncClient) -> Any:
         return (await client.get("/info")).json()
 
-    settings = Settings(models=models, workers=2, lanes=3, max_batch_tokens=64, max_queue_tokens=1001)
+    settings = Settings(models=models, workers=2, threads=3, max_batch_tokens=64, max_queue_tokens=1001)
     said = play(build(settings, WorkerContext(1, 2)), info)
 
-    assert (3, 1001) == (said["limits"]["lanes"], said["limits"]["max_queue_tokens"])
-    assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "lanes": 1} == said["worker"]
+    assert (3, 1001) == (said["limits"]["threads"], said["limits"]["max_queue_tokens"])
+    assert {"index": 1, "workers": 2, "pid": os.getpid(), "max_queue_tokens": 500, "threads": 1} == said["worker"]
 
 
-def test_every_worker_has_a_lane_by_default(models: Path) -> None:
-    """More workers than cores get a lane each all the same."""
+def test_every_worker_has_a_thread_by_default(models: Path) -> None:
+    """More workers than cores get an inference thread each all the same."""
     made = [build(Settings(models=models, workers=250, max_batch_tokens=64), WorkerContext(index, 250)) for index in (0, 249)]
 
-    assert [1, 1] == [min(service.worker["lanes"], 1) for service in made]
+    assert [1, 1] == [min(service.worker["threads"], 1) for service in made]
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--workers", "4", "--lanes", "2"), ("--workers is 4", "--lanes, which is 2")),
+        (("--workers", "4", "--threads", "2"), ("--workers is 4", "--threads, which is 2")),
         (
             ("--workers", "2", "--max-queue-tokens", "10000"),
             ("--max-queue-tokens is 10000", "2 workers", "--max-batch-tokens, which is 8192"),
@@ -207,16 +207,16 @@ def test_a_listener_that_leaves_takes_nothing_more() -> None:
     assert [0, 0] == asyncio.run(asyncio.wait_for(run(), 10))
 
 
-def test_a_worker_with_a_dead_lane_makes_room_for_another() -> None:
-    """A worker goes on while its lanes live, and ends when they do not."""
+def test_a_worker_with_a_dead_thread_makes_room_for_another() -> None:
+    """A worker goes on while its inference threads live, and ends when they do not."""
 
     async def run() -> list[bool]:
-        scheduler = Scheduler(Backlog(max_batch_tokens=64, max_queue_tokens=64), lanes=1)
+        scheduler = Scheduler(RequestQueue(max_batch_tokens=64, max_queue_tokens=64), threads=1)
         worker = Worker(
             configure(FastAPI(), keep_alive_s=1),
             scheduler=scheduler,
             connections=Connections(LIMITS, HeldBytes(1024)),
-            grace_s=0,
+            shutdown_timeout_s=0,
             on_listen=print,
             pipe=multiprocessing.Pipe()[0],
             on_message=print,
@@ -242,8 +242,8 @@ def test_all_workers_answer_and_any_page_counts_all_requests(models: Path, serve
         page = clients[0].get("/metrics").text
         assert 'bertserve_model_info{model="tiny"' in page
         assert "pid=" not in page
-        assert ["bertserve_queue_entries 0.0"] == [line for line in page.splitlines() if line.startswith("bertserve_queue_entries")]
-        assert {"bertserve_workers 2.0", "bertserve_lanes 2.0", "bertserve_ready_workers 2.0"} <= set(page.splitlines())
+        assert ["bertserve_queue_items 0.0"] == [line for line in page.splitlines() if line.startswith("bertserve_queue_items")]
+        assert {"bertserve_workers 2.0", "bertserve_threads 2.0", "bertserve_ready_workers 2.0"} <= set(page.splitlines())
         assert ["0", "1"] == re.findall(r'^process_resident_memory_bytes\{worker="(\d)"\} \d', page, re.MULTILINE)
     assert "" == served.log.read_text()
 
@@ -336,7 +336,7 @@ def test_a_start_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.M
     """The first attempts follow at once, further ones after 1, 2, 4 s and so on up to a minute; when all places have failed it is the end."""
     now, started, stopped = [100.0], list[int](), list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    supervisor = Supervisor(lambda *_: None, workers=2, grace_s=1, heartbeats=[0, 0], on_ready=print, on_end=print)
+    supervisor = Supervisor(lambda *_: None, workers=2, shutdown_timeout_s=1, heartbeats=[0, 0], on_ready=print, on_end=print)
     monkeypatch.setattr(supervisor, "_start", started.append)
     monkeypatch.setattr(supervisor, "_stop", lambda: stopped.append("stopped"))
     supervisor._announced = True
@@ -356,7 +356,10 @@ def test_a_start_that_fails_is_tried_again_later_and_later(monkeypatch: pytest.M
 
 def test_a_worker_that_reads_no_messages_is_killed() -> None:
     """A supervisor that waited for it would neither notice other workers nor signals."""
-    supervisor, killed = Supervisor(lambda *_: None, workers=1, grace_s=1, heartbeats=[0], on_ready=print, on_end=print), list[int]()
+    supervisor, killed = (
+        Supervisor(lambda *_: None, workers=1, shutdown_timeout_s=1, heartbeats=[0], on_ready=print, on_end=print),
+        list[int](),
+    )
     pipe, unread = multiprocessing.Pipe()
     worker: Any = SimpleNamespace(index=0, pipe=pipe, ready=True, hung=False, process=SimpleNamespace(pid=1, kill=lambda: killed.append(1)))
     supervisor._workers = [worker]
@@ -387,7 +390,7 @@ def test_a_signal_drains_all_workers(tmp_path: Path, serve: Serve, number: int) 
 
 def waiting(client: httpx.Client) -> float:
     """Returns the entries that wait, of all workers."""
-    [value] = re.findall(r"^bertserve_queue_entries (\S+)", client.get("/metrics").text, re.MULTILINE)
+    [value] = re.findall(r"^bertserve_queue_items (\S+)", client.get("/metrics").text, re.MULTILINE)
     return float(value)
 
 
@@ -486,7 +489,7 @@ def test_models_change_in_all_workers_under_load(models: Path, tmp_path: Path, s
     tiny.bundle(models, "other")
     (tmp_path / "admin").write_text("trident")
     admin = {"authorization": "Bearer trident"}
-    flags = [*TWO, "--default-by-name", "--admin-key-file", str(tmp_path / "admin")]
+    flags = [*TWO, "--allow-implicit-default", "--admin-key-file", str(tmp_path / "admin")]
     with serve(models, *flags) as served, clients_of(served, 8) as clients:
         done = threading.Event()
 

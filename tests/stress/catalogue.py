@@ -9,20 +9,20 @@ from protocol_attacks import protocol_attacks
 
 # The attack that goes to the limit of each setting, and beyond it.
 ATTACK_ON_SETTING: dict[str, str] = {
-    "lanes": "explain the longest text",
-    "solo_threads": "all windows of many texts",
+    "threads": "explain the longest text",
+    "multi_threads": "all windows of many texts",
     "workers": "silent connections",
     "max_batch_tokens": "token ids",
     "max_queue_tokens": "all windows of many texts",
     "max_inputs": "a body of any task at the base URL",
     "max_body_bytes": "bodies without their last byte",
-    "max_stream_jobs": "a stream of short texts",
+    "max_stream_requests": "a stream of short texts",
     "max_chars": "field ClassifyBody.inputs",
     "timeout_ms": "answers for many questions",
     "max_timeout_ms": "headers of numbers",
     "keep_alive_s": "silent connections",
-    "head_timeout_s": "slow heads",
-    "max_head_bytes": "a head without end",
+    "header_timeout_s": "slow heads",
+    "max_header_bytes": "a head without end",
     "body_timeout_s": "slow bodies",
     "min_body_rate": "slow bodies",
     "max_connections": "silent connections",
@@ -34,8 +34,8 @@ ATTACK_ON_SETTING: dict[str, str] = {
 }
 # Settings that limit nothing that a caller can do.
 WITHOUT_LIMIT = frozenset(
-    "config host port models model cache_dir skip_broken provider allow_provider_fallback engine_cache precision require_evidence "
-    "min_agreement batch_variant_graphs grace_s drain_s default default_by_name open_health open_metrics root_path forwarded_allow_ips "
+    "config host port models model cache_dir skip_broken provider allow_provider_fallback engine_cache precision require_validation "
+    "min_agreement batch_variant_graphs shutdown_timeout_s pre_stop_delay_s default allow_implicit_default public_health public_metrics root_path forwarded_allow_ips "
     "cors_origin otlp_endpoint access_log log_format".split()
 )
 

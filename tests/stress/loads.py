@@ -124,7 +124,7 @@ def assert_each_ended_once(before: Samples, after: Samples, *loads: LoadResult, 
     ended = Counter(record.outcome for load in loads for records in load.records for record in records)
     answered = by_status(after, metric) - by_status(before, metric)
     assert answered == ended, (answered, ended)
-    assert (0, 0) == (total(after, "queue_entries"), total(after, "queue_tokens"))
+    assert (0, 0) == (total(after, "queue_items"), total(after, "queue_tokens"))
     hurried = [record for load in loads for records in load.records for record in records if record.outcome in (429, 503)]
     assert all(record.retry_after for record in hurried)
     return ended

@@ -83,14 +83,14 @@ class Configuration:
     def flags(self, folder: Path) -> list[str]:
         """Returns the flags of `bert-serve serve`; what they name is written to the folder."""
         flags = [
-            "--default-by-name",
+            "--allow-implicit-default",
             "--max-connections",
             str(MAX_CONNECTIONS),
             "--admin-key-file",
             str(_written(folder / "admin", "admin")),
         ]
         if self.workers > 1:
-            flags += ["--workers", str(self.workers), "--lanes", str(self.workers)]
+            flags += ["--workers", str(self.workers), "--threads", str(self.workers)]
         if self.keys:
             flags += ["--api-key-file", str(_written(folder / "keys", "attacker", "caller")), "--max-concurrent-per-key", "8"]
         if self.tls:

@@ -16,7 +16,7 @@ from bertserve.service.settings import Settings
 from hostile_values import MAX_BODY, prose, repeated
 
 GET_LIVE = b"GET /health/live HTTP/1.1\r\nhost: t\r\n\r\n"
-HEAD_BYTES: int = Settings.model_fields["max_head_bytes"].default
+HEAD_BYTES: int = Settings.model_fields["max_header_bytes"].default
 SHORT = b'{"inputs":"A warm, funny film."}'
 BYTE_EVERY_S = 0.2
 MANY = 64  # connections that one attacker opens where each of them costs the service something

@@ -21,7 +21,7 @@ from loads import LONG, by_status, descriptors, memory_mib, samples, show, threa
 pytestmark = pytest.mark.serial
 
 CLIENTS, WAVES, HELD_S = (1000, 5, 2) if LONG else (60, 1, 1.5)
-LANES = 2
+THREADS = 2
 TRIES = 5
 GONE = 499
 # of the memory after the first wave: what it took is used again by the next ones
@@ -34,9 +34,9 @@ LONG_RUN = json.dumps({"inputs": "dull"}).encode()
 
 
 def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    """No text of a client that left while it waited runs; lanes, descriptors and threads are what they were, and the memory comes back."""
+    """No text of a client that left while it waited runs; inference threads, descriptors and other threads are what they were, and the memory comes back."""
     slow.hanging_bundle(tmp_path / "models", turns=int(HELD_S * slow.SECOND), batch_invariant=False)
-    with serve(tmp_path / "models", "--lanes", str(LANES), "--max-queue-tokens", "4000000") as served:
+    with serve(tmp_path / "models", "--threads", str(THREADS), "--max-queue-tokens", "4000000") as served:
         samples(served)  # a thread comes with the first page
         held, working = descriptors(served), threads(served)
         waited, memory = [], [memory_mib(served)]
@@ -45,7 +45,7 @@ def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., 
             memory.append(memory_mib(served))
         wait_until(lambda: descriptors(served) <= held)  # the connection of the page may still have been closing
         assert threads(served) < working + PAGE_THREADS
-        assert_lanes_live(served)
+        assert_threads_live(served)
         show(f"rows run for {WAVES} times {CLIENTS} clients that left while they waited, bar 0", "0")
         show("memory before and after each wave", " ".join(f"{one:.0f}" for one in memory) + " MiB")
         show("memory while they waited", " ".join(f"{one:.0f}" for one in waited) + " MiB")
@@ -54,7 +54,7 @@ def test_clients_that_hang_up_cost_nothing(tmp_path: Path, serve: Callable[..., 
 
 
 def wave(served: Served) -> float:
-    """Has clients come and hang up, until all of them were seen to leave while the lanes still ran; returns the memory in MiB while they waited."""
+    """Has clients come and hang up, until all of them were seen to leave while the inference threads still ran; returns the memory in MiB while they waited."""
     for _ in range(TRIES):
         memory = try_wave(served, samples(served))
         if memory is not None:
@@ -63,36 +63,36 @@ def wave(served: Served) -> float:
 
 
 def try_wave(served: Served, before: Any) -> float | None:
-    """Has clients come while all lanes run long, and hang up, those whose texts run too.
+    """Has clients come while all inference threads run long, and hang up, those whose texts run too.
 
     Returns:
         Memory of the service while they waited, in MiB; None where the runs were over too soon, so that others may have run.
     """
     with leaving() as connections:
         connections += [connect(served) for _ in range(CLIENTS)]
-        for connection in connections[: LANES + 1]:
+        for connection in connections[: THREADS + 1]:
             send(connection, LONG_RUN)
         wait_until(lambda: queued(served) == queued(served) == 1 or runs(served, before) > 0)
-        for number, connection in enumerate(connections[LANES + 1 :]):
+        for number, connection in enumerate(connections[THREADS + 1 :]):
             send(connection, TEXTS[number % 2])
-        wait_until(lambda: queued(served) == CLIENTS - LANES or runs(served, before) > 0)
+        wait_until(lambda: queued(served) == CLIENTS - THREADS or runs(served, before) > 0)
         memory = memory_mib(served)
-        all_wait = queued(served) == CLIENTS - LANES and runs(served, before) == 0
+        all_wait = queued(served) == CLIENTS - THREADS and runs(served, before) == 0
     wait_until(lambda: queued(served) == 0)
     busy = runs(served, before) == 0
-    wait_until(lambda: runs(served, before) >= LANES)
+    wait_until(lambda: runs(served, before) >= THREADS)
     if not (all_wait and busy):
         return None
     after = samples(served)
     assert {GONE: CLIENTS} == by_status(after) - by_status(before)
     assert CLIENTS == total(after - before, "cancelled_total")
-    assert LANES == total(after - before, "batch_rows_sum")
+    assert THREADS == total(after - before, "batch_rows_sum")
     return memory
 
 
 def queued(served: Served) -> float:
     """Returns the entries that wait."""
-    return total(samples(served), "queue_entries")
+    return total(samples(served), "queue_items")
 
 
 def runs(served: Served, before: Any) -> float:
@@ -100,11 +100,11 @@ def runs(served: Served, before: Any) -> float:
     return total(samples(served), "inference_seconds_count") - total(before, "inference_seconds_count")
 
 
-def assert_lanes_live(served: Served) -> None:
-    """Asserts that as many runs as there are lanes end, side by side."""
-    with ThreadPoolExecutor(LANES) as pool:
-        asked = [pool.submit(httpx.post, f"{served.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(LANES)]
-        assert [200] * LANES == [answer.result().status_code for answer in asked]
+def assert_threads_live(served: Served) -> None:
+    """Asserts that as many runs as there are threads end, side by side."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        asked = [pool.submit(httpx.post, f"{served.url}/classify", content=LONG_RUN, timeout=60, trust_env=False) for _ in range(THREADS)]
+        assert [200] * THREADS == [answer.result().status_code for answer in asked]
 
 
 def connect(served: Served) -> socket.socket:

@@ -86,7 +86,7 @@ def assert_constant(readings: list[tuple[float, float, int, int]]) -> None:
     settled = [reading for reading in readings if reading[0] >= SETTLED_S]
     if not (LONG and settled):
         return
-    # of a minute each: lanes take and give back what the text of the moment needs
+    # of a minute each: threads take and give back what the text of the moment needs
     first = median(reading[1] for reading in settled if reading[0] < 2 * SETTLED_S)
     last = median(reading[1] for reading in settled if reading[0] >= settled[-1][0] - SETTLED_S)
     show("memory in the second and in the last minute, bar +5 %", f"{first:.0f} and {last:.0f} MiB, {last / first - 1:+.1%}")

@@ -69,7 +69,7 @@ export function watchLoad(place, get) {
         draw(4, milliseconds(half), Math.min(half ?? 0, 30));
         draw(5, milliseconds(most), Math.min(most ?? 0, 30));
       }
-      draw(1, String(sum(now, "queue_entries")), sum(now, "queue_entries"));
+      draw(1, String(sum(now, "queue_items")), sum(now, "queue_items"));
       before = { samples: now, latency, at };
     }
   }

@@ -1,4 +1,4 @@
-"""Mailbox: results from lane threads to waiting coroutines of one event loop, one wake-up per burst."""
+"""CompletionQueue: results from inference threads to waiting coroutines of one event loop, one wake-up per burst."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 
-class Mailbox:
+class CompletionQueue:
     """Sets results on futures of the loop that it was made in; a future that is done already is left alone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""Lane: a thread that runs batches, as others see it: what it holds, and what it runs now. Records, without rules of their own."""
+"""InferenceThread: a thread that runs batches, as others see it: what it holds, and what it runs now. Records, without rules of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bertserve.service.scheduling.job import Entry
+from bertserve.service.scheduling.scheduled_request import Item
 
 
 @dataclass(slots=True, eq=False)
@@ -14,14 +14,14 @@ class Run:
     """One run of a batch, or of a part of one that has failed; or the decoding of what came of it.
 
     Attributes:
-        held: All entries of the batch, also those that run after this part or have run before it.
+        held: All items of the batch, also those that run after this part or have run before it.
         predicted_s: Predicted seconds; 0 where nothing is predicted.
         started: Time at which it started.
         watched_s: Seconds that the watchdog has seen it run; the watchdog's own.
         hung: Whether the watchdog takes it for hung.
     """
 
-    held: Sequence[Entry]
+    held: Sequence[Item]
     predicted_s: float
     started: float
     watched_s: float = 0.0
@@ -29,17 +29,17 @@ class Run:
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class InferenceThread:
     """A thread and its run.
 
     Attributes:
-        thread: Started by the scheduler.
+        handle: The thread itself; started by the scheduler.
         run: What it runs now; None while it waits. Another object for each run, so that who watches one never meets the next.
         busy: Seconds that it had a batch, of batches that have ended, and when the present one began; None while it waits. One object for
             both, so that who reads it from another thread gets two that belong together.
     """
 
-    thread: threading.Thread = field(init=False)
+    handle: threading.Thread = field(init=False)
     run: Run | None = None
     busy: tuple[float, float | None] = (0.0, None)
 

@@ -1,4 +1,4 @@
-"""Saturation: tells the metrics how busy the lanes and the event loop are. Looks twice a second, and whenever somebody asks; no request pays for it."""
+"""Utilization: tells the metrics how busy the inference threads and the event loop are. Looks twice a second, and whenever somebody asks; no request pays for it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from bertserve.service.scheduling.scheduler import Scheduler
 INTERVAL_S = 0.5
 
 
-class Saturation:
+class Utilization:
     """Looks at one process; used from its event loop alone."""
 
     def __init__(self, scheduler: Scheduler, metrics: Metrics) -> None:
         """Creates it.
 
         Args:
-            scheduler: Of the lanes.
+            scheduler: Of the inference threads.
             metrics: Where it is counted.
         """
         self._scheduler = scheduler
         self._metrics = metrics
-        self._lanes_s = 0.0
+        self._busy_s = 0.0
         self._loop_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -39,11 +39,11 @@ class Saturation:
 
     def measure(self) -> None:
         """Counts what was busy since the last time, this thread as the loop's."""
-        lanes_s = self._scheduler.busy_s
-        # a lane that ends its run meanwhile may be seen a moment too late, and is then counted the next time
-        if lanes_s > self._lanes_s:
-            self._metrics.lane_busy.inc(lanes_s - self._lanes_s)
-            self._lanes_s = lanes_s
+        busy_s = self._scheduler.busy_s
+        # an inference thread that ends its run meanwhile may be seen a moment too late, and is then counted the next time
+        if busy_s > self._busy_s:
+            self._metrics.thread_busy.inc(busy_s - self._busy_s)
+            self._busy_s = busy_s
         if self._loop_s is not None:
             loop_s = time.thread_time()
             self._metrics.loop_cpu.inc(loop_s - self._loop_s)
