@@ -94,7 +94,7 @@ def task_for(tasks: Sequence[str], asked: str | None, parameters: Mapping[str, A
         return found
     for name in tasks[1:]:
         derivation = TASKS[name].derivation
-        if derivation is not None and (derivation.marker[-1] in parameters or derivation.marker[-1] in named):
+        if derivation is not None and (derivation.discriminator[-1] in parameters or derivation.discriminator[-1] in named):
             return name
     return tasks[0]
 

@@ -219,7 +219,7 @@ def _cost(request: Request, read: PassageWindows) -> Cost:
     cost = Cost(
         answer_bytes=answers * (ANSWER_BYTES + longest),
         steps=spans // SPANS_PER_STEP,
-        held=2 * sum(map(len, read.encodings)) + TOKEN_HELD * len(read.passage) + looked_at * (ANSWER_HELD + chars),
+        memory_per_input=2 * sum(map(len, read.encodings)) + TOKEN_HELD * len(read.passage) + looked_at * (ANSWER_HELD + chars),
     )
     if not parameters.explain:
         return cost

@@ -105,7 +105,7 @@ def _numbers(name: str, asked: Sequence[int] | None, count: int, whose: str) -> 
     return numbers
 
 
-def fits(config: ModelConfig) -> bool:
+def compatible(config: ModelConfig) -> bool:
     """Returns whether a model gives its attention out."""
     return bool(config.attention_heads)
 
@@ -138,7 +138,7 @@ def show_attention(request: Request, model: TaskModel) -> TaskRun:
     cost = Cost(
         answer_bytes=NUMBER_BYTES * values + sum(TOKEN_BYTES + text_bytes(token) for token in tokens),
         steps=length,
-        held=values,
+        memory_per_input=values,
         reserved_tokens=values // WEIGHTS_PER_TOKEN,
     )
     [row] = yield Batch([encoding], cost, copied)
@@ -231,6 +231,6 @@ SPEC = TaskSpec(
         "attention",
         parameters={"output_attentions": True},
     ),
-    derivation=Derivation(base=None, fits=fits, needs=NEEDS, marker=("parameters", "output_attentions")),
+    derivation=Derivation(base=None, compatible=compatible, needs=NEEDS, discriminator=("parameters", "output_attentions")),
     load_body=_load_body,
 )

@@ -38,7 +38,7 @@ def spec_of(bundle: Bundle) -> TaskSpec:
     if spec is None or spec.derivation is not None:
         known = ", ".join(other.name for other in TASKS.values() if other.derivation is None)
         raise BundleError(f"bundle `{bundle.path}` is for the task `{manifest.task[:64]}`; this version serves {known}.")
-    if (missing := spec.missing(manifest)) is not None:
+    if (missing := spec.requires(manifest)) is not None:
         raise BundleError(f"bundle `{bundle.path}` has a wrong manifest: {missing}; export it again.")
     return spec
 
@@ -48,6 +48,6 @@ def tasks_of(manifest: Manifest) -> tuple[str, ...]:
     derived = (
         spec.name
         for spec in TASKS.values()
-        if spec.derivation is not None and spec.derivation.takes(manifest.task) and spec.derivation.fits(manifest)
+        if spec.derivation is not None and spec.derivation.accepts(manifest.task) and spec.derivation.compatible(manifest)
     )
     return (manifest.task, *derived)

@@ -134,7 +134,9 @@ def classify(request: Request, model: TaskModel) -> TaskRun:
     activation = parameters.function_to_apply or config.activation
     count = min(parameters.top_k or len(config.labels), len(config.labels))
     cost = Cost(
-        answer_bytes=count * (LABEL_BYTES + longest_label(config.labels)), steps=count, held=len(text.encodings) * len(config.labels)
+        answer_bytes=count * (LABEL_BYTES + longest_label(config.labels)),
+        steps=count,
+        memory_per_input=len(text.encodings) * len(config.labels),
     )
     if parameters.explain:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
@@ -350,7 +352,7 @@ SPEC = TaskSpec(
     answer=list[list[ClassifiedLabel]],
     estimate=estimate,
     run=classify,
-    missing=require_labels,
+    requires=require_labels,
     widths=logit_widths,
     form=_FORM,
     tensors=labeled_form(lambda body, manifest: manifest.labels, INPUTS, TensorField("text_pair", optional=True)),

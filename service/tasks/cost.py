@@ -34,13 +34,13 @@ class Cost:
     Attributes:
         answer_bytes: Length of its result as JSON. The task spends what is only known from the outputs from its budget.
         steps: Work of decoding.
-        held: Numbers of four bytes that are held until it is answered.
+        memory_per_input: Numbers of four bytes that are held until it is answered.
         reserved_tokens: Further tokens that the queue holds: of later batches, or for outputs much larger than those of a text.
     """
 
     answer_bytes: int
     steps: int = 0
-    held: int = 0
+    memory_per_input: int = 0
     reserved_tokens: int = 0
 
     def __add__(self, other: Cost) -> Cost:
@@ -48,7 +48,7 @@ class Cost:
         return Cost(
             answer_bytes=self.answer_bytes + other.answer_bytes,
             steps=self.steps + other.steps,
-            held=self.held + other.held,
+            memory_per_input=self.memory_per_input + other.memory_per_input,
             reserved_tokens=self.reserved_tokens + other.reserved_tokens,
         )
 
@@ -63,11 +63,11 @@ class Cost:
         Raises:
             TooLargeError: It is.
         """
-        if self.held > MAX_HELD:
+        if self.memory_per_input > MAX_HELD:
             raise TooLargeError(
-                "the request would hold {held} numbers or more in memory until it is answered and {limit} are allowed; send "
+                "the request would hold {memory_per_input} numbers or more in memory until it is answered and {limit} are allowed; send "
                 "fewer or shorter texts at once, or ask for less of each.",
-                held=shown(self.held),
+                memory_per_input=shown(self.memory_per_input),
                 limit=MAX_HELD,
             )
         Budget().spend(steps=self.steps, answer_bytes=self.answer_bytes)

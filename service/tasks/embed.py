@@ -253,7 +253,7 @@ def embed(request: Request, model: TaskModel) -> TaskRun:
     width = request.parameters.dimensions or request.width
     # base64 has four bytes for three
     size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
-    cost = Cost(answer_bytes=count * (size + VECTOR_BYTES), steps=count, held=count * width)
+    cost = Cost(answer_bytes=count * (size + VECTOR_BYTES), steps=count, memory_per_input=count * width)
     [row] = yield Batch([encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated)
     found = vector(request, row)
     if request.parameters.encoding_format == "base64":
@@ -380,7 +380,7 @@ SPEC = TaskSpec(
     form=Form(
         "Embed", "Turns a text into a vector.", (FormField("text", "Text", "inputs.text", value="A warm and funny film."),), "vectors"
     ),
-    missing=_missing,
+    requires=_missing,
     widths=_widths,
     tensors=TensorForm(outputs=_tensor_outputs, tensors=_tensors),
 )

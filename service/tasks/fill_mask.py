@@ -197,7 +197,7 @@ def fill_masks(request: Request, model: TaskModel) -> TaskRun:
         # a decoder may put a space before each token
         answer_bytes=candidates * (CANDIDATE_BYTES + PIECE_BYTES + text_bytes(request.text) + len(ids)),
         steps=_steps(len(ids), candidates),
-        held=_ID_HELD * len(ids) + 3 * candidates,
+        memory_per_input=_ID_HELD * len(ids) + 3 * candidates,
     )
     rows = yield Batch(_windows(ids, masks, tokenizer), cost, keep, warnings=warnings)
     best = [pair for row in rows for pair in zip(row["tokens"].tolist(), row["scores"].tolist(), strict=True)]
@@ -229,7 +229,7 @@ def _fill_jointly(request: Request, ids: list[int], masks: list[int], tokenizer:
     cost = Cost(
         answer_bytes=count * (CANDIDATE_BYTES + PIECE_BYTES * pieces + text_bytes(request.text) + longest),
         steps=_steps(longest, count) + count * (CANDIDATE_STEPS * pieces + max(pattern.span for pattern in patterns)),
-        held=sum(pattern.held(beam, top_k, vocabulary) for pattern in patterns),
+        memory_per_input=sum(pattern.memory(beam, top_k, vocabulary) for pattern in patterns),
         reserved_tokens=reserved_tokens,
     )
     yield Batch([], cost, truncated=cut, warnings=warnings)  # the search begins after the cost of all of it has been checked
@@ -374,7 +374,7 @@ SPEC = TaskSpec(
         ),
         "masks",
     ),
-    missing=_missing,
+    requires=_missing,
     tensors=TensorForm(),
     load_mix="mask",
 )

@@ -129,7 +129,7 @@ class Pattern:
             before = min(before * slot.prefixes(slot.size, vocabulary), beam)
         return counts
 
-    def held(self, beam: int, top_k: int, vocabulary: int) -> int:
+    def memory(self, beam: int, top_k: int, vocabulary: int) -> int:
         """Returns how many numbers of four bytes it holds, at most: its ids, and of each run of a mask its best tokens and their logarithms."""
         wanted = [beam] * (len(self.masks) - 1) + [top_k]
         return 2 * len(self.ids) + max(

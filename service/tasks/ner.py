@@ -161,7 +161,9 @@ def label_tokens(request: Request, model: TaskModel) -> TaskRun:
     cuts = _windows(request, len(tokens), tokenizer)
     encodings = [tokenizer.assemble(tokens.ids[cut.start : cut.stop]) for cut in cuts]
     # how many entities there are is known from the outputs only
-    cost = Cost(answer_bytes=2, steps=TOKEN_STEPS * len(tokens), held=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_HELD)
+    cost = Cost(
+        answer_bytes=2, steps=TOKEN_STEPS * len(tokens), memory_per_input=sum(map(len, encodings)) * len(labels) + len(tokens) * TOKEN_HELD
+    )
     rows = yield Batch(encodings, cost, copied, read=spans_read(tokens, cuts) if len(cuts) > 1 else ())
     if not rows:
         return []
@@ -347,7 +349,7 @@ SPEC = TaskSpec(
     answer=list[Entity] | list[list[Entity]],
     estimate=estimate,
     run=label_tokens,
-    missing=require_labels,
+    requires=require_labels,
     widths=logit_widths,
     form=_FORM,
     tensors=TensorForm(),

@@ -149,7 +149,9 @@ def run_ids(request: Request, model: TaskModel) -> TaskRun:
     values = sum(units[output.kind] * _width(output, request.manifest, vocabulary_size) for output in request.outputs)
     wanted = [output.name for output in request.outputs]
     [row] = yield Batch(
-        [encoding], Cost(answer_bytes=NUMBER_BYTES * values, held=values), lambda _, row: {name: row[name].copy() for name in wanted}
+        [encoding],
+        Cost(answer_bytes=NUMBER_BYTES * values, memory_per_input=values),
+        lambda _, row: {name: row[name].copy() for name in wanted},
     )
     return row
 

@@ -77,7 +77,7 @@ def relevant(labels: Sequence[str]) -> int | None:
     return ids[0] if len(ids) == 1 and len(labels) <= 2 else None
 
 
-def fits(config: ModelConfig) -> bool:
+def compatible(config: ModelConfig) -> bool:
     """Returns whether a text classification model is a cross-encoder."""
     return relevant(config.labels) is not None
 
@@ -110,7 +110,7 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
         encodings.append(encoding)
         yield PAUSE
     returned = sum(map(text_bytes, request.texts)) if options.return_text else request.returned_bytes
-    cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, held=2 * count)
+    cost = Cost(answer_bytes=returned + RANKED_BYTES * count, steps=count, memory_per_input=2 * count)
     rows = yield Batch(encodings, cost, truncated=truncated)
     if not rows:
         return []
@@ -215,6 +215,6 @@ SPEC = TaskSpec(
         "bars",
     ),
     tensors=scored_by_index(TensorField("query", single=True), TensorField("texts")),
-    derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("texts",)),
+    derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("texts",)),
     load_body=_load_body,
 )

@@ -45,7 +45,7 @@ class Request:
         return [replace(self.like, text=text) for text in texts]
 
 
-def fits(config: ModelConfig) -> bool:
+def compatible(config: ModelConfig) -> bool:
     """Returns whether a model embeds texts: every one of that task does."""
     return config.embedding is not None
 
@@ -67,7 +67,7 @@ def compare(request: Request, model: TaskModel) -> TaskRun:
     count = len(encoded)
     rows = yield Batch(
         [encoding for encoding, _ in encoded],
-        Cost(answer_bytes=SCORE_BYTES * count, steps=count, held=request.like.width * count),
+        Cost(answer_bytes=SCORE_BYTES * count, steps=count, memory_per_input=request.like.width * count),
         lambda _, row: embed.pooled_row(request.like, row),
         truncated=any(truncated for _, truncated in encoded),
     )
@@ -162,6 +162,6 @@ SPEC = TaskSpec(
         lambda manifest, body: (SCORE,),
         lambda results, body, manifest: {"score": floats(results[0])},
     ),
-    derivation=Derivation(base=embed.TASK, fits=fits, needs="", marker=("inputs", "source_sentence")),
+    derivation=Derivation(base=embed.TASK, compatible=compatible, needs="", discriminator=("inputs", "source_sentence")),
     load_body=_load_body,
 )

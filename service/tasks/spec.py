@@ -27,18 +27,18 @@ class Derivation:
 
     Attributes:
         base: Task of the bundles; None where the task of a bundle does not matter.
-        fits: Whether a bundle of that task can do it.
-        needs: What the bundle must have, in words; empty where every bundle of that task fits.
-        marker: Keys, each within the one before, that only a body of this task has. A body at a model's own path is for this
+        compatible: Whether a bundle of that task can do it.
+        needs: What the bundle must have, in words; empty where every bundle of that task is compatible.
+        discriminator: Keys, each within the one before, that only a body of this task has. A body at a model's own path is for this
             task if it has them.
     """
 
     base: str | None
-    fits: Callable[[ModelConfig], bool]
+    compatible: Callable[[ModelConfig], bool]
     needs: str
-    marker: tuple[str, ...]
+    discriminator: tuple[str, ...]
 
-    def takes(self, task: str) -> bool:
+    def accepts(self, task: str) -> bool:
         """Returns whether bundles of a task may do it."""
         return self.base in (None, task)
 
@@ -69,7 +69,7 @@ class TaskSpec:
         estimate: Guesses a request's tokens.
         run: The task itself: a generator function that yields encodings and returns the result.
         derivation: Set for a task that bundles of another task answer.
-        missing: Returns what a manifest of this task lacks, in words, or None.
+        requires: Returns what a manifest of this task lacks, in words, or None.
         widths: Returns how many values outputs of the graph have for each text, token or mask, by their names; a model is checked for it.
         form: Its form on the playground; None for what has no tab there.
         tensors: How it looks in tensors; None if the Open Inference Protocol has no access to it.
@@ -85,7 +85,7 @@ class TaskSpec:
     estimate: Estimate
     run: TaskFunction
     derivation: Derivation | None = None
-    missing: Callable[[Manifest], str | None] = _nothing
+    requires: Callable[[Manifest], str | None] = _nothing
     widths: Callable[[Manifest], Mapping[str, int]] = _no_widths
     form: Form | None = None
     tensors: TensorForm | None = None

@@ -82,7 +82,7 @@ def tokenize(request: TextRequest, model: TaskModel) -> TaskRun:
         Cost(
             answer_bytes=TOKEN_BYTES * count + text_bytes(request.text),
             steps=TOKEN_STEPS * count,
-            held=(TOKEN_HELD + OBJECT_HELD) * len(tokens),
+            memory_per_input=(TOKEN_HELD + OBJECT_HELD) * len(tokens),
         ),
     )
     found = before

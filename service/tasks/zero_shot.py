@@ -107,7 +107,7 @@ def entailment(labels: Sequence[str]) -> int | None:
     return ids[0] if ids and len(labels) > 1 else None
 
 
-def fits(config: ModelConfig) -> bool:
+def compatible(config: ModelConfig) -> bool:
     """Returns whether a text classification model is one of natural language inference."""
     return entailment(config.labels) is not None
 
@@ -132,7 +132,7 @@ def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
         # some clients get the text with the labels
         answer_bytes=text_bytes(request.text) + sum(LABEL_BYTES + text_bytes(label) for label in labels),
         steps=len(labels),
-        held=len(labels) * len(config.labels),
+        memory_per_input=len(labels) * len(config.labels),
     )
     rows = yield Batch(encodings, cost, truncated=truncated)
     entails = entailment(config.labels)
@@ -214,6 +214,6 @@ SPEC = TaskSpec(
         "bars",
     ),
     tensors=labeled_form(lambda body, manifest: body.parameters.candidate_labels, INPUTS),
-    derivation=Derivation(base=classify.TASK, fits=fits, needs=NEEDS, marker=("parameters", "candidate_labels")),
+    derivation=Derivation(base=classify.TASK, compatible=compatible, needs=NEEDS, discriminator=("parameters", "candidate_labels")),
     load_body=_load_body,
 )

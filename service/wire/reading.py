@@ -67,7 +67,7 @@ def requested_task(task: str, value: Any) -> str:
         value: The JSON value of the body, which may be no object; the reader of the body says so.
     """
     derived = ((spec.name, spec.derivation) for spec in TASKS.values() if spec.derivation is not None)
-    return next((name for name, derivation in derived if derivation.takes(task) and _has(value, derivation.marker)), task)
+    return next((name for name, derivation in derived if derivation.accepts(task) and _has(value, derivation.discriminator)), task)
 
 
 def _has(value: Any, keys: tuple[str, ...]) -> bool:

@@ -38,10 +38,10 @@ def task_of(task: str, names: Collection[str], parameters: Mapping[str, Any]) ->
     """Returns the task that a request asks a model for: the model's own, or a derived one that has its tensors or its parameter."""
     own = form_of(task)
     for name, spec in TASKS.items():
-        if spec.derivation is None or spec.tensors is None or not spec.derivation.takes(task):
+        if spec.derivation is None or spec.tensors is None or not spec.derivation.accepts(task):
             continue
-        marker = spec.derivation.marker
-        asked = marker[0] == "parameters" and marker[-1] in parameters
+        discriminator = spec.derivation.discriminator
+        asked = discriminator[0] == "parameters" and discriminator[-1] in parameters
         if asked or not _names_beside(spec.tensors, own).isdisjoint(names):
             return name
     return task

@@ -328,7 +328,7 @@ def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, task=ner.TASK, max_length=1002)
     bundle = _bundle(tmp_path)
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-    assert 30_000 + 1002 == encode(ner, ner.Request("good " * 1000), tokenizer, Head(labels=("O",))).cost.held
+    assert 30_000 + 1002 == encode(ner, ner.Request("good " * 1000), tokenizer, Head(labels=("O",))).cost.memory_per_input
 
 
 # ---- what comes back

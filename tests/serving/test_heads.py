@@ -106,7 +106,7 @@ def test_great_logits_do_not_overflow() -> None:
 def test_a_model_of_inference_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
     """The first label that begins with "entail", in any case, of two labels or more."""
     assert place == zero_shot.entailment(labels)
-    assert zero_shot.fits(Head(labels=labels)) is (place is not None)
+    assert zero_shot.compatible(Head(labels=labels)) is (place is not None)
 
 
 def test_the_text_is_cut_and_the_hypothesis_is_not(tokenizer: Tokenizer) -> None:
@@ -195,7 +195,7 @@ def test_of_two_labels_the_relevant_one_ranks(values: list[tuple[float, ...]], p
 def test_a_cross_encoder_is_known_by_its_labels(labels: tuple[str, ...], place: int | None) -> None:
     """One label, or two of which just one says that it is the relevant one."""
     assert place == rerank.relevant(labels)
-    assert rerank.fits(Head(labels=labels)) is (place is not None)
+    assert rerank.compatible(Head(labels=labels)) is (place is not None)
 
 
 def test_query_and_text_are_a_pair_also_without_a_text(tokenizer: Tokenizer) -> None:

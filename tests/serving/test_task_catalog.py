@@ -30,7 +30,7 @@ def test_a_spec_is_whole(spec: TaskSpec) -> None:
     assert body.count >= 1
     if spec.derivation is not None:
         assert spec.derivation.base is None or TASKS[spec.derivation.base].derivation is None
-        for key in spec.derivation.marker:
+        for key in spec.derivation.discriminator:
             assert key in example
             example = example[key]
 
@@ -108,7 +108,9 @@ def test_a_task_in_the_list_is_served(models: Path, monkeypatch: pytest.MonkeyPa
         answer=list[int],
         estimate=lambda request, max_length: 8,
         run=_count_tokens,
-        derivation=Derivation(base=classify.TASK, fits=lambda config: len(config.labels) > 1, needs="two labels", marker=("count_tokens",)),
+        derivation=Derivation(
+            base=classify.TASK, compatible=lambda config: len(config.labels) > 1, needs="two labels", discriminator=("count_tokens",)
+        ),
     )
     monkeypatch.setitem(TASKS, spec.name, spec)  # type: ignore[arg-type]  # a dict, which only tests change
     body = {"inputs": ["good", "a good film"], "count_tokens": True}
