@@ -13,10 +13,10 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from bertserve.export.errors import OutputExistsError
 from bertserve.export.workspace import ignore_signals
-from bertserve.service.bundle.evidence_policy import describe_agreement, is_low, summarize_agreement
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
 from bertserve.service.bundle.graph_spec import Evidence, GraphSpec
 from bertserve.service.bundle.manifest import Manifest, Source
+from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:

@@ -21,8 +21,8 @@ from bertserve.export.errors import ExportError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
-from bertserve.service.bundle.evidence_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
+from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module, module_name
 from bertserve.export.checkpoint.padding import refuse_ordinary_padding
 from bertserve.export.errors import CheckpointError, ParityError
-from bertserve.export.evidence.reference import NO_TEXTS, Reference, sample_reference
 from bertserve.export.progress import Progress, stage
 from bertserve.export.provider_graphs import BundleGraphs, Comparison, measure_graphs
+from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_reference
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import Precision

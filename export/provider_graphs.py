@@ -13,16 +13,16 @@ from pathlib import Path
 from bertserve.export.artifact import Artifact
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ExportError
-from bertserve.export.evidence.measure import measure_graph
-from bertserve.export.evidence.reference import Reference
-from bertserve.export.evidence.samples import predict, read_request
 from bertserve.export.graph import onnx_files
 from bertserve.export.progress import Progress, stage
 from bertserve.export.tasks.catalog import TASKS
+from bertserve.export.validation.measure import measure_graph
+from bertserve.export.validation.reference import Reference
+from bertserve.export.validation.samples import predict, read_request
 from bertserve.service.backend.onnx_engine import OnnxEngine
-from bertserve.service.bundle.evidence_policy import is_low
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Example, OmittedGraph
+from bertserve.service.bundle.validation_policy import is_low
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer
 

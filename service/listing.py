@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertserve.service.bundle.evidence_policy import summarize_agreement
 from bertserve.service.bundle.files import CARD_FILE, read_manifest
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
+from bertserve.service.bundle.validation_policy import summarize_agreement
 from bertserve.service.errors import BundleError
 
 _HEADER = ("name", "task", "labels", "MiB", "graphs (* default), answers as the checkpoint", "card")

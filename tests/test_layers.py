@@ -26,7 +26,7 @@ HOMES = {
         "bertserve.service.process.server",
         "bertserve.service.process.connections",
         "bertserve.service.process.parsing",
-        "bertserve.service.ray",
+        "bertserve.service.ray_serve",
     },
     "uvicorn": {"bertserve.service.process"},
     "pydantic": {
@@ -34,7 +34,7 @@ HOMES = {
         "bertserve.service.cli",
         "bertserve.service.config_file",
         "bertserve.service.http",
-        "bertserve.service.ray",
+        "bertserve.service.ray_serve",
         "bertserve.service.scoring.columns",
         "bertserve.service.scoring.formats",
         "bertserve.service.serving.registry",
@@ -86,7 +86,7 @@ HOMES = {
     "threadpoolctl": {"bertserve.export.int8.quantize"},
     "tqdm": {"bertserve.export.progress", "bertserve.service.scoring.runner"},
     "pyarrow": {"bertserve.service.scoring.json_forms", "bertserve.service.scoring.parquet", "bertserve.service.scoring.parquet_folder"},
-    "ray": {"bertserve.service.ray", "bertserve.service.scoring.ray_data"},
+    "ray_serve": {"bertserve.service.ray_serve", "bertserve.service.scoring.ray_data"},
     "peft": {"bertserve.export.checkpoint.lora"},
 }
 

@@ -83,7 +83,7 @@ def _on_ray(count: int) -> Serve:
         application = {
             "name": "bertserve",
             "route_prefix": "/",
-            "import_path": "bertserve.service.ray:app",
+            "import_path": "bertserve.service.ray_serve:app",
             "args": {"models": str(models.resolve())},
             "deployments": [{"name": "bertserve", "num_replicas": count, "ray_actor_options": {"num_cpus": cpus}}],
         }

@@ -12,7 +12,7 @@ from bertserve.export.tasks.metrics import ACCURACY
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, read_input
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks import choose
+from bertserve.service.tasks import multiple_choice
 from bertserve.service.tasks.batch import ModelConfig
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def _read_one_choice(model: PreTrainedModel) -> None:
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     few = tuple(TEXTS[:4])
     return [
-        *(choose.Request(text, few) for text in ["", *TEXTS, LONG * 30]),
-        choose.Request("A man is eating food.", ("Someone eats.", "")),
-        choose.Request("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
-        choose.Request("What was said?", (LONG * 20, "nothing"), LONG * 8),
+        *(multiple_choice.Request(text, few) for text in ["", *TEXTS, LONG * 30]),
+        multiple_choice.Request("A man is eating food.", ("Someone eats.", "")),
+        multiple_choice.Request("Who met Charles Babbage?", ("Ada Lovelace", "Maria Agnesi", "the Royal Society"), NAMES),
+        multiple_choice.Request("What was said?", (LONG * 20, "nothing"), LONG * 8),
     ]
 
 
@@ -66,14 +66,14 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     """Returns requests in which each text is a choice once, in pairs such as those that int8 was calibrated on; one alone would be no choice."""
     lines = texts.lines
     groups = [(i, side[i : i + _CHOICES]) for side in (lines, texts.passages) for i in range(0, len(side) - 1, _CHOICES)]
-    return [choose.Request(lines[_asked(i, len(lines))], group) for i, group in groups]
+    return [multiple_choice.Request(lines[_asked(i, len(lines))], group) for i, group in groups]
 
 
 def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
     return [], [(lines[_asked(i, len(lines))], text) for side in (lines, passages) for i, text in enumerate(side)]
 
 
-def _tokenizer_call(request: choose.Request, spec: TokenizerSpec) -> TokenizerCall:
+def _tokenizer_call(request: multiple_choice.Request, spec: TokenizerSpec) -> TokenizerCall:
     # lists, as in `run_swag`: of one pair transformers would leave out an empty second text
     return TokenizerCall(([request.first] * len(request.choices), request.seconds))
 
@@ -98,12 +98,12 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 
 
 TASK = ExportTask(
-    name=choose.TASK,
+    name=multiple_choice.TASK,
     head="ForMultipleChoice",
     auto_class="AutoModelForMultipleChoice",
     outputs=(OutputSpec(name="logits", kind="per_text"),),
     adapt_model=_read_one_choice,
-    text_request=lambda text, spec: choose.Request(text, (SENTENCE, text)),
+    text_request=lambda text, spec: multiple_choice.Request(text, (SENTENCE, text)),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
     tokenizer_call=_tokenizer_call,

@@ -9,7 +9,7 @@ from bertserve.export.tasks.metrics import EXACT_MATCH, F1, answer_f1, exact_mat
 from bertserve.export.tasks.spec import LONG, NAMES, TEXTS, Arranged, Document, ExportTask, Pairs, Text, TokenizerCall, halves, neighbors
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks import answer
+from bertserve.service.tasks import question_answering
 from bertserve.service.tasks.batch import ModelConfig
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ _QUESTION_CHARS = 200  # of a passage, whose beginning is asked for
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     names = ("Who met Charles Babbage?", "Where is the Royal Society?", "Who was invited, and from where?")
     return [
-        *(answer.Request("What was said?", text) for text in [*TEXTS, LONG * 30]),
-        *(answer.Request(question, NAMES) for question in names),
-        answer.Request(names[0], NAMES * 20, answer.AnswerParameters(top_k=3)),
+        *(question_answering.Request("What was said?", text) for text in [*TEXTS, LONG * 30]),
+        *(question_answering.Request(question, NAMES) for question in names),
+        question_answering.Request(names[0], NAMES * 20, question_answering.AnswerParameters(top_k=3)),
     ]
 
 
@@ -39,12 +39,12 @@ def _ordinary_requests(texts: Texts, spec: TokenizerSpec) -> list[Any]:
     sides += [halves(passage[: min(_QUESTION_CHARS, most - 16)]) for passage in passages]
     # a window must have room for its stride beside the question, of which each character may be a token
     questions = [f"Who or what {(end or start)[: max(1, most // 2 - 16)]}?" for start, end in sides]
-    return [answer.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
+    return [question_answering.Request(*pair) for pair in (*zip(questions, [*contexts, *passages], strict=True), *texts.pairs)]
 
 
-def _tokenizer_call(request: answer.Request, spec: TokenizerSpec) -> TokenizerCall:
-    length = min(request.parameters.max_seq_len or answer.DEFAULT_SEQ_LEN, spec.max_length)
-    return TokenizerCall((request.question, request.context), "only_second", min(length // 2, answer.DEFAULT_STRIDE), length)
+def _tokenizer_call(request: question_answering.Request, spec: TokenizerSpec) -> TokenizerCall:
+    length = min(request.parameters.max_seq_len or question_answering.DEFAULT_SEQ_LEN, spec.max_length)
+    return TokenizerCall((request.question, request.context), "only_second", min(length // 2, question_answering.DEFAULT_STRIDE), length)
 
 
 def _arrange(lines: Sequence[Text], passages: Sequence[Text], own: Pairs[Text], pairs_only: bool) -> Arranged[Text]:
@@ -88,16 +88,18 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 
 
 TASK = ExportTask(
-    name=answer.TASK,
+    name=question_answering.TASK,
     head="ForQuestionAnswering",
     auto_class="AutoModelForQuestionAnswering",
     outputs=(OutputSpec(name="start_logits", kind="per_token"), OutputSpec(name="end_logits", kind="per_token")),
     lora_type="QUESTION_ANS",
     takes_modules=True,
-    text_request=lambda text, spec: answer.Request(_QUESTION, text),
+    text_request=lambda text, spec: question_answering.Request(_QUESTION, text),
     fixed_requests=_fixed_requests,
     ordinary_requests=_ordinary_requests,
-    full_length_request=lambda text, length: answer.Request(_QUESTION, text, answer.AnswerParameters(max_seq_len=length)),
+    full_length_request=lambda text, length: question_answering.Request(
+        _QUESTION, text, question_answering.AnswerParameters(max_seq_len=length)
+    ),
     tokenizer_call=_tokenizer_call,
     example=lambda spec: {
         "inputs": {"question": "Where was the bridge built?", "context": "The bridge was built in Porto in 1886 by Eiffel's company."}

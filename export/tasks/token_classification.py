@@ -11,9 +11,9 @@ from bertserve.export.tasks.metrics import ENTITY_F1, Span, result_spans, span_f
 from bertserve.export.tasks.spec import NAMES, TEXTS, Document, ExportTask, TokenizerCall, read_input, read_text_list, window_stride
 from bertserve.service.bundle.graph_spec import OutputSpec
 from bertserve.service.bundle.manifest import TokenizerSpec
-from bertserve.service.tasks import ner
+from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.batch import ModelConfig
-from bertserve.service.tasks.ner import scheme_of
+from bertserve.service.tasks.token_classification import scheme_of
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,13 @@ class Entities:
 def _fixed_requests(spec: TokenizerSpec) -> list[Any]:
     stride = min(64, spec.max_length // 8)
     return [
-        *(ner.Request(text) for text in [*TEXTS, NAMES * 5]),
-        *(ner.Request(NAMES, ner.NerParameters(aggregation_strategy=s)) for s in ("none", "first", "max", "average")),
-        ner.Request(NAMES * 40),
-        ner.Request(NAMES * 40, ner.NerParameters(aggregation_strategy="first", stride=stride)),
+        *(token_classification.Request(text) for text in [*TEXTS, NAMES * 5]),
+        *(
+            token_classification.Request(NAMES, token_classification.NerParameters(aggregation_strategy=s))
+            for s in ("none", "first", "max", "average")
+        ),
+        token_classification.Request(NAMES * 40),
+        token_classification.Request(NAMES * 40, token_classification.NerParameters(aggregation_strategy="first", stride=stride)),
     ]
 
 
@@ -89,14 +92,14 @@ def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 
 
 TASK = ExportTask(
-    name=ner.TASK,
+    name=token_classification.TASK,
     head="ForTokenClassification",
     auto_class="AutoModelForTokenClassification",
     outputs=(OutputSpec(name="logits", kind="per_token"),),
     labeled=True,
     lora_type="TOKEN_CLS",
     takes_modules=True,
-    text_request=lambda text, spec: ner.Request(text),
+    text_request=lambda text, spec: token_classification.Request(text),
     fixed_requests=_fixed_requests,
     tokenizer_call=lambda request, spec: TokenizerCall((request.text,), stride=window_stride(request.parameters.stride, spec)),
     example=lambda spec: {"inputs": "Ada Lovelace wrote to Charles Babbage from London."},

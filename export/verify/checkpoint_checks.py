@@ -23,15 +23,15 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.checkpoint.module import load_module
 from bertserve.export.errors import CheckpointError, DataError, ParityError
-from bertserve.export.evidence.measure import measure_graph
-from bertserve.export.evidence.parity import INT8_SLACK, measure_parity
-from bertserve.export.evidence.reference import NO_TEXTS, Reference, measure_attention, sample_reference
+from bertserve.export.validation.measure import measure_graph
+from bertserve.export.validation.parity import INT8_SLACK, measure_parity
+from bertserve.export.validation.reference import NO_TEXTS, Reference, measure_attention, sample_reference
 from bertserve.export.verify.data_checks import Baseline
 from bertserve.export.verify.graph_checks import Check, LoadedGraph
-from bertserve.service.bundle.evidence_policy import summarize_agreement
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.manifest import Manifest, TextSplits
+from bertserve.service.bundle.validation_policy import summarize_agreement
 from bertserve.service.errors import BertServeError, EngineError
 from bertserve.service.tasks.batch import TaskModel, first_batch, result_of
 from bertserve.service.tasks.catalog import TASKS

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.export.errors import DataError
-from bertserve.export.evidence.agreement import AgreementMeter
-from bertserve.export.evidence.samples import read_request
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import Document, read_input
+from bertserve.export.validation.agreement import AgreementMeter
+from bertserve.export.validation.samples import read_request
 from bertserve.export.verify.graph_checks import Check, LoadedGraph, find_fp32
-from bertserve.service.bundle.evidence_policy import MEASURES, NOT_MEASURED
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
+from bertserve.service.bundle.validation_policy import MEASURES, NOT_MEASURED
 from bertserve.service.errors import BertServeError, CallerError, EngineError
 from bertserve.service.tasks.batch import ModelConfig
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bertserve.export.evidence.agreement import measure_row_errors
-from bertserve.export.evidence.samples import predict, read_request, sample_requests
+from bertserve.export.validation.agreement import measure_row_errors
+from bertserve.export.validation.samples import predict, read_request, sample_requests
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
-from bertserve.service.bundle.evidence_policy import describe_agreement
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.validation_policy import describe_agreement
 from bertserve.service.check import CHECK_TOLERANCE, difference
 from bertserve.service.errors import BertServeError, BundleError
 from bertserve.service.providers import Provider

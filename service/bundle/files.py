@@ -17,10 +17,10 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from bertserve.service.bundle.evidence_policy import upgrade_evidence
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import NAME_PATTERN, Manifest
 from bertserve.service.bundle.onnx_file import refuse_unlisted_data
+from bertserve.service.bundle.validation_policy import upgrade_evidence
 from bertserve.service.errors import BundleError
 from bertserve.service.providers import Provider
 

@@ -12,10 +12,10 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertserve.service.errors import BertServeError, ClientGoneError, ContentEncodingError, InvalidValueError, TooLargeError
-from bertserve.service.http.answers import Answer, content_of
 from bertserve.service.http.auth import Endpoint
 from bertserve.service.http.errors import ErrorLog
 from bertserve.service.http.middleware import HEADERS, LABELS, PREDICTION, REQUEST_ID, recorded_trace
+from bertserve.service.http.responses import Answer, content_of
 from bertserve.service.http.streaming import SMALL_BYTES, LargeBodies, LineAnswerer, LineStream, is_stream
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.serving.build import AppState

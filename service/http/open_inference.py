@@ -11,18 +11,18 @@ from starlette.responses import Response
 
 from bertserve.service import __version__
 from bertserve.service.errors import InvalidValueError, MalformedRequestError
-from bertserve.service.http.answers import check_ready, json_answer, probed
 from bertserve.service.http.auth import AdminEndpoint, KeyEndpoint, ProbeEndpoint
 from bertserve.service.http.inference import read_raw
 from bertserve.service.http.middleware import HEADERS
 from bertserve.service.http.openapi import endpoints, error_responses
+from bertserve.service.http.responses import check_ready, json_answer, probed
 from bertserve.service.http.throttled import Throttled
 from bertserve.service.serving.build import AppState
 from bertserve.service.serving.model import Model
-from bertserve.service.wire.keys import check_names
 from bertserve.service.wire.open_inference import check_version
 from bertserve.service.wire.reading import parse_json, show
 from bertserve.service.wire.tensor_forms import config, metadata
+from bertserve.service.wire.unknown_fields import check_names
 
 # What the specification and Triton call what there is here, and `tensors` for the form of token ids in the metadata of a model.
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "parameters", "statistics", "tensors")

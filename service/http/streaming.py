@@ -21,9 +21,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from bertserve.service.errors import BertServeError, ClientGoneError, RefusedError, TooLargeError
 from bertserve.service.http import errors
-from bertserve.service.http.answers import content_of
 from bertserve.service.http.errors import GONE, UNANSWERED, ErrorLog
 from bertserve.service.http.middleware import REQUEST_ID, of_request, recorded_trace
+from bertserve.service.http.responses import content_of
 from bertserve.service.metrics import UNKNOWN
 from bertserve.service.scheduling.share import SHARE_FULL, Share
 from bertserve.service.serving.build import AppState

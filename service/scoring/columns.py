@@ -13,8 +13,8 @@ from bertserve.service.errors import BertServeError, InvalidValueError, Settings
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
-from bertserve.service.wire.keys import listed, required
 from bertserve.service.wire.reading import parse_json, validate_body
+from bertserve.service.wire.unknown_fields import listed, required
 
 TEXT = "text"
 

@@ -16,7 +16,7 @@ from bertserve.service.backend.engines import MAX_MULTI_THREADS
 from bertserve.service.backend.freed_memory import share_one_heap
 from bertserve.service.backend.hardware import cpu_name, usable_cores
 from bertserve.service.bundle import files
-from bertserve.service.bundle.evidence_policy import EvidencePolicy
+from bertserve.service.bundle.validation_policy import EvidencePolicy
 from bertserve.service.errors import BundleError, ProviderError
 from bertserve.service.metrics import Metrics, ProcessMetrics
 from bertserve.service.providers import Provider

@@ -16,7 +16,10 @@ from bertserve.service.backend.hardware import cpu_instructions
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import available_provider, why_not
 from bertserve.service.bundle import files
-from bertserve.service.bundle.evidence_policy import (
+from bertserve.service.bundle.files import Bundle
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision
+from bertserve.service.bundle.manifest import Manifest
+from bertserve.service.bundle.validation_policy import (
     ACCEPT_ANY,
     EvidencePolicy,
     describe_agreement,
@@ -24,9 +27,6 @@ from bertserve.service.bundle.evidence_policy import (
     is_measured_near,
     is_of_other_kernels,
 )
-from bertserve.service.bundle.files import Bundle
-from bertserve.service.bundle.graph_spec import GraphSpec, Precision
-from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BundleError, EngineError, ProviderError, SettingsError
 from bertserve.service.metrics import Metrics
 from bertserve.service.providers import Provider

@@ -7,17 +7,28 @@ from collections.abc import Mapping
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import BundleError
-from bertserve.service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks import (
+    attention,
+    classify,
+    embed,
+    fill_mask,
+    multiple_choice,
+    question_answering,
+    rerank,
+    similarity,
+    token_classification,
+    zero_shot,
+)
 from bertserve.service.tasks.spec import TaskSpec
 
 TASKS: Mapping[str, TaskSpec] = {
     spec.name: spec
     for spec in (
         classify.SPEC,
-        ner.SPEC,
-        answer.SPEC,
+        token_classification.SPEC,
+        question_answering.SPEC,
         fill_mask.SPEC,
-        choose.SPEC,
+        multiple_choice.SPEC,
         embed.SPEC,
         similarity.SPEC,
         rerank.SPEC,

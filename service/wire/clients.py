@@ -9,14 +9,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import answer, classify, embed, fill_mask, ner, zero_shot
-from bertserve.service.tasks.answer import AnswerBody
+from bertserve.service.tasks import classify, embed, fill_mask, question_answering, token_classification, zero_shot
 from bertserve.service.tasks.body import TaskBody
+from bertserve.service.tasks.question_answering import AnswerBody
 
 # How @huggingface/inference, the client for JavaScript, begins its User-Agent; browsers replace it with their own.
 _JS_CLIENT = "@huggingface/inference/"
 # Its functions for these tasks read the answer to one input. They drop the other answers, or report a broken answer.
-_JS_CLIENT_READS_ONE = frozenset({classify.TASK, ner.TASK, answer.TASK, fill_mask.TASK, zero_shot.TASK})
+_JS_CLIENT_READS_ONE = frozenset({classify.TASK, token_classification.TASK, question_answering.TASK, fill_mask.TASK, zero_shot.TASK})
 # They send `encoding_format` and read numbers only: huggingface_hub 2.4 by `float`, @huggingface/inference 4.13 by their type.
 _NO_BASE64 = re.compile(rf"hf_hub/\d+\.\d+|{re.escape(_JS_CLIENT)}")
 _HUGGINGFACE_HUB = re.compile(r"hf_hub/(\d{1,6})\.(\d{1,6})")  # Python refuses to read numbers of thousands of digits
@@ -94,7 +94,7 @@ def _js_client_wraps_lists(task: str, body: TaskBody) -> Answer:
 
 
 def _js_answer(task: str, found: Any) -> Any:
-    if task == ner.TASK:  # it takes each token for an entity
+    if task == token_classification.TASK:  # it takes each token for an entity
         return [{"entity_group": item["entity"]} | item if "entity" in item else item for item in found]
     if task == fill_mask.TASK and isinstance(found[0], list):  # it reads one list: the tokens of the first mask, then the next one's
         return [filled for mask in found for filled in mask]

@@ -17,8 +17,8 @@ from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.clients import answer_for
-from bertserve.service.wire.keys import check_names
 from bertserve.service.wire.reading import parse_json, read_body, requested_task, show, validate_body
+from bertserve.service.wire.unknown_fields import check_names
 
 
 def read_for_task(task: str, incoming: Incoming) -> Call:

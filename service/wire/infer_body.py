@@ -20,8 +20,8 @@ from bertserve.service.errors import InvalidValueError, MalformedRequestError
 from bertserve.service.tasks.body import Closed
 from bertserve.service.wire.call import Content
 from bertserve.service.wire.json_text import parse, to_json
-from bertserve.service.wire.keys import unknown_name
 from bertserve.service.wire.reading import show, where, wrong_value
+from bertserve.service.wire.unknown_fields import unknown_name
 
 _INTEGERS: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4"), "BOOL": np.dtype("?")}
 _LENGTH_BYTES = 4  # before each element of a binary BYTES tensor

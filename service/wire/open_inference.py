@@ -19,7 +19,6 @@ from bertserve.service.tasks.tensor_form import INPUTS, TensorForm, Values
 from bertserve.service.wire.call import Call, Incoming
 from bertserve.service.wire.infer_body import HEADER_LENGTH, InferOutput, Output, Tensor, read_infer_body, shown_count, write_infer_answer
 from bertserve.service.wire.json_text import to_json
-from bertserve.service.wire.keys import check_names
 from bertserve.service.wire.reading import show, validate_body
 from bertserve.service.wire.tensor_forms import (
     IDS,
@@ -34,6 +33,7 @@ from bertserve.service.wire.tensor_forms import (
     task_of,
 )
 from bertserve.service.wire.tensor_forms import raw_outputs as raw_output_fields
+from bertserve.service.wire.unknown_fields import check_names
 
 # Texts of scores in an answer, each of which Python makes on the event loop.
 MAX_CLASSES = 2**16

@@ -14,7 +14,7 @@ from bertserve.service.tasks.body import TAGS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.wire.clients import upgrade_legacy_body
 from bertserve.service.wire.json_text import parse
-from bertserve.service.wire.keys import check_keys, no_json, no_object, unknown_within
+from bertserve.service.wire.unknown_fields import check_keys, no_json, no_object, unknown_within
 
 B = TypeVar("B", bound=TaskBody)
 

@@ -16,10 +16,10 @@ from bertserve.service.errors import SettingsError
 
 @pytest.fixture(name="replica", scope="module")
 def module() -> ModuleType:
-    """`bertserve.service.ray`, which nothing else imports: Ray takes half a second, and warns of its own code."""
+    """`bertserve.service.ray_serve`, which nothing else imports: Ray takes half a second, and warns of its own code."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return import_module("bertserve.service.ray")
+        return import_module("bertserve.service.ray_serve")
 
 
 @pytest.mark.parametrize("name", ["port", "workers", "tls_cert", "shutdown_timeout_s", "admin_key_file", "forwarded_allow_ips"])

@@ -27,7 +27,7 @@ def ray(module: str) -> Any:
 def test_ray_takes_both_configurations() -> None:
     """By its schema, which refuses unknown keys, and with an application and a policy that there are."""
     schema = ray("ray.serve.schema").ServeDeploySchema
-    replica = ray("bertserve.service.ray")
+    replica = ray("bertserve.service.ray_serve")
     for path in ("ray/serve.yaml", "ray/rayservice.yaml"):
         text = (DEPLOY / path).read_text(encoding="utf-8")
         config = yaml.safe_load(text)
@@ -36,7 +36,7 @@ def test_ray_takes_both_configurations() -> None:
         ).applications
         (deployment,) = application.deployments
         policy = deployment.autoscaling_config["policy"]["policy_function"]
-        assert ("bertserve.service.ray:app", "bertserve.service.ray:enough_replicas") == (application.import_path, policy)
+        assert ("bertserve.service.ray_serve:app", "bertserve.service.ray_serve:enough_replicas") == (application.import_path, policy)
         assert callable(replica.app)
         assert callable(replica.enough_replicas)
         assert replica.Replica.name == deployment.name
@@ -44,7 +44,7 @@ def test_ray_takes_both_configurations() -> None:
 
 def test_arguments_are_settings_that_a_replica_takes() -> None:
     """And the grace of a replica is longer than a request may take."""
-    settings = ray("bertserve.service.ray").ReplicaSettings
+    settings = ray("bertserve.service.ray_serve").ReplicaSettings
     for config in (SERVE, ON_KUBERNETES):
         (application,) = config["applications"]
         arguments = {name: value for name, value in application["args"].items() if name != "api_key_file"}

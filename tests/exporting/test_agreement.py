@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertserve.export.evidence.agreement import AgreementMeter, measure_row_errors
-from bertserve.export.evidence.parity import SpreadError
+from bertserve.export.validation.agreement import AgreementMeter, measure_row_errors
+from bertserve.export.validation.parity import SpreadError
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.manifest import Activation
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bertserve.export.evidence.agreement import equal_but_for_scores, equal_but_for_ties
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.metrics import Span, result_spans
+from bertserve.export.validation.agreement import equal_but_for_scores, equal_but_for_ties
 from bertserve.service.bundle.manifest import Activation
 
 ADA = {"entity_group": "PER", "score": 0.9, "word": "Ada", "start": 0, "end": 3}

@@ -21,8 +21,8 @@ import tiny
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ExportError
-from bertserve.export.evidence.reference import sample_reference
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.reference import sample_reference
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks import embed, rerank, similarity, zero_shot

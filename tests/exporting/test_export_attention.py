@@ -19,8 +19,8 @@ from application import call
 from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError, ExportError, ParityError
-from bertserve.export.evidence.reference import AttentionSample, measure_attention
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.reference import AttentionSample, measure_attention
 from bertserve.service.backend import sessions
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, load_bundle
@@ -294,7 +294,7 @@ def test_what_has_no_attention_is_wrong_usage(
 @pytest.mark.full_grid
 def test_other_weights_than_pytorchs_are_no_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error beyond the bound ends the export, and says how to go on."""
-    monkeypatch.setattr("bertserve.export.evidence.reference.MAX_ERROR", -1.0)
+    monkeypatch.setattr("bertserve.export.validation.reference.MAX_ERROR", -1.0)
     with pytest.raises(ExportError, match=r"fp32 attention weights are off by .*e-0\d, allowed is -1e\+00; export it without --attentions"):
         exported(checkpoint("BERT", CLASSIFIES, tmp_path))
     assert not list((tmp_path / "models").glob("*"))

@@ -24,11 +24,11 @@ from bertserve.export import calibration, cli
 from bertserve.export.bundle import model_card
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.agreement import MAX_ROW_ERROR
-from bertserve.export.evidence.parity import INT8_SLACK, MAX_ABS_ERROR, measure_parity
-from bertserve.export.evidence.reference import Reference
-from bertserve.export.evidence.samples import text_requests
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.agreement import MAX_ROW_ERROR
+from bertserve.export.validation.parity import INT8_SLACK, MAX_ABS_ERROR, measure_parity
+from bertserve.export.validation.reference import Reference
+from bertserve.export.validation.samples import text_requests
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
@@ -201,7 +201,7 @@ def test_int8_that_answers_otherwise_is_no_default_unless_asked_for(
 ) -> None:
     """Then fp32 is; its answer is the stored example, and command and card warn of int8, which is there for those who name it."""
     play_back(monkeypatch, exported.source)
-    monkeypatch.setattr("bertserve.service.bundle.evidence_policy.ENOUGH_AGREEMENT", 1.01)
+    monkeypatch.setattr("bertserve.service.bundle.validation_policy.ENOUGH_AGREEMENT", 1.01)
     models, texts = tmp_path / "models", str(few_texts(tmp_path))
     assert 0 == cli.main([str(exported.source), "--output", str(models), "--calibration", texts])
     manifest = load_bundle(models / "tiny-bert").manifest

@@ -17,7 +17,7 @@ from bertserve.export.pipeline import ExportSpec, export
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.tasks import choose
+from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import POSITIONS, bert
 from task_runs import begin
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.torch
 
 LONG = "the film was not very good , but the book is great ! " * 20
 REQUESTS = [
-    choose.Request("the film was", ("good", "not very good at all", "a book", "")),
-    choose.Request("", ("good", "bad")),
-    choose.Request("which one is great ?", ("the film", "the book"), "the film was fine , but the book is great !"),
-    choose.Request("which one is great ?", ("the film", "the book", LONG), LONG),
-    choose.Request(LONG, ("good", LONG)),
+    multiple_choice.Request("the film was", ("good", "not very good at all", "a book", "")),
+    multiple_choice.Request("", ("good", "bad")),
+    multiple_choice.Request("which one is great ?", ("the film", "the book"), "the film was fine , but the book is great !"),
+    multiple_choice.Request("which one is great ?", ("the film", "the book", LONG), LONG),
+    multiple_choice.Request(LONG, ("good", LONG)),
 ]
 
 
@@ -50,7 +50,7 @@ def exported_bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     return export(ExportSpec(str(source), tmp_path_factory.mktemp("models"), precisions=("fp32",)), silent)
 
 
-def in_transformers(source: Path, request: choose.Request) -> torch.Tensor:
+def in_transformers(source: Path, request: multiple_choice.Request) -> torch.Tensor:
     """Returns the scores of the choices [choices] from one forward over [1, choices, length], padded, as the `run_swag` example makes it."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     model = transformers.AutoModelForMultipleChoice.from_pretrained(source, dtype=torch.float32).eval()
@@ -65,12 +65,12 @@ def in_transformers(source: Path, request: choose.Request) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: f"{request.question[:8]}-{len(request.choices)}")
-def test_choices_are_scored_as_in_transformers(source: Path, exported: tuple[Path, Manifest], request_: choose.Request) -> None:
+def test_choices_are_scored_as_in_transformers(source: Path, exported: tuple[Path, Manifest], request_: multiple_choice.Request) -> None:
     """Logits within 1e-4 and the softmax over them, with a context and without, of long texts and empty ones."""
     path, manifest = exported
     graph, spec = manifest.graphs[0], manifest.tokenizer
     engine = OnnxEngine(path / graph.file, graph, pad_id=spec.pad_id, padding_side=spec.padding_side)
-    begun = begin(choose, request_, Tokenizer(load_bundle(path).tokenizer_path, spec))
+    begun = begin(multiple_choice, request_, Tokenizer(load_bundle(path).tokenizer_path, spec))
     rows = engine.run(begun.batch.encodings)
     expected = in_transformers(source, request_)
     found = begun.finish(rows)
@@ -86,7 +86,7 @@ def test_the_manifest_says_what_it_is(exported: tuple[Path, Manifest]) -> None:
     manifest = exported[1]
     graph = manifest.graphs[0]
 
-    assert (choose.TASK, (), "softmax") == (manifest.task, manifest.labels, manifest.activation)
+    assert (multiple_choice.TASK, (), "softmax") == (manifest.task, manifest.labels, manifest.activation)
     assert [("logits", "per_text")] == [(output.name, output.kind) for output in graph.outputs]
     assert ["token_ids", "attention_mask", "type_ids"] == [spec.fill for spec in graph.inputs]
     assert "last layer for the first token only" in graph.form

@@ -22,14 +22,14 @@ from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.cpu import attention_form, fuse
 from bertserve.export.errors import GraphError, ParityError
-from bertserve.export.evidence.agreement import MAX_ROW_ERROR
-from bertserve.export.evidence.parity import MAX_ABS_ERROR, Parity, measure_parity
-from bertserve.export.evidence.reference import Reference, sample_reference
 from bertserve.export.graph.cpu_passes import pack_qkv, restrict_to_cls, unfuse
 from bertserve.export.int8.graph_edits import MIN_ROWS
 from bertserve.export.int8.quantize import quantize
 from bertserve.export.pipeline import ExportSpec, export
 from bertserve.export.trace import OPSETS, trace
+from bertserve.export.validation.agreement import MAX_ROW_ERROR
+from bertserve.export.validation.parity import MAX_ABS_ERROR, Parity, measure_parity
+from bertserve.export.validation.reference import Reference, sample_reference
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import Precision

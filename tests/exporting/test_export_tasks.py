@@ -17,16 +17,16 @@ from onnx import numpy_helper
 import bertserve.service.cli
 import tiny
 from bertserve.export.errors import ExportError
-from bertserve.export.evidence.agreement import MAX_ROW_ERROR
 from bertserve.export.graph.rewrite import MIN_SIDE
 from bertserve.export.int8 import graph_edits
 from bertserve.export.int8.graph_edits import MIN_ROWS
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.agreement import MAX_ROW_ERROR
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.tasks import answer, fill_mask, ner
+from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import POSITIONS, ROWS, SIZES, bert, edit_json, few_texts
@@ -37,32 +37,38 @@ pytestmark = pytest.mark.torch
 LONG = "the film was not very good , but the book is great ! " * 20
 ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 ARCHITECTURES = {
-    ner.TASK: "BertForTokenClassification",
-    answer.TASK: "BertForQuestionAnswering",
+    token_classification.TASK: "BertForTokenClassification",
+    question_answering.TASK: "BertForQuestionAnswering",
     fill_mask.TASK: "BertForMaskedLM",
 }
-LABELS = {ner.TASK: ENTITIES, answer.TASK: ("LABEL_0", "LABEL_1"), fill_mask.TASK: tiny.LABELS}
+LABELS = {token_classification.TASK: ENTITIES, question_answering.TASK: ("LABEL_0", "LABEL_1"), fill_mask.TASK: tiny.LABELS}
 # So long that no sample of the export is cut, and under the 1024 rows of a table that int8 quantizes; short ones have their own test.
-LENGTHS = {ner.TASK: POSITIONS, answer.TASK: POSITIONS, fill_mask.TASK: 1000}
+LENGTHS = {token_classification.TASK: POSITIONS, question_answering.TASK: POSITIONS, fill_mask.TASK: 1000}
 REQUESTS: dict[str, list[Any]] = {
-    ner.TASK: [
-        ner.Request("good"),
-        ner.Request("Ünïcödé 看 😴 films, e\u0301x"),
-        ner.Request(LONG),
-        ner.Request(LONG, ner.NerParameters(aggregation_strategy="first", stride=20)),
+    token_classification.TASK: [
+        token_classification.Request("good"),
+        token_classification.Request("Ünïcödé 看 😴 films, e\u0301x"),
+        token_classification.Request(LONG),
+        token_classification.Request(LONG, token_classification.NerParameters(aggregation_strategy="first", stride=20)),
         *(
-            ner.Request("the quick film was not very good", ner.NerParameters(aggregation_strategy=strategy))
+            token_classification.Request(
+                "the quick film was not very good", token_classification.NerParameters(aggregation_strategy=strategy)
+            )
             for strategy in ("none", "average", "max")
         ),
     ],
-    answer.TASK: [
-        answer.Request("good?", "the film was not very good"),
-        answer.Request("what is great ?", LONG),
-        answer.Request(
-            "what is great ?", LONG, answer.AnswerParameters(top_k=5, max_seq_len=40, doc_stride=10, handle_impossible_answer=True)
+    question_answering.TASK: [
+        question_answering.Request("good?", "the film was not very good"),
+        question_answering.Request("what is great ?", LONG),
+        question_answering.Request(
+            "what is great ?",
+            LONG,
+            question_answering.AnswerParameters(top_k=5, max_seq_len=40, doc_stride=10, handle_impossible_answer=True),
         ),
-        answer.Request("quick 看?", "zebras, e\u0301x 😴 and films", answer.AnswerParameters(top_k=3, align_to_words=False)),
-        answer.Request("what is great ?", LONG, answer.AnswerParameters(top_k=4, duplicates="sum")),
+        question_answering.Request(
+            "quick 看?", "zebras, e\u0301x 😴 and films", question_answering.AnswerParameters(top_k=3, align_to_words=False)
+        ),
+        question_answering.Request("what is great ?", LONG, question_answering.AnswerParameters(top_k=4, duplicates="sum")),
     ],
     fill_mask.TASK: [
         fill_mask.Request("[MASK]"),
@@ -101,7 +107,7 @@ class PyTorch:
         """Returns the inputs of each window, cut by the tokenizer of transformers; around masks, by hand."""
         if self.task == fill_mask.TASK:
             return self.masked_windows(request.text)
-        if self.task == ner.TASK:
+        if self.task == token_classification.TASK:
             texts, stride, length = (request.text,), request.parameters.stride, self.model.config.max_position_embeddings
             stride = min(128, (length - 2) // 2) if stride is None else stride
         else:
@@ -136,7 +142,7 @@ class PyTorch:
         masks = window.pop("masks", None)
         with torch.no_grad():
             outputs = self.model(**window)
-        if self.task == answer.TASK:
+        if self.task == question_answering.TASK:
             return {name: outputs[name][0].numpy() for name in ("start_logits", "end_logits")}
         logits = outputs["logits"][0].numpy()
         return {"logits": logits if masks is None else logits[masks.numpy()]}
@@ -294,11 +300,13 @@ def test_int8_is_near_pytorch(exported: Exported) -> None:
 
 def test_entities_are_those_of_the_transformers_pipeline(all_exported: dict[str, Exported]) -> None:
     """For plain text that fits, every strategy gives the pipeline's entities."""
-    exported = all_exported[ner.TASK]
+    exported = all_exported[token_classification.TASK]
     pipeline = transformers.TokenClassificationPipeline(model=exported.pytorch.model, tokenizer=exported.pytorch.tokenizer)
     served = Served(exported.target)
     for strategy in ("none", "simple", "first", "average", "max"):
-        request = ner.Request("the quick film was not very good , but zebras", ner.NerParameters(aggregation_strategy=strategy))  # type: ignore[arg-type]
+        request = token_classification.Request(
+            "the quick film was not very good , but zebras", token_classification.NerParameters(aggregation_strategy=strategy)
+        )  # type: ignore[arg-type]
         expected = [
             {key: value for key, value in item.items() if key != "word"}
             for item in pipeline(request.text, aggregation_strategy=strategy, ignore_labels=["O"])
@@ -328,7 +336,7 @@ def test_fillings_are_those_of_the_transformers_pipeline(all_exported: dict[str,
 
 def test_the_stored_examples_check(all_exported: dict[str, Exported], capsys: pytest.CaptureFixture[str]) -> None:
     """`bert-serve check` gets each task's stored result from the default graph."""
-    models = all_exported[ner.TASK].target.parent
+    models = all_exported[token_classification.TASK].target.parent
 
     assert 0 == bertserve.service.cli.main(["check", "--models", str(models)])
     out = capsys.readouterr().out
@@ -339,11 +347,13 @@ def test_examples_are_in_the_form_of_the_wire(all_exported: dict[str, Exported])
     """The stored answers have the fields of their task: entities a list, the answer a dict, fillings a list."""
     examples = {task: exported.manifest.example for task, exported in all_exported.items()}
     results = {task: example.result for task, example in examples.items()}
-    text = examples[ner.TASK].request["inputs"]
+    text = examples[token_classification.TASK].request["inputs"]
 
-    assert all({"entity_group", "score", "word", "start", "end"} == set(item) for item in results[ner.TASK])
-    assert [item["word"] for item in results[ner.TASK]] == [text[item["start"] : item["end"]] for item in results[ner.TASK]]
-    assert {"answer", "score", "start", "end"} == set(results[answer.TASK])
+    assert all({"entity_group", "score", "word", "start", "end"} == set(item) for item in results[token_classification.TASK])
+    assert [item["word"] for item in results[token_classification.TASK]] == [
+        text[item["start"] : item["end"]] for item in results[token_classification.TASK]
+    ]
+    assert {"answer", "score", "start", "end"} == set(results[question_answering.TASK])
     assert [{"score", "token", "token_str", "sequence"}] == [set(item) for item in results[fill_mask.TASK]]
     assert "[MASK]" in examples[fill_mask.TASK].request["inputs"]
 
@@ -354,7 +364,7 @@ def test_the_manifest_has_what_its_task_needs(exported: Exported) -> None:
     mask = {"token": "[MASK]", "id": 4} if exported.task == fill_mask.TASK else None
     spec = manifest.tokenizer
 
-    assert (exported.task, ENTITIES if exported.task == ner.TASK else (), "softmax") == (
+    assert (exported.task, ENTITIES if exported.task == token_classification.TASK else (), "softmax") == (
         manifest.task,
         manifest.labels,
         manifest.activation,
@@ -387,8 +397,8 @@ def test_inputs_and_outputs_have_their_kinds(exported: Exported, precision: str)
     if exported.task == fill_mask.TASK:
         inputs["mask_index"] = "mask_index"
     outputs = {
-        ner.TASK: [("logits", "per_token")],
-        answer.TASK: [("start_logits", "per_token"), ("end_logits", "per_token")],
+        token_classification.TASK: [("logits", "per_token")],
+        question_answering.TASK: [("start_logits", "per_token"), ("end_logits", "per_token")],
         fill_mask.TASK: [("logits", "per_mask")],
     }[exported.task]
     graph = exported.graph(precision)
@@ -402,7 +412,7 @@ def test_inputs_and_outputs_have_their_kinds(exported: Exported, precision: str)
 def test_int8_reports_what_was_quantized(exported: Exported) -> None:
     """Four products a layer, of fill-mask the two of its head too, and one embedding; narrow heads stay in float."""
     quantized = exported.graph("int8").evidence.quantized
-    products = {ner.TASK: 8, answer.TASK: 8, fill_mask.TASK: 10}[exported.task]
+    products = {token_classification.TASK: 8, question_answering.TASK: 8, fill_mask.TASK: 10}[exported.task]
     nodes = [node.op_type for node in onnx.load(str(exported.target / exported.graph("int8").file)).graph.node]
 
     assert (products, 1) == (quantized["MatMulIntegerToFloat"], quantized["PerRowEmbedding"])
@@ -519,7 +529,7 @@ def test_a_checkpoint_without_a_mask_token_is_refused(tmp_path: Path) -> None:
 
 def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path: Path) -> None:
     """Where no [CLS] leads the pair there is nothing to read "no answer" from, and the manifest says so."""
-    source = random_checkpoint(tmp_path, answer.TASK)
+    source = random_checkpoint(tmp_path, question_answering.TASK)
     edit_json(source / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     document = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     for template in ("single", "pair"):
@@ -535,7 +545,7 @@ def test_a_question_answering_checkpoint_without_cls_has_no_null_answer(tmp_path
 @pytest.mark.parametrize("task", list(ARCHITECTURES))
 def test_a_checkpoint_of_another_task_is_refused(tmp_path: Path, task: str) -> None:
     """A task that the architecture was not made for is named in the error."""
-    other = answer.TASK if task == ner.TASK else ner.TASK
+    other = question_answering.TASK if task == token_classification.TASK else token_classification.TASK
     source = random_checkpoint(tmp_path, task)
 
     with pytest.raises(ExportError, match=f"is a {ARCHITECTURES[task]}, made for {task}; --task {other} does not fit it"):

@@ -19,8 +19,8 @@ from scipy import stats
 from sklearn import metrics
 
 from bertserve.export import cli
-from bertserve.export.evidence.samples import predict
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.samples import predict
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.tasks.body import Limits

@@ -17,13 +17,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from bertserve.export import calibration, gpu
 from bertserve.export.artifact import choose_precisions
-from bertserve.export.evidence.parity import MAX_ABS_ERROR
 from bertserve.export.gpu import FUSED_FORM, PARTLY_FUSED_FORM
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.parity import MAX_ABS_ERROR
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import Bundle, load_bundle
 from bertserve.service.bundle.graph_spec import GraphSpec
-from bertserve.service.tasks import answer, classify, fill_mask, ner
+from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import POSITIONS, SIZES, PyTorch, bert, edit_json, edit_weights, few_texts
@@ -36,8 +36,8 @@ LAYERS = SIZES["num_hidden_layers"]
 TEXTS = ["good", "a very good film , but the book is great !", "1 2 3 4 5 6 7 8 9", "the film was not very good " * 40]
 REQUESTS: dict[str, Any] = {
     "text-classification": classify.Request,
-    "token-classification": ner.Request,
-    "question-answering": answer.Request,
+    "token-classification": token_classification.Request,
+    "question-answering": question_answering.Request,
     "fill-mask": fill_mask.Request,
 }
 # What `make test` exports for all providers: one output a text, and outputs for masks alone.

@@ -16,14 +16,14 @@ from onnx import numpy_helper
 from bertserve.export import cli, inference
 from bertserve.export.calibration import Texts, hashes_of, split_digest
 from bertserve.export.errors import GraphError
-from bertserve.export.evidence.parity import SpreadError
-from bertserve.export.evidence.samples import text_requests
 from bertserve.export.int8 import quantize
+from bertserve.export.validation.parity import SpreadError
+from bertserve.export.validation.samples import text_requests
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, load_bundle
 from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
 from bertserve.service.check import check
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import answer, classify
+from bertserve.service.tasks import classify, question_answering
 from checkpoints import few_texts
 from outputs import Run, contents
 from playback import play_back
@@ -99,7 +99,7 @@ def test_a_classifier_is_judged_on_pairs_too() -> None:
 
     assert [classify.Request(LINES[0]), classify.Request(LINES[1]), classify.Request(LINES[1], LINES[0])] == mixed
     assert [classify.Request("alone"), classify.Request("a", "b")] == own
-    assert [answer.Request("Who?", "He.")] == questions
+    assert [question_answering.Request("Who?", "He.")] == questions
 
 
 LINES = ("a good film", "Who wrote the book?", "The bridge was built in Porto in 1886 and opened by the queen.")

@@ -13,8 +13,8 @@ from bertserve.export import calibration, cli
 from bertserve.export.calibration import Split, Texts, read_split
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import DataError
-from bertserve.export.evidence import samples
-from bertserve.export.evidence.reference import sample_reference
+from bertserve.export.validation import samples
+from bertserve.export.validation.reference import sample_reference
 from bertserve.export.verify.checkpoint_checks import report_texts
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE, TOKENIZER_FILE, digest, load_bundle
 from bertserve.service.bundle.manifest import Manifest

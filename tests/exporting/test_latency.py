@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bertserve.export.evidence import agreement, measure
-from bertserve.export.evidence.agreement import TRAINED_LARGEST, RowErrors, measure_row_errors
+from bertserve.export.validation import agreement, measure
+from bertserve.export.validation.agreement import TRAINED_LARGEST, RowErrors, measure_row_errors
 from bertserve.service.backend import hardware
 from bertserve.service.backend.onnx_engine import Row
 from bertserve.service.text.tokenizer import Encoding

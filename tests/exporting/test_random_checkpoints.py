@@ -24,7 +24,7 @@ from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner
+from bertserve.service.tasks import classify, embed, fill_mask, multiple_choice, question_answering, token_classification
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.windows import default_stride
@@ -197,11 +197,11 @@ def _requests(case: Case, user: User, manifest: Manifest, text: str, other: str)
         mask = user.tokenizer.mask_token
         return [(fill_mask.Request(f"{mask} {text[:20]} {mask}"), user.windows(f"{mask} {text[:20]} {mask}"))]
     if case.task == "multiple-choice":
-        return [(choose.Request(text, (other, text)), user.windows([text, text], [other, text]))]
+        return [(multiple_choice.Request(text, (other, text)), user.windows([text, text], [other, text]))]
     if case.task == "token-classification":
         room = case.limit - user.tokenizer.num_special_tokens_to_add()
-        return [(ner.Request(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
-    length = min(answer.DEFAULT_SEQ_LEN, case.limit)
-    stride = min(length // 2, answer.DEFAULT_STRIDE)
+        return [(token_classification.Request(text), user.windows(text, stride=default_stride(room), return_overflowing_tokens=True))]
+    length = min(question_answering.DEFAULT_SEQ_LEN, case.limit)
+    stride = min(length // 2, question_answering.DEFAULT_STRIDE)
     options = {"truncation": "only_second", "max_length": length, "stride": stride, "return_overflowing_tokens": True}
-    return [(answer.Request("who?", text), user.windows("who?", text, **options))]
+    return [(question_answering.Request("who?", text), user.windows("who?", text, **options))]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bertserve.export.evidence.parity import MAX_ABS_ERROR
 from bertserve.export.pipeline import ExportSpec, export
+from bertserve.export.validation.parity import MAX_ABS_ERROR
 
 VARIABLE = "BERTSERVE_CHECKPOINTS"
 NAMES = ("sentiment", "ner", "qa", "fill-mask", "nli")

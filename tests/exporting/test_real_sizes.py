@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from bertserve.export import calibration
-from bertserve.export.evidence.parity import MAX_ABS_ERROR
+from bertserve.export.validation.parity import MAX_ABS_ERROR
 from bertserve.service.bundle import files
 from families import FAMILIES
 

@@ -17,7 +17,7 @@ from bertserve.export import cli
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.tasks import answer, choose, classify, embed, ner, rerank, tokens, zero_shot
+from bertserve.service.tasks import classify, embed, multiple_choice, question_answering, rerank, token_classification, tokens, zero_shot
 from bertserve.service.tasks.batch import Batch, ReadSpan
 from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import PyTorch, bert, edit_json
@@ -77,7 +77,7 @@ def test_texts_and_pairs_keep_their_ends(left: Tokenizer, text: str, pair: str |
     if pair is not None:
         both = [*expected(text, pair), *expected(text, pair * 2)]
         assert rows(encode(rerank, rerank.Request(text, (pair, pair * 2), rerank.RerankOptions()), left)) == both
-        assert rows(encode(choose, choose.Request(text, (pair, pair * 2)), left)) == both
+        assert rows(encode(multiple_choice, multiple_choice.Request(text, (pair, pair * 2)), left)) == both
 
 
 @given(texts | long_text, st.lists(st.sampled_from(WORDS), min_size=1, max_size=3, unique=True))
@@ -94,7 +94,7 @@ def test_windows_are_those_of_transformers(left: Tokenizer, text: str, stride: i
     """/classify with `window`, and /ner: in the order of the text, the shorter window at its beginning."""
     windowed = classify.Request(text, parameters=classify.ClassifyParameters(window="mean", stride=stride))
     assert rows(encode(classify, windowed, left)) == expected(text, stride=stride)
-    found = encode(ner, ner.Request(text, ner.NerParameters(stride=stride)), left)
+    found = encode(token_classification, token_classification.Request(text, token_classification.NerParameters(stride=stride)), left)
     assert rows(found) == expected(text, stride=stride)
     # the spans of what is read are the windows' places in the text
     assert [span.start for span in found.read] == sorted(span.start for span in found.read)
@@ -103,9 +103,9 @@ def test_windows_are_those_of_transformers(left: Tokenizer, text: str, stride: i
 @given(some_text | long_text, st.integers(0, 8))
 def test_passages_are_read_in_the_windows_of_transformers(left: Tokenizer, text: str, stride: int) -> None:
     """/answer, with the windows' places for the answers."""
-    request = answer.Request("a film", text, answer.AnswerParameters(doc_stride=stride))
-    assert rows(encode(answer, request, left)) == expected("a film", text, truncation="only_second", stride=stride)
-    found = answer.windows_of(request, left)
+    request = question_answering.Request("a film", text, question_answering.AnswerParameters(doc_stride=stride))
+    assert rows(encode(question_answering, request, left)) == expected("a film", text, truncation="only_second", stride=stride)
+    found = question_answering.windows_of(request, left)
     assert found.cuts[0].start == 0
     assert found.cuts[-1].stop == len(found.passage)
 

@@ -20,9 +20,9 @@ import pytest
 
 import tiny
 from bertserve.export import cli
-from bertserve.export.evidence.agreement import TRAINED_LARGEST, RowErrors
-from bertserve.export.evidence.samples import predict
 from bertserve.export.tasks import text_classification
+from bertserve.export.validation.agreement import TRAINED_LARGEST, RowErrors
+from bertserve.export.validation.samples import predict
 from bertserve.export.verify.graph_checks import Check
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.backend.sessions import why_not
@@ -792,7 +792,7 @@ def test_a_line_that_the_checkpoint_has_no_answer_to_is_a_failed_check(
     exported: tuple[Path, Path], verify: Verify, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The checks of all graphs have its number, and what was wrong."""
-    from bertserve.export.evidence.reference import Reference
+    from bertserve.export.validation.reference import Reference
 
     class Diverging(Reference):
         def __init__(self, checkpoint: Any, requests: Sequence[Any]) -> None:

@@ -19,7 +19,7 @@ from bertserve.export import cli
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.load import load_checkpoint
 from bertserve.export.errors import CheckpointError
-from bertserve.export.evidence.samples import sample_requests
+from bertserve.export.validation.samples import sample_requests
 from bertserve.service.tasks import classify
 from bertserve.service.text.tokenizer import Tokenizer
 from checkpoints import PyTorch, bert, edit_json, edit_weights

@@ -15,7 +15,7 @@ import tiny
 from application import Send, answered, ask, faked, play, post, rejected, started
 from bertserve.service.bundle import files
 from bertserve.service.errors import TooLargeError
-from bertserve.service.tasks import answer, classify, fill_mask, ner
+from bertserve.service.tasks import classify, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import Batch, TaskModel, TaskRun, begin
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.cost import NOTHING, Budget, Cost, text_bytes
@@ -31,7 +31,12 @@ HUGE = 2**64
 def one_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Send]:
     """A service with a model for each of the tasks."""
     models = tmp_path_factory.mktemp("models")
-    for name, task in (("mask", fill_mask.TASK), ("ner", ner.TASK), ("qa", answer.TASK), ("embed", "feature-extraction")):
+    for name, task in (
+        ("mask", fill_mask.TASK),
+        ("ner", token_classification.TASK),
+        ("qa", question_answering.TASK),
+        ("embed", "feature-extraction"),
+    ):
         tiny.bundle(models, name, task=task)
     tiny.bundle(models, "nli", labels=("contradiction", "neutral", "entailment"))
     tiny.bundle(models, "ranker", labels=("LABEL_0",), activation="none")
@@ -161,8 +166,8 @@ def test_answers_of_a_long_passage_are_counted_by_the_longest(api: Send, allowed
 def test_entities_are_counted_while_they_are_collected(allowed: Any, monkeypatch: pytest.MonkeyPatch, api: Send) -> None:
     """No more of them are made than an answer may have."""
     made: list[int] = []
-    entity = ner._entity
-    monkeypatch.setattr(ner, "_entity", lambda *arguments: made.append(1) or entity(*arguments))
+    entity = token_classification._entity
+    monkeypatch.setattr(token_classification, "_entity", lambda *arguments: made.append(1) or entity(*arguments))
     allowed(1000)
     too_large(api, "/ner", inputs=" ".join(["good", "film", "a", "bad"] * 100), parameters={"ignore_labels": []})
     assert 0 < len(made) < 12
@@ -190,7 +195,7 @@ def test_long_answers_are_made_beside_the_event_loop(api: Send, monkeypatch: pyt
 
     monkeypatch.setattr(classify.ClassifyBody, "answer", noted)
     whole = answered(api, "/models/nli", "good")
-    monkeypatch.setattr("bertserve.service.http.answers.LONG_BYTES", 0)
+    monkeypatch.setattr("bertserve.service.http.responses.LONG_BYTES", 0)
     assert whole == answered(api, "/models/nli", "good")
     assert [True, False] == threads
 
@@ -285,10 +290,10 @@ def test_the_best_of_summed_answers_are_those_of_a_full_sort() -> None:
     """Equal scores by start and then end, as the reference sorts them."""
     random = np.random.default_rng(3)
     start, end = (random.integers(1, 5, 40).astype(np.float32) for _ in range(2))
-    spans = answer.score_spans(start, end, range(40), 9)
+    spans = question_answering.score_spans(start, end, range(40), 9)
     order = np.lexsort((spans.ends, spans.starts, -spans.scores))[:30]
-    texts = answer.SpanTexts("abcdefghij" * 4, [(i, i + 1) for i in range(40)], None)
-    found = answer.SummedAnswers(texts, limit=30, budget=Budget())
+    texts = question_answering.SpanTexts("abcdefghij" * 4, [(i, i + 1) for i in range(40)], None)
+    found = question_answering.SummedAnswers(texts, limit=30, budget=Budget())
     found.add(spans)
     sums: dict[str, float] = {}
     for i in order.tolist():
@@ -325,10 +330,13 @@ def test_many_long_texts_are_tokenized_a_few_at_a_time(tmp_path: Path, monkeypat
 
 def test_tokens_of_long_texts_count_as_memory(tmp_path: Path) -> None:
     """NER holds all tokens of a text until it is decoded, in addition to a logit for each label and token of its one window."""
-    tiny.bundle(tmp_path, task=ner.TASK, max_length=1002)
+    tiny.bundle(tmp_path, task=token_classification.TASK, max_length=1002)
     bundle = _bundle(tmp_path)
     tokenizer = Tokenizer(bundle.tokenizer_path, bundle.manifest.tokenizer)
-    assert 30_000 + 1002 == encode(ner, ner.Request("good " * 1000), tokenizer, Head(labels=("O",))).cost.memory_per_input
+    assert (
+        30_000 + 1002
+        == encode(token_classification, token_classification.Request("good " * 1000), tokenizer, Head(labels=("O",))).cost.memory_per_input
+    )
 
 
 # ---- what comes back

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import tiny
 from bertserve.service.bundle import files
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import answer, fill_mask, ner
+from bertserve.service.tasks import fill_mask, question_answering, token_classification
 from bertserve.service.tasks.decoding import spans
 from bertserve.service.tasks.decoding.scores import Floats, activate
 from bertserve.service.text.tokenizer import Encoding, Tokenizer, Tokens
@@ -80,14 +80,14 @@ def test_each_token_is_taken_from_the_window_where_it_lies_farthest_from_an_edge
     encodings = [Encoding(np.zeros(len(v), dtype=np.int64), np.zeros(len(v), dtype=np.int64), start=before) for v in whole]
     expected = plain_merge(cuts, [values[before : before + len(cut)] for cut, values in zip(cuts, whole, strict=True)])
 
-    np.testing.assert_array_equal(expected, ner.merge(encodings, cuts, whole))
+    np.testing.assert_array_equal(expected, token_classification.merge(encodings, cuts, whole))
 
 
 def test_a_tie_between_windows_goes_to_the_earlier_one() -> None:
     """Of 5 tokens in windows 0-2 and 2-4 the middle one lies at both edges."""
     cuts = [range(3), range(2, 5)]
     encodings = [Encoding(np.zeros(3, dtype=np.int64), np.zeros(3, dtype=np.int64), start=0)] * 2
-    merged = ner.merge(encodings, cuts, [np.full((3, 1), 1, dtype=np.float32), np.full((3, 1), 2, dtype=np.float32)])
+    merged = token_classification.merge(encodings, cuts, [np.full((3, 1), 1, dtype=np.float32), np.full((3, 1), 2, dtype=np.float32)])
 
     assert [1, 1, 1, 2, 2] == merged[:, 0].tolist()
 
@@ -116,7 +116,7 @@ def word_scores(members: list[dict[str, Any]], strategy: str) -> tuple[str, np.f
     return LABELS[best], scores[best]
 
 
-def hugging_face(request: ner.Request, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
+def hugging_face(request: token_classification.Request, text_tokens: Tokens, logits: Floats) -> list[dict[str, Any]]:
     """Returns entities by the pipeline's rules, words by the prefix and texts cut from the request, as decided in issue 4."""
     text, offsets, pieces = request.text, text_tokens.offsets, text_tokens.pieces
     scores = activate(logits, "softmax")
@@ -178,13 +178,15 @@ def assert_same(expected: list[dict[str, Any]], actual: list[dict[str, Any]]) ->
 )
 def test_aggregation_equals_the_rules_of_the_pipeline(text: str, strategy: Any, ignored: list[str], seed: int, coarse: bool) -> None:
     """Every strategy, label form and ignored label gives the pipeline's entities, scores, offsets and order."""
-    request = ner.Request(text, ner.NerParameters(aggregation_strategy=strategy, ignore_labels=list(ignored)))
-    tokenizer = tokenizer_of(ner.TASK, 4096)
-    encodings = encode(ner, request, tokenizer).encodings
+    request = token_classification.Request(
+        text, token_classification.NerParameters(aggregation_strategy=strategy, ignore_labels=list(ignored))
+    )
+    tokenizer = tokenizer_of(token_classification.TASK, 4096)
+    encodings = encode(token_classification, request, tokenizer).encodings
     rows = [{"logits": random_logits(seed, len(encoding), len(LABELS), coarse=coarse)} for encoding in encodings]
     expected = hugging_face(request, tokenizer.tokenize([text])[0], rows[0]["logits"][1:-1]) if rows else []
 
-    assert_same(expected, decode(ner, request, rows, Head(LABELS), tokenizer))
+    assert_same(expected, decode(token_classification, request, rows, Head(LABELS), tokenizer))
 
 
 @MANY
@@ -194,8 +196,8 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
 ) -> None:
     """Where every window says the same of a token, cutting and merging leaves no trace: no seam splits or doubles an entity."""
     stride = data.draw(st.integers(0, room - 1))
-    request = ner.Request(text, ner.NerParameters(aggregation_strategy=strategy, stride=stride))
-    whole, cut = (tokenizer_of(ner.TASK, length) for length in (4096, room + 2))
+    request = token_classification.Request(text, token_classification.NerParameters(aggregation_strategy=strategy, stride=stride))
+    whole, cut = (tokenizer_of(token_classification.TASK, length) for length in (4096, room + 2))
     ids = whole.tokenize([text])[0].ids
     count = len(ids)
     logits = random_logits(seed, count, len(LABELS))
@@ -203,37 +205,44 @@ def test_windows_of_the_same_logits_give_the_entities_of_the_whole(
     cuts = [[range(count)], windows(count, room, stride if count > room else 0)] if count else [[], []]
     rows = [[{"logits": np.concatenate([border, logits[part.start : part.stop], border])} for part in parts] for parts in cuts]
     head = Head(LABELS)
-    encodings = encode(ner, request, cut).encodings
+    encodings = encode(token_classification, request, cut).encodings
 
     assert [ids[part.start : part.stop] for part in cuts[1]] == [encoding.ids[1:-1].tolist() for encoding in encodings]
     assert all(len(encoding) <= room + 2 for encoding in encodings)
-    assert decode(ner, request, rows[0], head, whole) == decode(ner, request, rows[1], head, cut)
+    assert decode(token_classification, request, rows[0], head, whole) == decode(token_classification, request, rows[1], head, cut)
 
 
 def test_of_equal_maxima_in_a_word_the_first_token_counts() -> None:
     """With strategy max two tokens that are equally sure of different labels give the word the first one's."""
-    request = ner.Request("films", ner.NerParameters(aggregation_strategy="max", ignore_labels=[]))
+    request = token_classification.Request("films", token_classification.NerParameters(aggregation_strategy="max", ignore_labels=[]))
     rows = [{"logits": np.array([[0, 0], [0, 3], [3, 0], [0, 0]], dtype=np.float32)}]
 
-    assert ["B"] == [item["entity_group"] for item in decode(ner, request, rows, Head(("A", "B")), tokenizer_of(ner.TASK, 32))]
+    assert ["B"] == [
+        item["entity_group"]
+        for item in decode(token_classification, request, rows, Head(("A", "B")), tokenizer_of(token_classification.TASK, 32))
+    ]
 
 
 @MANY
 @given(st.lists(st.sampled_from(LABELS), min_size=1, max_size=12))
 def test_neighbors_are_grouped_by_tag(labels: list[str]) -> None:
     """Any sequence of labels is grouped as in the pipeline, labels of other schemes too."""
-    request = ner.Request("good " * len(labels), ner.NerParameters(aggregation_strategy="simple", ignore_labels=[]))
-    tokenizer = tokenizer_of(ner.TASK, 4096)
+    request = token_classification.Request(
+        "good " * len(labels), token_classification.NerParameters(aggregation_strategy="simple", ignore_labels=[])
+    )
+    tokenizer = tokenizer_of(token_classification.TASK, 4096)
     (tokens,) = tokenizer.tokenize([request.text])
     logits = 5 * np.eye(len(LABELS), dtype=np.float32)[[0, *(LABELS.index(label) for label in labels), 0]]
 
-    assert_same(hugging_face(request, tokens, logits[1:-1]), decode(ner, request, [{"logits": logits}], Head(LABELS), tokenizer))
+    assert_same(
+        hugging_face(request, tokens, logits[1:-1]), decode(token_classification, request, [{"logits": logits}], Head(LABELS), tokenizer)
+    )
 
 
 # ---- answers
 
 
-def probabilities(read: answer.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
+def probabilities(read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[tuple[Floats, Floats]]:
     """Returns start and end probabilities of each window over [CLS], at 0, and its part of the passage."""
     found = []
     for encoding, cut, row in zip(read.encodings, read.cuts, rows, strict=True):
@@ -243,7 +252,7 @@ def probabilities(read: answer.PassageWindows, rows: Sequence[dict[str, Floats]]
     return found
 
 
-def plain_text(request: answer.Request, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
+def plain_text(request: question_answering.Request, passage: Any, first: int, last: int, cut: range) -> tuple[int, int, str]:
     """Returns start, end and text of a span of tokens, word by word where the request says so, within `cut`."""
     words = passage.word_ids
     while request.parameters.align_to_words and first > cut.start and words[first - 1] == words[first]:
@@ -263,7 +272,9 @@ def null_answer(pairs: Sequence[tuple[Floats, Floats]]) -> dict[str, Any]:
     return {"answer": "", "score": min(float(start[0]) * float(end[0]) for start, end in pairs), "start": 0, "end": 0}
 
 
-def best_answers(request: answer.Request, read: answer.PassageWindows, rows: Sequence[dict[str, Floats]]) -> list[dict[str, Any]]:
+def best_answers(
+    request: question_answering.Request, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
+) -> list[dict[str, Any]]:
     """Returns all distinct answers by loops over windows, starts and ends: by falling score, then start, then end."""
     pairs = probabilities(read, rows)
     spans = []
@@ -287,7 +298,7 @@ def listed(result: Any, top_k: int) -> list[dict[str, Any]]:
     return result if isinstance(result, list) else [result]
 
 
-PASSAGES = TEXTS.filter(lambda text: len(tokenizer_of(answer.TASK, 4096).tokenize([text])[0]) > 0)
+PASSAGES = TEXTS.filter(lambda text: len(tokenizer_of(question_answering.TASK, 4096).tokenize([text])[0]) > 0)
 REQUESTS = st.builds(
     lambda **fields: fields,
     context=PASSAGES,
@@ -301,9 +312,9 @@ REQUESTS = st.builds(
 def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: bool = False, **more: Any) -> tuple[Any, Any, Any]:
     """Returns a request whose windows have room for so many tokens of the passage, what the model reads of it, and random rows."""
     how = {name: value for name, value in fields.items() if name != "context"}
-    parameters = answer.AnswerParameters(**how, max_seq_len=room + 5, doc_stride=stride, **more)
-    request = answer.Request("good?", fields["context"], parameters)
-    read = answer.windows_of(request, tokenizer_of(answer.TASK, 4096))
+    parameters = question_answering.AnswerParameters(**how, max_seq_len=room + 5, doc_stride=stride, **more)
+    request = question_answering.Request("good?", fields["context"], parameters)
+    read = question_answering.windows_of(request, tokenizer_of(question_answering.TASK, 4096))
     rows = [
         {name: random_logits(seed + 2 * n + m, len(encoding), coarse=coarse) for m, name in enumerate(("start_logits", "end_logits"))}
         for n, encoding in enumerate(read.encodings)
@@ -311,9 +322,9 @@ def asked(fields: dict[str, Any], room: int, stride: int, seed: int, *, coarse: 
     return request, read, rows
 
 
-def answered(request: answer.Request, rows: Sequence[dict[str, Floats]]) -> Any:
+def answered(request: question_answering.Request, rows: Sequence[dict[str, Floats]]) -> Any:
     """Returns the answer to such a request."""
-    return decode(answer, request, rows, tokenizer=tokenizer_of(answer.TASK, 4096))
+    return decode(question_answering, request, rows, tokenizer=tokenizer_of(question_answering.TASK, 4096))
 
 
 @MANY
@@ -350,7 +361,7 @@ def test_few_texts_are_found_behind_many_spans_of_one(words: list[str], top_k: i
 
 
 def transformers_5_2_0(
-    request: answer.Request, read: answer.PassageWindows, rows: Sequence[dict[str, Floats]]
+    request: question_answering.Request, read: question_answering.PassageWindows, rows: Sequence[dict[str, Floats]]
 ) -> tuple[list[dict[str, Any]], float]:
     """Returns the answers of the last `question-answering` pipeline, in its own way over full matrices, and the null score."""
     answers: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ import tiny
 from application import Send, answered, ask, call, faked, play, refused, started
 from bertserve.service.backend.onnx_engine import OnnxEngine, Row
 from bertserve.service.bundle.files import load_bundle
-from bertserve.service.tasks import answer, classify
+from bertserve.service.tasks import classify, question_answering
 from bertserve.service.tasks.batch import Batch
 from bertserve.service.tasks.decoding.scores import activate
 from bertserve.service.tasks.occlusion import MAX_WORDS
@@ -296,11 +296,11 @@ def test_variants_count_at_admission(tmp_path: Path) -> None:
 def test_what_is_estimated_is_about_what_runs(tmp_path: Path, task: str) -> None:
     """And what is reserved is no less."""
     graph = Tiny(tmp_path, task, max_length=64)
-    spec, text = (classify, answer)[task == "question-answering"], "long dull poor film book good fine great " * 3
+    spec, text = (classify, question_answering)[task == "question-answering"], "long dull poor film book good fine great " * 3
     request: Any = (
         classify.Request(text, None, classify.ClassifyParameters(explain=True))
         if spec is classify
-        else answer.Request("good ?", text, answer.AnswerParameters(explain=True))
+        else question_answering.Request("good ?", text, question_answering.AnswerParameters(explain=True))
     )
     begun = begin(spec, request, graph.tokenizer, Head(labels=tiny.LABELS))
     variants = begun.advance([graph.engine.run([each])[0] for each in begun.batch.encodings])

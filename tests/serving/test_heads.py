@@ -19,10 +19,10 @@ import tiny
 from bertserve.service.bundle.files import load_bundle
 from bertserve.service.bundle.manifest import Activation, Embedding
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks import embed, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks import embed, rerank, similarity, token_classification, zero_shot
 from bertserve.service.tasks.catalog import tasks_of
 from bertserve.service.tasks.embed import LAST_LAYER, LayerChoice, choose
-from bertserve.service.tasks.ner import scheme_of, split
+from bertserve.service.tasks.token_classification import scheme_of, split
 from bertserve.service.text.tokenizer import Tokenizer
 from bertserve.service.text.words import rebase
 from fakes import Head
@@ -453,11 +453,11 @@ def chunks(labels: list[str]) -> list[tuple[str, int, int]]:
 def entities(labels: list[str], known: tuple[str, ...], tokenizer: Tokenizer) -> list[tuple[str, int, int]]:
     """Returns the groups that the service makes of one token for each label."""
     text = " ".join(["film"] * len(labels))
-    request = ner.Request(text)
+    request = token_classification.Request(text)
     scores = np.zeros((len(labels) + 2, len(known)), dtype=np.float32)
     for i, label in enumerate(labels):
         scores[i + 1, known.index(label)] = 9
-    found = decode(ner, request, [{"logits": scores}], Head(labels=known), tokenizer)
+    found = decode(token_classification, request, [{"logits": scores}], Head(labels=known), tokenizer)
     return [(item["entity_group"], item["start"] // 5, item["end"] // 5) for item in found]
 
 

@@ -18,7 +18,17 @@ from bertserve.service.bundle import files
 from bertserve.service.errors import CallerError
 from bertserve.service.serving.registry import Registry
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import answer, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks import (
+    classify,
+    embed,
+    fill_mask,
+    multiple_choice,
+    question_answering,
+    rerank,
+    similarity,
+    token_classification,
+    zero_shot,
+)
 from bertserve.service.tasks.body import MAX_ITEMS, Limits, TaskBody
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.tokens import DecodeBody, TokenizeBody
@@ -78,7 +88,10 @@ BODIES: dict[str, tuple[str | type[TaskBody], Callable[[], bytes]]] = {
     "a huge stream": (classify.TASK, lambda: long('{"inputs": [1], "stream": "', "a", '"}')),
     "pairs, each with an unknown key": (classify.TASK, lambda: full('{"inputs": [', '{"text": "", "a": ""}', "]}")),
     "a pair with a huge key": (classify.TASK, lambda: long('{"inputs": [{"', "a", '": ""}]}')),
-    "a question with many keys": (answer.TASK, lambda: distinct('{"inputs": {"question": "", "context": "", ', '"%d": 1', "}}")),
+    "a question with many keys": (
+        question_answering.TASK,
+        lambda: distinct('{"inputs": {"question": "", "context": "", ', '"%d": 1', "}}"),
+    ),
     "sentences beside many keys": (
         similarity.TASK,
         lambda: distinct('{"inputs": {"source_sentence": "", "sentences": [], ', '"%d": 1', "}}"),
@@ -89,15 +102,15 @@ BODIES: dict[str, tuple[str | type[TaskBody], Callable[[], bytes]]] = {
     "a huge fraction": (classify.TASK, lambda: long(f'{PARAMETERS}"top_k": 0.', "1", "}}")),
     "a huge choice": (classify.TASK, lambda: long(f'{PARAMETERS}"window": "', "A", '"}}')),
     "a huge text of escapes": (classify.TASK, lambda: long('{"inputs": "', "\\u0041", '"}')),
-    "questions": (answer.TASK, lambda: full('{"inputs": [', QUESTION, "]}")),
-    "questions, the last wrong": (answer.TASK, lambda: full('{"inputs": [', QUESTION, "]}", "{}")),
-    "questions with choices": (choose.TASK, lambda: full('{"inputs": [', CHOICES, "]}")),
-    "questions with choices, the last wrong": (choose.TASK, lambda: full('{"inputs": [', CHOICES, "]}", "{}")),
-    "choices": (choose.TASK, lambda: full('{"inputs": {"prompt": "", "choices": [', '""', "]}}")),
-    "a huge choice of two": (choose.TASK, lambda: long('{"inputs": {"prompt": "", "choices": ["", "', "a", '"]}}')),
-    "ignored labels": (ner.TASK, lambda: full(f"{IGNORED}[", '""', "]}}")),
-    "wrong ignored labels": (ner.TASK, lambda: full(f"{IGNORED}[", "1", "]}}")),
-    "a huge ignored label": (ner.TASK, lambda: long(f'{IGNORED}["', "a", '"]}}')),
+    "questions": (question_answering.TASK, lambda: full('{"inputs": [', QUESTION, "]}")),
+    "questions, the last wrong": (question_answering.TASK, lambda: full('{"inputs": [', QUESTION, "]}", "{}")),
+    "questions with choices": (multiple_choice.TASK, lambda: full('{"inputs": [', CHOICES, "]}")),
+    "questions with choices, the last wrong": (multiple_choice.TASK, lambda: full('{"inputs": [', CHOICES, "]}", "{}")),
+    "choices": (multiple_choice.TASK, lambda: full('{"inputs": {"prompt": "", "choices": [', '""', "]}}")),
+    "a huge choice of two": (multiple_choice.TASK, lambda: long('{"inputs": {"prompt": "", "choices": ["", "', "a", '"]}}')),
+    "ignored labels": (token_classification.TASK, lambda: full(f"{IGNORED}[", '""', "]}}")),
+    "wrong ignored labels": (token_classification.TASK, lambda: full(f"{IGNORED}[", "1", "]}}")),
+    "a huge ignored label": (token_classification.TASK, lambda: long(f'{IGNORED}["', "a", '"]}}')),
     "targets": (fill_mask.TASK, lambda: full(f"{TARGETS}[", '""', "]}}")),
     "wrong targets": (fill_mask.TASK, lambda: full(f"{TARGETS}[", "1", "]}}")),
     "a huge target": (fill_mask.TASK, lambda: long(f'{TARGETS}"', "a", '"}}')),

@@ -23,8 +23,8 @@ from bertserve.service.scheduling.stage import Stage
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import answer, embed, fill_mask, ner
 from bertserve.service.tasks import classify as classification
+from bertserve.service.tasks import embed, fill_mask, question_answering, token_classification
 from bertserve.service.tasks.batch import TaskModel, TaskRun
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
@@ -241,8 +241,8 @@ def test_vectors_are_pooled_as_soon_as_they_are_there(
 @pytest.mark.parametrize(
     ("task", "request_", "longer"),
     [
-        (ner.TASK, ner.Request("a good film"), ner.Request("good " * 30)),
-        (answer.TASK, answer.Request("who", "a good film"), answer.Request("who", "good " * 20)),
+        (token_classification.TASK, token_classification.Request("a good film"), token_classification.Request("good " * 30)),
+        (question_answering.TASK, question_answering.Request("who", "a good film"), question_answering.Request("who", "good " * 20)),
         (fill_mask.TASK, fill_mask.Request("a [MASK] film"), fill_mask.Request("good " * 20 + "[MASK]" * 9)),
     ],
 )
@@ -263,8 +263,12 @@ def test_of_a_vocabulary_only_the_best_tokens_are_held(models_of_all: dict[str, 
 @pytest.mark.parametrize(
     ("path", "task", "body"),
     [
-        ("/ner", ner.TASK, {"inputs": ["good bad"] * 9}),
-        ("/answer", answer.TASK, {"inputs": {"question": "a", "context": "good " * 90}, "parameters": {"top_k": 9, "duplicates": "sum"}}),
+        ("/ner", token_classification.TASK, {"inputs": ["good bad"] * 9}),
+        (
+            "/answer",
+            question_answering.TASK,
+            {"inputs": {"question": "a", "context": "good " * 90}, "parameters": {"top_k": 9, "duplicates": "sum"}},
+        ),
     ],
 )
 def test_a_request_that_would_hold_too_much_is_refused(
@@ -285,9 +289,11 @@ def test_spans_of_one_window_are_held_at_a_time(models_of_all: dict[str, Model],
     model = models_of_all["question-answering"]
     peaks = []
     for words in (60, 600):
-        request = answer.Request("who", "good bad " * words, answer.AnswerParameters(duplicates=duplicates, max_answer_len=512))
-        begun = begin(answer, request, model._tokenizer, model.bundle.manifest)
-        encodings, cuts = begun.batch.encodings, answer.windows_of(request, model._tokenizer).cuts
+        request = question_answering.Request(
+            "who", "good bad " * words, question_answering.AnswerParameters(duplicates=duplicates, max_answer_len=512)
+        )
+        begun = begin(question_answering, request, model._tokenizer, model.bundle.manifest)
+        encodings, cuts = begun.batch.encodings, question_answering.windows_of(request, model._tokenizer).cuts
         rows = [{name: np.zeros(len(item), dtype=np.float32) for name in ("start_logits", "end_logits")} for item in encodings]
         tracemalloc.start()
         begun.finish(rows)

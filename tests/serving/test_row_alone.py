@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tiny
 from bertserve.service.backend.onnx_engine import OnnxEngine
 from bertserve.service.bundle import files
-from bertserve.service.tasks import answer, choose, classify, fill_mask, ner
+from bertserve.service.tasks import classify, fill_mask, multiple_choice, question_answering, token_classification
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 from task_runs import decode, encode
 
@@ -27,14 +27,20 @@ REQUESTS: dict[str, tuple[Any, list[Any]]] = {
             classify.Request(LONG, parameters=classify.ClassifyParameters(window="max")),
         ],
     ),
-    ner.TASK: (ner, [*map(ner.Request, ["good", LONG, "", "a 看 film", LONG[:60]]), ner.Request(LONG, ner.NerParameters(stride=3))]),
-    answer.TASK: (
-        answer,
+    token_classification.TASK: (
+        token_classification,
         [
-            answer.Request("good?", "a good film"),
-            answer.Request("which one is good?", LONG),
-            answer.Request("a", "b"),
-            answer.Request("a", LONG, answer.AnswerParameters(max_seq_len=16, doc_stride=2)),
+            *map(token_classification.Request, ["good", LONG, "", "a 看 film", LONG[:60]]),
+            token_classification.Request(LONG, token_classification.NerParameters(stride=3)),
+        ],
+    ),
+    question_answering.TASK: (
+        question_answering,
+        [
+            question_answering.Request("good?", "a good film"),
+            question_answering.Request("which one is good?", LONG),
+            question_answering.Request("a", "b"),
+            question_answering.Request("a", LONG, question_answering.AnswerParameters(max_seq_len=16, doc_stride=2)),
         ],
     ),
     fill_mask.TASK: (
@@ -47,12 +53,12 @@ REQUESTS: dict[str, tuple[Any, list[Any]]] = {
             fill_mask.Request("the book was very [MASK] [MASK] [MASK] !"),
         ],
     ),
-    choose.TASK: (
-        choose,
+    multiple_choice.TASK: (
+        multiple_choice,
         [
-            choose.Request("a", ("good", "film", "")),
-            choose.Request("which one is good?", ("the film", LONG), "the book is great !"),
-            choose.Request(LONG, ("good", "bad")),
+            multiple_choice.Request("a", ("good", "film", "")),
+            multiple_choice.Request("which one is good?", ("the film", LONG), "the book is great !"),
+            multiple_choice.Request(LONG, ("good", "bad")),
         ],
     ),
 }

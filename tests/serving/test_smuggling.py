@@ -15,7 +15,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 import tiny
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import MaskToken, SpecialPiece, TextPiece, TokenizerSpec
-from bertserve.service.tasks import answer, classify, fill_mask, zero_shot
+from bertserve.service.tasks import classify, fill_mask, question_answering, zero_shot
 from bertserve.service.text.tokenizer import Tokenizer
 from embedded import ROOT
 from task_runs import encode
@@ -160,7 +160,7 @@ def test_a_pair_is_not_split_by_its_texts(made: Callable[..., Tokenizer], a: str
 def test_no_task_takes_a_special_token_from_its_texts(made: Callable[..., Tokenizer], spelled: str) -> None:
     """Neither a passage, a question, a label, a template nor a text gives its model more special tokens than others do."""
     tokenizer, plain = made(), made(mask=True)
-    passage = encode(answer, answer.Request(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
+    passage = encode(question_answering, question_answering.Request(f"who {spelled}", f"it was {spelled} bad"), tokenizer).encodings[0]
     parameters = zero_shot.ZeroShotParameters(candidate_labels=[f"bad {spelled}"], hypothesis_template=f"{spelled} {{}}")
     hypothesis = encode(zero_shot, zero_shot.Request(f"good {spelled}", parameters), tokenizer).encodings[0]
     pair = encode(classify, classify.Request(f"good {spelled}", f"{spelled} bad"), tokenizer).encodings[0]

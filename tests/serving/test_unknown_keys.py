@@ -9,12 +9,35 @@ import pytest
 
 import tiny
 from application import Send, post, rejected, started
-from bertserve.service.tasks import answer, attention, choose, classify, embed, fill_mask, ner, rerank, similarity, zero_shot
+from bertserve.service.tasks import (
+    attention,
+    classify,
+    embed,
+    fill_mask,
+    multiple_choice,
+    question_answering,
+    rerank,
+    similarity,
+    token_classification,
+    zero_shot,
+)
 from bertserve.service.tasks.catalog import TASKS
-from bertserve.service.wire.keys import HARMLESS, OPTIONS
+from bertserve.service.wire.unknown_fields import HARMLESS, OPTIONS
 
 CLASSIFY, NER, ANSWER, FILL, CHOOSE, EMBED, SIMILARITY, RERANK, ZERO, ATTENTION = (
-    f"/{module.SPEC.path}" for module in (classify, ner, answer, fill_mask, choose, embed, similarity, rerank, zero_shot, attention)
+    f"/{module.SPEC.path}"
+    for module in (
+        classify,
+        token_classification,
+        question_answering,
+        fill_mask,
+        multiple_choice,
+        embed,
+        similarity,
+        rerank,
+        zero_shot,
+        attention,
+    )
 )
 BODIES: dict[str, dict[str, Any]] = {
     CLASSIFY: {"inputs": "good"},

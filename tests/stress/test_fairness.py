@@ -10,7 +10,7 @@ import pytest
 
 import slow
 from bertserve.bench.load.generator import LoadResult, poisson_arrivals
-from bertserve.bench.mixes import mix_inputs
+from bertserve.bench.workloads import mix_inputs
 from loads import (
     LONG,
     assert_each_ended_once,

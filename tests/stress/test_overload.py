@@ -11,7 +11,7 @@ import pytest
 
 import slow
 from bertserve.bench.load.generator import LoadResult, poisson_arrivals
-from bertserve.bench.mixes import mix_inputs
+from bertserve.bench.workloads import mix_inputs
 from conftest import ROOT
 from loads import (
     LONG,

@@ -19,10 +19,10 @@ from bertserve.export.calibration import Texts
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.checkpoint.signature import read_output, returning_attention
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.samples import attention_texts, full_length_request, sample_requests, text_requests
 from bertserve.export.progress import track
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import TokenizerCall
+from bertserve.export.validation.samples import attention_texts, full_length_request, sample_requests, text_requests
 from bertserve.service.backend.onnx_engine import Engine
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.tasks import attention

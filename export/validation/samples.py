@@ -16,7 +16,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.tasks.spec import LONG, NAMES, SENTENCE, TEXTS
 from bertserve.service.backend.onnx_engine import Engine
 from bertserve.service.bundle.manifest import SpecialPiece, Task, TokenizerSpec
-from bertserve.service.tasks import catalog, choose
+from bertserve.service.tasks import catalog, multiple_choice
 from bertserve.service.tasks.batch import ModelConfig, TaskModel, run_all
 from bertserve.service.tasks.body import Limits, TaskBody
 from bertserve.service.tasks.cost import Budget
@@ -110,7 +110,7 @@ def read_request(task: str, document: Mapping[str, Any]) -> TaskBody:
     Raises:
         CallerError: It is not a valid body of the task.
     """
-    return read_body(task, json.dumps(document).encode(), Limits(max_inputs=choose.MAX_CHOICES, max_chars=MAX_CHARS))
+    return read_body(task, json.dumps(document).encode(), Limits(max_inputs=multiple_choice.MAX_CHOICES, max_chars=MAX_CHARS))
 
 
 def predict(task: str, request: Any, tokenizer: Tokenizer, engine: Engine, config: ModelConfig) -> Any:

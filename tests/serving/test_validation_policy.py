@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import tiny
-from bertserve.service.bundle.evidence_policy import EvidencePolicy, agreement_range, is_low, is_of_other_kernels, summarize_agreement
 from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
+from bertserve.service.bundle.validation_policy import EvidencePolicy, agreement_range, is_low, is_of_other_kernels, summarize_agreement
 from bertserve.service.cli import main
 from bertserve.service.errors import BundleError
 from bertserve.service.serving.build import build

@@ -20,7 +20,7 @@ from bertserve.service.errors import BundleError, InvalidValueError
 from bertserve.service.scheduling.scheduler import Scheduler
 from bertserve.service.serving.build import build
 from bertserve.service.settings import Settings
-from bertserve.service.tasks import choose
+from bertserve.service.tasks import multiple_choice
 from bertserve.service.text.tokenizer import Tokenizer
 from task_runs import decode, encode
 
@@ -32,7 +32,7 @@ QUESTION: dict[str, Any] = {"question": "which one is good ?", "choices": ["a fi
 def folder_of_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A models folder with a tiny model of choices."""
     folder = tmp_path_factory.mktemp("choices")
-    tiny.bundle(folder, "choices", task=choose.TASK)
+    tiny.bundle(folder, "choices", task=multiple_choice.TASK)
     return folder
 
 
@@ -150,9 +150,9 @@ def test_tensors_have_a_context_too(api: Send) -> None:
 @given(st.lists(st.floats(-300, 300, width=32), min_size=2, max_size=8))
 def test_scores_are_a_softmax_over_choices(logits: list[float]) -> None:
     """Of logits of any size; equal scores keep the order of the choices."""
-    request = choose.Request("a", tuple(map(str, range(len(logits)))))
+    request = multiple_choice.Request("a", tuple(map(str, range(len(logits)))))
     rows = [{"logits": np.array([logit], dtype=np.float32)} for logit in logits]
-    found = decode(choose, request, rows)
+    found = decode(multiple_choice, request, rows)
 
     assert sorted(range(len(logits)), key=lambda i: (-found_scores(found)[i], i)) == [item["index"] for item in found]
     assert {item["index"]: item["score"] for item in ranked(logits, list(request.choices))} == found_scores(found)
@@ -168,13 +168,13 @@ def found_scores(found: list[dict[str, Any]]) -> dict[int, float]:
 
 def test_a_pair_is_cut_as_in_transformers(tokenizer: Tokenizer) -> None:
     """Of 32 tokens, the longer text first, each choice by itself, and it is said."""
-    encoded = encode(choose, choose.Request("good", ("bad", LONG), LONG), tokenizer)
+    encoded = encode(multiple_choice, multiple_choice.Request("good", ("bad", LONG), LONG), tokenizer)
     context, short, long = (tokens.ids for tokens in tokenizer.tokenize([LONG, "good bad", f"good {LONG}"]))
 
     assert [[2, *context[:27], 3, *short, 3], [2, *context[:14], 3, *long[:15], 3]] == [e.ids.tolist() for e in encoded.encodings]
     assert [0] * 29 + [1] * 3 == encoded.encodings[0].type_ids.tolist()
     assert encoded.truncated
-    assert not encode(choose, choose.Request("good", ("bad", "film")), tokenizer).truncated
+    assert not encode(multiple_choice, multiple_choice.Request("good", ("bad", "film")), tokenizer).truncated
 
 
 def test_what_is_cut_is_said_or_refused(api: Send) -> None:
@@ -245,11 +245,13 @@ def test_every_text_counts_for_max_chars(folder: Path, name: str) -> None:
 
 def test_all_that_is_tokenized_is_counted_at_admission() -> None:
     """A question is read with each choice beside a context, which is read once; every pair is estimated."""
-    assert 3 + 2 + 4 == choose.Request("abc", ("de", "fghi")).chars
-    assert 100 + (3 + 1) * 2 + 2 + 4 == choose.Request("abc", ("de", "fghi"), "x" * 100).chars
-    request = choose.Request("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
-    assert (101 + 101) + (101 + 11) + 512 == choose.estimate(request, 512)
-    assert choose.estimate(request, 512) < choose.estimate(choose.Request("a" * 400, request.choices, "e" * 400), 512)
+    assert 3 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi")).chars
+    assert 100 + (3 + 1) * 2 + 2 + 4 == multiple_choice.Request("abc", ("de", "fghi"), "x" * 100).chars
+    request = multiple_choice.Request("a" * 400, ("b" * 400, "c" * 40, "d" * 4000))
+    assert (101 + 101) + (101 + 11) + 512 == multiple_choice.estimate(request, 512)
+    assert multiple_choice.estimate(request, 512) < multiple_choice.estimate(
+        multiple_choice.Request("a" * 400, request.choices, "e" * 400), 512
+    )
 
 
 def test_a_request_larger_than_the_queue_is_refused(folder: Path) -> None:
@@ -276,7 +278,7 @@ def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytes
     """A score of a choice is one number; a classifier's graph under the task's name does not load."""
     graph = tiny.graph
     monkeypatch.setattr(tiny, "graph", lambda task, **options: graph("text-classification", labels=3, seed=0))
-    tiny.bundle(tmp_path, "choices", task=choose.TASK)
+    tiny.bundle(tmp_path, "choices", task=multiple_choice.TASK)
 
     with pytest.raises(BundleError, match="gives 3 values as `logits`, and its manifest says 1"):
         build(Settings(models=[tmp_path]))
@@ -284,6 +286,6 @@ def test_a_graph_of_several_logits_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_the_error_of_a_pair_says_how_long_it_is(tokenizer: Tokenizer) -> None:
     """Of the first that is too long."""
-    request = choose.Request("good", ("bad", LONG), parameters=choose.ChooseParameters(truncation=False))
+    request = multiple_choice.Request("good", ("bad", LONG), parameters=multiple_choice.ChooseParameters(truncation=False))
     with pytest.raises(InvalidValueError, match=r"`choices\[1\]` and what it is for have 61 tokens together and the model takes 29"):
-        encode(choose, request, tokenizer)
+        encode(multiple_choice, request, tokenizer)

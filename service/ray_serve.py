@@ -1,4 +1,4 @@
-"""Replicas under Ray Serve, each a whole bertserve: `serve run bertserve.service.ray:app models=/models`. docs/how-to/ray.md is the guide.
+"""Replicas under Ray Serve, each a whole bertserve: `serve run bertserve.service.ray_serve:app models=/models`. docs/how-to/ray.md is the guide.
 
 Ray starts and replaces replicas, and its HAProxy spreads requests over them. Everything else is as in one process. Ray reads the
 annotations of this file at run time, so they are not postponed.

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from bertserve.export import progress
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.agreement import AgreementMeter, RowErrors, equal_but_for_ties, measure_row_errors
-from bertserve.export.evidence.reference import Reference
 from bertserve.export.progress import track
 from bertserve.export.tasks import catalog
 from bertserve.export.tasks.metrics import Span, result_spans, span_f1
+from bertserve.export.validation.agreement import AgreementMeter, RowErrors, equal_but_for_ties, measure_row_errors
+from bertserve.export.validation.reference import Reference
 from bertserve.service.backend.onnx_engine import Engine, Row
 from bertserve.service.bundle.graph_spec import Agreement, LengthParity, Precision
 from bertserve.service.errors import EngineError

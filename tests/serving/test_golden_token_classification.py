@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import embedded
-from bertserve.service.tasks import ner
+from bertserve.service.tasks import token_classification
 from bertserve.service.tasks.batch import spans_read
 from task_runs import decode, encode
 
@@ -23,9 +23,9 @@ LABELS = len(NER.manifest.labels)
 FLOOR = 0.9
 
 
-def decoded(request: ner.Request, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def decoded(request: token_classification.Request, windows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Decodes stored logits, put into place between the special tokens."""
-    batch, (tokens,) = encode(ner, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
+    batch, (tokens,) = encode(token_classification, request, NER.tokenizer), NER.tokenizer.tokenize([request.text])
     cuts = [range(w["first"], w["first"] + w["count"]) for w in windows if w["count"]]
     assert [tokens.ids[cut.start : cut.stop] for cut in cuts] == [encoding.ids[1:-1].tolist() for encoding in batch.encodings]
     assert (spans_read(tokens, cuts) if len(cuts) > 1 else ()) == batch.read
@@ -34,7 +34,7 @@ def decoded(request: ner.Request, windows: list[dict[str, Any]]) -> list[dict[st
         logits = np.zeros((len(encoding), LABELS), dtype=np.float32)
         logits[encoding.start : encoding.start + window["count"]] = window["logits"]
         rows.append({"logits": logits})
-    return list(decode(ner, request, rows, NER.manifest, NER.tokenizer))
+    return list(decode(token_classification, request, rows, NER.manifest, NER.tokenizer))
 
 
 def test_there_are_enough_cases() -> None:
@@ -47,7 +47,7 @@ def test_there_are_enough_cases() -> None:
 @pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
 def test_stored_logits_decode_to_the_reference_entities(case: dict[str, Any]) -> None:
     """Labels, offsets and order exactly, scores to 1e-6; `word` is the text between the offsets."""
-    body = embedded.read(ner.TASK, case["request"])
+    body = embedded.read(token_classification.TASK, case["request"])
     actual = body.answer([decoded(request, windows) for request, windows in zip(body.requests(), case["windows"], strict=True)])
     expected = case.get("corrected", case["answer"])
 
@@ -68,16 +68,16 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
     """Entities of the served graph against those of float32, where that is sure of every token: F1 of the spans."""
     right = found = wanted = texts = 0
     for case in CASES[::step]:
-        for request, windows in zip(embedded.read(ner.TASK, case["request"]).requests(), case["windows"], strict=True):
+        for request, windows in zip(embedded.read(token_classification.TASK, case["request"]).requests(), case["windows"], strict=True):
             logits = [np.array(window["logits"], dtype=np.float32) for window in windows if window["count"]]
             best = [
                 np.sort(np.exp(x - x.max(-1, keepdims=True)) / np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) for x in logits
             ]
             if not best or min((x[:, -1] - x[:, -2]).min() for x in best) < 0.1:
                 continue
-            plain = ner.Request(request.text, ner.NerParameters(stride=request.parameters.stride))
-            rows = NER.rows(encode(ner, plain, NER.tokenizer).encodings)
-            served = decode(ner, plain, rows, NER.manifest, NER.tokenizer)
+            plain = token_classification.Request(request.text, token_classification.NerParameters(stride=request.parameters.stride))
+            rows = NER.rows(encode(token_classification, plain, NER.tokenizer).encodings)
+            served = decode(token_classification, plain, rows, NER.manifest, NER.tokenizer)
             a, b = ({(e["entity_group"], e["start"], e["end"]) for e in entities} for entities in (decoded(plain, windows), served))
             right, found, wanted, texts = right + len(a & b), found + len(b), wanted + len(a), texts + 1
     f1 = 2 * right / (found + wanted)

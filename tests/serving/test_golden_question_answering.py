@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import embedded
-from bertserve.service.tasks import answer
+from bertserve.service.tasks import question_answering
 from task_runs import decode
 
 CASES = embedded.golden("question_answering")
@@ -21,9 +21,11 @@ QA = embedded.load("qa")
 FLOOR = 0.9
 
 
-def stored(request: answer.Request, windows: list[dict[str, Any]]) -> tuple[answer.PassageWindows, list[dict[str, Any]]]:
+def stored(
+    request: question_answering.Request, windows: list[dict[str, Any]]
+) -> tuple[question_answering.PassageWindows, list[dict[str, Any]]]:
     """Returns what the model reads of a request and the stored rows, having checked that the windows are the reference's."""
-    read = answer.windows_of(request, QA.tokenizer)
+    read = question_answering.windows_of(request, QA.tokenizer)
     assert [(w["first"], w["count"], w["question"] + 2) for w in windows] == [
         (cut.start, len(cut), encoding.start) for cut, encoding in zip(read.cuts, read.encodings, strict=True)
     ]
@@ -36,10 +38,10 @@ def listed(result: Any) -> list[dict[str, Any]]:
     return [item for item in (result if isinstance(result, list) else [result]) if item["score"] > 0]
 
 
-def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[answer.Request, list[dict[str, Any]], Any]]:
+def pairs(case: dict[str, Any], **changes: Any) -> list[tuple[question_answering.Request, list[dict[str, Any]], Any]]:
     """Returns each input's request, windows and reference answer."""
     parameters = case["request"].get("parameters", {}) | changes
-    body = embedded.read(answer.TASK, case["request"] | {"parameters": parameters})
+    body = embedded.read(question_answering.TASK, case["request"] | {"parameters": parameters})
     answers = case["answer"] if body.is_list else [case["answer"]]
     return list(zip(body.requests(), case["windows"], answers, strict=True))
 
@@ -55,7 +57,7 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
     """With `duplicates: "sum"` answers, offsets and order exactly (equal scores as sets), scores to 1e-6."""
     for request, windows, expected in pairs(case, duplicates="sum"):
         _, rows = stored(request, windows)
-        result = decode(answer, request, rows, QA.manifest, QA.tokenizer)
+        result = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
         assert isinstance(result, list) == (request.parameters.top_k > 1)
         actual, wanted = listed(result), listed(expected)
         assert [pytest.approx(item["score"], abs=1e-6) for item in wanted] == [item["score"] for item in actual]
@@ -64,7 +66,9 @@ def test_stored_logits_decode_to_the_reference_answers(case: dict[str, Any]) -> 
             assert same[0] == same[1]
 
 
-def brute_force(request: answer.Request, read: answer.PassageWindows, rows: list[dict[str, Any]]) -> list[tuple[float, int, int, str]]:
+def brute_force(
+    request: question_answering.Request, read: question_answering.PassageWindows, rows: list[dict[str, Any]]
+) -> list[tuple[float, int, int, str]]:
     """Returns every distinct answer with its best score, by the plain definition: loops over windows, starts and ends."""
     offsets, words = read.passage.spans(request.context), read.passage.word_ids
     found: dict[str, tuple[float, int, int, str]] = {}
@@ -93,7 +97,7 @@ def test_by_default_every_span_is_searched_and_equal_texts_keep_their_best(case:
     """The best scores are those of brute force over all spans, stay within [0, 1], and no text comes twice."""
     for request, windows, _ in pairs(case, duplicates="best", handle_impossible_answer=False):
         read, rows = stored(request, windows)
-        result = decode(answer, request, rows, QA.manifest, QA.tokenizer)
+        result = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
         actual = result if isinstance(result, list) else [result]
         expected = brute_force(request, read, rows)[: request.parameters.top_k]
         assert [pytest.approx(item[0], abs=1e-6) for item in expected] == [item["score"] for item in actual]
@@ -112,8 +116,8 @@ def test_the_embedded_bundle_agrees_with_the_checkpoint(step: int, capsys: pytes
     for case in CASES[::step]:
         for request, windows, _ in pairs(case, duplicates="best", top_k=2, handle_impossible_answer=False):
             read, rows = stored(request, windows)
-            expected = decode(answer, request, rows, QA.manifest, QA.tokenizer)
-            served = decode(answer, request, QA.rows(read.encodings), QA.manifest, QA.tokenizer)
+            expected = decode(question_answering, request, rows, QA.manifest, QA.tokenizer)
+            served = decode(question_answering, request, QA.rows(read.encodings), QA.manifest, QA.tokenizer)
             assert isinstance(expected, list)
             assert isinstance(served, list)
             if len(expected) > 1 and expected[0]["score"] < expected[1]["score"] + 0.1:

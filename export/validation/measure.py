@@ -13,10 +13,10 @@ import onnx_ir as ir
 from bertserve.export.artifact import Artifact
 from bertserve.export.checkpoint.checkpoint import Checkpoint
 from bertserve.export.errors import ParityError
-from bertserve.export.evidence.parity import INT8_SLACK, measure_parity
-from bertserve.export.evidence.reference import Reference, measure_attention
 from bertserve.export.graph import onnx_files
 from bertserve.export.progress import time_runs
+from bertserve.export.validation.parity import INT8_SLACK, measure_parity
+from bertserve.export.validation.reference import Reference, measure_attention
 from bertserve.service.backend.hardware import cpu_instructions, cpu_name
 from bertserve.service.backend.onnx_engine import Engine, OnnxEngine
 from bertserve.service.backend.sessions import why_not
