@@ -1,4 +1,4 @@
-"""Request bodies, from a built-in mix or from the user's file, and the number of texts in each. Both follow from the service's tasks.
+"""Request bodies, from a built-in workload or from the user's file, and the number of texts in each. Both follow from the service's tasks.
 
 An endpoint is recognized by the last part of its path, so that it also works behind a proxy's prefix and with other servers of the same
 wire format. A body at the path of a model is counted as that of the task whose keys it has.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bertserve.bench import mixes
+from bertserve.bench import workloads
 from bertserve.bench.errors import BenchError
 from bertserve.service.errors import CallerError
 from bertserve.service.tasks.body import Limits
@@ -39,21 +39,21 @@ class Body:
     texts: int
 
 
-def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0, mask: str = mixes.MASK) -> list[Body]:
-    """Returns the bodies of a mix or of a file.
+def build_bodies(source: str, *, path: str = "/", texts: int = 1, seed: int = 0, mask: str = workloads.MASK) -> list[Body]:
+    """Returns the bodies of a workload or of a file.
 
     Args:
-        source: Name of a mix, or path of a JSON Lines file. Each line of a file is an object, which is sent as it is, or a string.
+        source: Name of a workload, or path of a JSON Lines file. Each line of a file is an object, which is sent as it is, or a string.
         path: Path of the endpoint that the bodies are for.
         texts: Texts in each request. Objects of a file are whole requests, so it must be 1 for them.
-        seed: Seed of a built-in mix.
+        seed: Seed of a built-in workload.
         mask: How the model spells a word that it is to fill in; what a file has is sent as it is.
 
     Raises:
-        BenchError: There is no such mix or file, a line of the file is not a body, or the endpoint does not take what the mix has.
+        BenchError: There is no such workload or file, a line of the file is not a body, or the endpoint does not take what the workload has.
     """
-    if source in mixes.NAMES:
-        return _group(path, mixes.mix_inputs(source, seed=seed, mask=mask), texts)
+    if source in workloads.NAMES:
+        return _group(path, workloads.workload_inputs(source, seed=seed, mask=mask), texts)
     lines = _read_lines(Path(source))
     if all(isinstance(line, str) for line in lines):
         return _group(path, lines, texts)
@@ -83,7 +83,7 @@ def _read_lines(path: Path) -> list[Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise BenchError(
-            f"`{path}` is neither a mix nor a file of bodies that can be read ({reason}); mixes are {', '.join(mixes.NAMES)}."
+            f"`{path}` is neither a workload nor a file of bodies that can be read ({reason}); workloads are {', '.join(workloads.NAMES)}."
         ) from error
     lines = []
     for number, line in enumerate(text.split("\n"), 1):  # a text may contain other line ends, as U+2028
@@ -113,7 +113,9 @@ def request_body(path: str, inputs: Sequence[Any]) -> dict[str, Any]:
     spec = _spec_of(path)
     body = inputs_body if spec is None else spec.load_body
     if spec is not None and body is not inputs_body and not all(isinstance(item, str) for item in inputs):
-        raise BenchError(f"/{spec.path} takes texts, not questions with passages; give another mix, or a file of texts or whole bodies.")
+        raise BenchError(
+            f"/{spec.path} takes texts, not questions with passages; give another workload, or a file of texts or whole bodies."
+        )
     return body(inputs)
 
 
@@ -134,9 +136,9 @@ def count_texts(value: Mapping[str, Any]) -> int:
     return len(inputs) if isinstance(inputs, list) else 1
 
 
-def default_mix(task: str) -> str:
-    """Returns the built-in mix for a task, by its Hugging Face name; of an unknown one that of short texts."""
-    return TASKS[task].load_mix if task in TASKS else "short"
+def default_workload(task: str) -> str:
+    """Returns the built-in workload for a task, by its Hugging Face name; of an unknown one that of short texts."""
+    return TASKS[task].load_workload if task in TASKS else "short"
 
 
 def _spec_of(path: str) -> TaskSpec | None:

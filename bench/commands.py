@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bertserve.bench import bodies, mixes
-from bertserve.bench.engine import BareEngine, EngineBenchmark
+from bertserve.bench import bodies, workloads
+from bertserve.bench.engine import EngineBenchmark, OnnxLoop
 from bertserve.bench.errors import BenchError
 from bertserve.bench.experiments import compare, compare_concurrent_targets, compare_tail_latency, sweep
 from bertserve.bench.load.generator import Durations
@@ -18,7 +18,7 @@ from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import Objective
 from bertserve.bench.target import fetch_json, probe_target
 
-_ENGINE_LIMIT_SHARE = 0.5  # of --seconds, for an engine limit that only accompanies a load
+_ENGINE_THROUGHPUT_SHARE = 0.5  # of --seconds, for an engine throughput that only accompanies a load
 
 
 def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective], *, stop: threading.Event, progress: Progress) -> None:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective
         BenchError: A flag, a file or an address is wrong.
     """
     if args.command == "engine-limit":
-        _measure_engine_limit(args, report, stop, progress)
+        _measure_engine_throughput(args, report, stop, progress)
         return
     if args.command == "concurrent-targets" and len(args.target or ()) < 2:
         raise BenchError("concurrent-targets takes two --target or more, of different models.")
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective
             servers = args.servers or int(threads)
             compare_tail_latency(test, report, connections=args.connections, share=args.share, servers=servers, rounds=args.rounds)
     if args.command in ("closed", "open", "sweep"):
-        _add_engine_limit(args, report, test)
+        _add_engine_throughput(args, report, test)
 
 
 def has_results(report: Report) -> bool:
@@ -71,13 +71,13 @@ def has_results(report: Report) -> bool:
     return (answered and found) or any(limit.runs for limit in report.limits)
 
 
-def _measure_engine_limit(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> None:
-    engine = BareEngine(args.bundle, args.bare_graph)
-    mix = args.mix or bodies.default_mix(engine.task)
-    encoded = engine.encode(bodies.build_bodies(mix, texts=args.texts, seed=args.seed, mask=engine.mask or mixes.MASK))
+def _measure_engine_throughput(args: argparse.Namespace, report: Report, stop: threading.Event, progress: Progress) -> None:
+    engine = OnnxLoop(args.bundle, args.bare_graph)
+    workload = args.workload or bodies.default_workload(engine.task)
+    encoded = engine.encode(bodies.build_bodies(workload, texts=args.texts, seed=args.seed, mask=engine.mask or workloads.MASK))
     benchmark = EngineBenchmark(engine, encoded, args.threads, stop, progress)
-    report.engine = benchmark.describe() | {"mix": mix}
-    limit = benchmark.measure_limit(args.seconds)
+    report.engine = benchmark.describe() | {"workload": workload}
+    limit = benchmark.measure_throughput(args.seconds)
     report.limits.append(limit)
     rates = {"rps": limit.requests_per_s, "texts_per_s": limit.texts_per_s, "tokens_per_s": limit.tokens_per_s}
     report.judged = {**rates, "error_rate": 0.0}  # a run that fails ends the command
@@ -98,7 +98,7 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
     if getattr(args, "bundle", None):
         if len(targets) != 1:
             raise BenchError(f"{args.command} with --bundle takes one --target, not {len(targets)}.")
-        bare = BareEngine(args.bundle, args.bare_graph)
+        bare = OnnxLoop(args.bundle, args.bare_graph)
         engine = EngineBenchmark(bare, bare.encode(targets[0].bodies), args.threads, stop, progress)
         report.engine = engine.describe()
         served, given = (probed[0][1] or {}).get("version"), report.engine["digest"]
@@ -119,10 +119,10 @@ def _build_load_test(args: argparse.Namespace, report: Report, stop: threading.E
     )
 
 
-def _add_engine_limit(args: argparse.Namespace, report: Report, test: LoadTest) -> None:
-    """Measures the engine limit after the load, if there is a bundle, and adds it to the last run."""
+def _add_engine_throughput(args: argparse.Namespace, report: Report, test: LoadTest) -> None:
+    """Measures the engine throughput after the load, if there is a bundle, and adds it to the last run."""
     if test.engine and report.runs and not test.stop.is_set():
-        limit = test.engine.measure_limit(args.seconds * _ENGINE_LIMIT_SHARE)
+        limit = test.engine.measure_throughput(args.seconds * _ENGINE_THROUGHPUT_SHARE)
         report.runs[-1] = replace(report.runs[-1], limit=limit)
         if limit.texts_per_s:
             best = max(target.texts_per_s for run in report.runs for target in run.targets)

@@ -1,4 +1,4 @@
-"""The engine limit: what the graph of a bundle, or another graph of the same model, does in a loop with nothing around it.
+"""The engine throughput: what the graph of a bundle, or another graph of the same model, does in a loop with nothing around it.
 
 Bodies become encodings exactly as in the service, windows included, but before the loop. The loop times `session.run` of one row alone,
 on several threads over one session that uses one thread for each run. There is no HTTP, no queue, no batching and no decoding: this is
@@ -67,8 +67,8 @@ class EncodedBodies:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLimit:
-    """The figures of one bare loop. The field names are those of the JSON report.
+class EngineThroughput:
+    """The figures of one raw ONNX Runtime loop. The field names are those of the JSON report.
 
     Attributes:
         threads: Number of threads that ran the graph.
@@ -93,8 +93,8 @@ class EngineLimit:
     feed_s: Sequence[Sequence[float]]
 
 
-def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> EngineLimit:
-    """Returns the figures of a bare loop.
+def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> EngineThroughput:
+    """Returns the figures of a raw ONNX Runtime loop.
 
     Args:
         encoded: The bodies that were run.
@@ -108,7 +108,7 @@ def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]
     mean = statistics.fmean(taken for _, _, taken in runs) if runs else 0.0
     span = seconds or 1.0
     shares = [1 / len(feeds) for feeds in encoded.feeds]  # of a body in each of its runs
-    return EngineLimit(
+    return EngineThroughput(
         threads=threads,
         seconds=seconds,
         runs=len(runs),
@@ -117,12 +117,12 @@ def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]
         texts_per_s=sum(shares[body] * encoded.texts[body] for body, _, _ in runs) / span,
         tokens_per_s=sum(encoded.lengths[body][part] for body, part, _ in runs) / span,
         run_ms=mean * 1000,
-        # a short loop may not reach the last text of a mix; the mean is used for it
+        # a short loop may not reach the last text of a workload; the mean is used for it
         feed_s=[[statistics.median(times.get((i, k), [mean])) for k in range(len(feeds))] for i, feeds in enumerate(encoded.feeds)],
     )
 
 
-class BareEngine:
+class OnnxLoop:
     """A bundle's tokenizer, and one onnxruntime session over its graph or over another one."""
 
     def __init__(self, path: Path, graph: Path | None = None) -> None:
@@ -184,7 +184,7 @@ class BareEngine:
             lengths.append([len(encoding) for encoding in encodings])
         return EncodedBodies(feeds, lengths, [body.texts for body in bodies])
 
-    def run_loop(self, encoded: EncodedBodies, *, threads: int, seconds: float, stop: threading.Event) -> EngineLimit:
+    def run_loop(self, encoded: EncodedBodies, *, threads: int, seconds: float, stop: threading.Event) -> EngineThroughput:
         """Runs the encoded bodies again and again, in order, one row at a time on each thread.
 
         Args:
@@ -273,24 +273,24 @@ def _create_session(path: Path, *, as_written: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EngineBenchmark:
-    """A bare engine and what it runs.
+    """A raw ONNX Runtime loop and what it runs.
 
     Attributes:
         engine: The engine.
         encoded: The bodies of the load, as inputs of the graph.
-        threads: Number of threads of the bare loop.
+        threads: Number of threads of the raw ONNX Runtime loop.
         stop: Set by Ctrl-C; ends a loop early.
         progress: Gets a line for each loop.
     """
 
-    engine: BareEngine
+    engine: OnnxLoop
     encoded: EncodedBodies
     threads: int
     stop: threading.Event
     progress: Progress
 
-    def measure_limit(self, seconds: float) -> EngineLimit:
-        """Runs the bare loop for this many seconds."""
+    def measure_throughput(self, seconds: float) -> EngineThroughput:
+        """Runs the raw ONNX Runtime loop for this many seconds."""
         self.progress.start(f"engine alone on {self.threads} threads, {seconds:g} s")
         return self.engine.run_loop(self.encoded, threads=self.threads, seconds=seconds, stop=self.stop)
 

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bertserve.bench.engine import EngineLimit
+from bertserve.bench.engine import EngineThroughput
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load_test import RATES, LoadTest, median, median_figures, run_figures
 from bertserve.bench.report.measurement import Measurement, latency_distribution
@@ -23,12 +23,12 @@ _GROWTH = 2.0  # of a rate that held, while none is known that does not: few con
 
 
 def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) -> None:
-    """Measures the service in a closed loop and the bare engine, in turn.
+    """Measures the service in a closed loop and the raw ONNX Runtime loop, in turn.
 
     Args:
         test: One target, with an engine benchmark.
         report: Gets the medians over the rounds: `ratio` of the speeds in texts, `ratio_tokens` of the speeds in tokens, and with a
-            single connection `request_ratio`, the median latency of a request over the time that the bare loop needs for one.
+            single connection `request_ratio`, the median latency of a request over the time that the raw ONNX Runtime loop needs for one.
         connections: Number of connections of the closed loop.
         rounds: Measurements of each.
     """
@@ -58,11 +58,11 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
-def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tuple[Run, EngineLimit | None]:
-    """Returns a closed loop and, unless Ctrl-C came, the engine's limit after it; the report gets both."""
+def _run_both(test: LoadTest, report: Report, connections: int, name: str) -> tuple[Run, EngineThroughput | None]:
+    """Returns a closed loop and, unless Ctrl-C came, the engine's throughput after it; the report gets both."""
     assert test.engine is not None, "the command line requires --bundle"
     run = test.run_closed_loop(connections, name=name)
-    limit = None if test.stop.is_set() else test.engine.measure_limit(test.durations.seconds)
+    limit = None if test.stop.is_set() else test.engine.measure_throughput(test.durations.seconds)
     report.runs.append(replace(run, limit=limit))
     return run, limit
 
@@ -122,7 +122,7 @@ def _tokens_per_s(target: Measurement) -> float:
 def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, share: float, servers: int, rounds: int) -> None:
     """Measures the latencies of an open loop, and simulates those of an ideal queue with the same arrivals and run times.
 
-    Each round has a closed loop for the maximum, a bare loop for the run times, and the open loop.
+    Each round has a closed loop for the maximum, a raw ONNX Runtime loop for the run times, and the open loop.
 
     Args:
         test: One target, with an engine benchmark.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertserve.bench import mixes
+from bertserve.bench import workloads
 from bertserve.bench.report import slo
 from bertserve.service import __version__
 
@@ -19,7 +19,7 @@ COMMANDS: Mapping[str, str] = {
     "closed": "closed loop: connections that each send their next request when the last one was answered",
     "open": "open loop: Poisson arrivals at a rate; latency counts from when a request was due",
     "sweep": "find the highest rate of an open loop that keeps the targets of --slo (default: p99_ms=50)",
-    "compare": "the service and the bare engine in turn: medians, and the ratio of their speeds",
+    "compare": "the service and the raw ONNX Runtime loop in turn: medians, and the ratio of their speeds",
     "concurrent-targets": "each target alone and all at once in turn: how much of its own speed each keeps",
     "tail-latency": "open loop at a share of the closed loop's maximum, against an ideal queue with the same arrivals and run times",
     "engine-limit": "the engine alone, no service needed",
@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--share", type=_positive, default=0.7, help="of the maximum (default: 0.7)")
     command.add_argument("--servers", type=_count, help="of the ideal queue (default: the service's threads, else --threads)")
     command = commands["engine-limit"]
-    command.add_argument("--workload", help="built-in mix or file of bodies (default: the one for the bundle's task)")
+    command.add_argument("--workload", help="built-in workload or file of bodies (default: the one for the bundle's task)")
     command = commands["report"]
     command.add_argument("files", type=Path, nargs="+", metavar="FILE", help="reports; of several the runs are drawn together")
     command.add_argument("--html", type=Path, required=True, metavar="FILE", help="the page to write")
@@ -89,9 +89,9 @@ def _add_load(command: argparse.ArgumentParser, *, connections: bool) -> None:
     command.add_argument(
         "--target",
         action="append",
-        metavar="URL[=MIX]",
-        help=f"endpoint and what to send: a mix ({', '.join(mixes.NAMES)}) or a JSON Lines file of bodies; repeat to load several at once "
-        f"(default: {_DEFAULT_URL}, with the mix for the model's task)",
+        metavar="URL[=WORKLOAD]",
+        help=f"endpoint and what to send: a workload ({', '.join(workloads.NAMES)}) or a JSON Lines file of bodies; repeat to load several at once "
+        f"(default: {_DEFAULT_URL}, with the workload for the model's task)",
     )
     command.set_defaults(default_target=_DEFAULT_URL)
     if connections:
@@ -112,10 +112,12 @@ def _add_max_connections(command: argparse.ArgumentParser) -> None:
 
 def _add_bundle(command: argparse.ArgumentParser, *, required: bool) -> None:
     command.add_argument(
-        "--bundle", type=Path, required=required, metavar="DIR", help="bundle of the target's model, for the engine's limit"
+        "--bundle", type=Path, required=required, metavar="DIR", help="bundle of the target's model, for the engine's throughput"
     )
-    command.add_argument("--bare-graph", type=Path, metavar="FILE", help="ONNX file for the limit in place of the bundle's, same tokenizer")
-    command.add_argument("--threads", type=_count, default=2, help="loops of the limit at the same time (default: 2)")
+    command.add_argument(
+        "--bare-graph", type=Path, metavar="FILE", help="ONNX file for the engine throughput in place of the bundle's, same tokenizer"
+    )
+    command.add_argument("--threads", type=_count, default=2, help="raw loops at the same time (default: 2)")
 
 
 def _add_measurement(command: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ class LoadTest:
         durations: How long each load is.
         stop: Set by Ctrl-C.
         progress: Gets the counts of each load.
-        engine: Measures the engine limit and counts the tokens of the bodies; only with a single target.
+        engine: Measures the engine throughput and counts the tokens of the bodies; only with a single target.
         max_connections: Limit of the connections to each target in an open loop.
         seed: Seed of the arrival times.
     """

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from bertserve.bench import bodies, mixes
+from bertserve.bench import bodies, workloads
 from bertserve.bench.bodies import Body
 from bertserve.bench.errors import BenchError
 
@@ -88,28 +88,28 @@ class Target:
 
     Attributes:
         address: Address of the endpoint.
-        mix: Name of its mix, or path of its file of bodies.
+        workload: Name of its workload, or path of its file of bodies.
         bodies: Request bodies, which are sent in turn.
         requests: The same bodies as whole HTTP requests.
     """
 
     address: Address
-    mix: str
+    workload: str
     bodies: Sequence[Body]
     requests: Sequence[bytes]
 
     @property
     def label(self) -> str:
         """Name of the target in reports."""
-        return f"{self.address.path} {self.mix}"
+        return f"{self.address.path} {self.workload}"
 
 
-def build_target(address: Address, mix: str, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
+def build_target(address: Address, workload: str, bodies: Sequence[Body], headers: Mapping[str, str]) -> Target:
     """Returns a target with its requests.
 
     Args:
         address: Address of the endpoint.
-        mix: Name of the bodies in reports.
+        workload: Name of the bodies in reports.
         bodies: At least one.
         headers: Headers of every request.
     """
@@ -118,7 +118,7 @@ def build_target(address: Address, mix: str, bodies: Sequence[Body], headers: Ma
     lines = {name: value for name, value in defaults.items() if name.lower() not in given} | dict(headers)
     head = f"POST {address.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     requests = [f"{head}Content-Length: {len(body.content)}\r\n\r\n".encode("latin-1") + body.content for body in bodies]
-    return Target(address, mix, bodies, requests)
+    return Target(address, workload, bodies, requests)
 
 
 def fetch(address: Address, method: str, path: str, headers: Mapping[str, str], body: bytes | None = None) -> tuple[int, bytes]:
@@ -236,22 +236,22 @@ def probe_target(text: str, headers: Mapping[str, str], *, texts: int, seed: int
     """Returns a target that has accepted one request, and what its endpoint says of its model.
 
     Args:
-        text: `URL` or `URL=MIX`; without a mix, the default mix of the model's task is used.
+        text: `URL` or `URL=WORKLOAD`; without a workload, the default workload of the model's task is used.
         headers: Headers of every request.
         texts: Texts in each request.
-        seed: Seed of a built-in mix.
+        seed: Seed of a built-in workload.
 
     Raises:
-        BenchError: The address, the mix or the file is wrong, or the endpoint refuses the first body.
+        BenchError: The address, the workload or the file is wrong, or the endpoint refuses the first body.
     """
-    url, equals, mix = text.rpartition("=")
-    if not equals or ("?" in url and mix not in mixes.NAMES and not Path(mix).exists()):
-        url, mix = text, ""
+    url, equals, workload = text.rpartition("=")
+    if not equals or ("?" in url and workload not in workloads.NAMES and not Path(workload).exists()):
+        url, workload = text, ""
     address = parse_url(url)
     model = fetch_json(address, address.path.partition("?")[0].rstrip("/") + "/info", headers)
-    mix = mix or bodies.default_mix((model or {}).get("task", ""))
-    mask = str((model or {}).get("mask_token") or mixes.MASK)
-    target = build_target(address, mix, bodies.build_bodies(mix, path=address.path, texts=texts, seed=seed, mask=mask), headers)
+    workload = workload or bodies.default_workload((model or {}).get("task", ""))
+    mask = str((model or {}).get("mask_token") or workloads.MASK)
+    target = build_target(address, workload, bodies.build_bodies(workload, path=address.path, texts=texts, seed=seed, mask=mask), headers)
     _send_first_request(target, headers)
     # a model's own `endpoint` is that of its task, which may not be the one under load
     shown = {k: v for k, v in (model or {}).items() if k not in ("endpoint", "evidence", "figures")}

@@ -1,6 +1,6 @@
-"""The built-in mixes: inputs of known lengths, the same for the same seed, and the English text that they are made of.
+"""The built-in workloads: inputs of known lengths, the same for the same seed, and the English text that they are made of.
 
-Lengths are fixed quantiles of a distribution, in an order drawn from the seed, so that a mix has the same mean for every seed.
+Lengths are fixed quantiles of a distribution, in an order drawn from the seed, so that a workload has the same mean for every seed.
 They are counted in words and punctuation marks, each of which is about one token of BERT's English tokenizers. The sentences were written
 for this tool, in common words, for that reason. The exact number of tokens is counted if a bundle is given.
 """
@@ -93,16 +93,16 @@ QUESTIONS = (
 )
 
 
-def mix_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
-    """Returns the inputs of a mix: texts, or objects with `question` and `context`.
+def workload_inputs(name: str, *, seed: int = 0, mask: str = MASK) -> list[Any]:
+    """Returns the inputs of a workload: texts, or objects with `question` and `context`.
 
     Args:
         name: One of NAMES.
         seed: Seed of the words and of the order.
         mask: How the model spells a word that it is to fill in.
     """
-    inputs = _MIXES[name](random.Random(f"{name} {seed}"))  # noqa: S311  # texts, not secrets
-    return [text.replace(MASK, mask) for text in inputs] if _MIXES[name] is _mask else inputs
+    inputs = _WORKLOADS[name](random.Random(f"{name} {seed}"))  # noqa: S311  # texts, not secrets
+    return [text.replace(MASK, mask) for text in inputs] if _WORKLOADS[name] is _mask else inputs
 
 
 def _short(random_: random.Random) -> list[Any]:
@@ -137,7 +137,7 @@ def _qa(random_: random.Random) -> list[Any]:
     return [{"question": QUESTIONS[i % len(QUESTIONS)], "context": text} for i, text in enumerate(passages)]
 
 
-_MIXES: Mapping[str, Callable[[random.Random], list[Any]]] = {
+_WORKLOADS: Mapping[str, Callable[[random.Random], list[Any]]] = {
     "short": _short,
     "long": _long,
     "mixed": _mixed,
@@ -147,7 +147,7 @@ _MIXES: Mapping[str, Callable[[random.Random], list[Any]]] = {
 }
 
 
-NAMES = tuple(_MIXES)
+NAMES = tuple(_WORKLOADS)
 
 
 def _texts(random_: random.Random, length: Callable[[float], float], count: int = COUNT) -> list[Any]:

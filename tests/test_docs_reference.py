@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import facts
-from bertserve.bench import mixes
+from bertserve.bench import workloads
 from bertserve.bench.report import slo
 from bertserve.service.bundle.graph_spec import Record
 from bertserve.service.bundle.manifest import Manifest  # and with it all records
@@ -82,7 +82,7 @@ def test_every_figure_of_a_target_is_named() -> None:
 
 
 def test_every_mix_is_described() -> None:
-    """The table of mixes has each built-in one, and no other."""
+    """The table of workloads has each built-in one, and no other."""
     rows = [name for name in first_cells(section("bench-flags.md", "Mixes")) if not name.startswith("/")]
 
-    assert sorted(mixes.NAMES) == sorted(rows)
+    assert sorted(workloads.NAMES) == sorted(rows)

@@ -1,6 +1,6 @@
 """Measures what stands between callers and the model, and judges it: `python -m bertserve.bench.overhead`.
 
-Exit codes: 0 all bars were met, 1 one was missed or a request failed, 2 something did not start.
+Exit codes: 0 all thresholds were met, 1 one was missed or a request failed, 2 something did not start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead.comparison import BARS, CONTENDERS, Comparison, Load
+from bertserve.bench.overhead.comparison import CANDIDATES, THRESHOLDS, Comparison, Load
 from bertserve.bench.progress import Progress
 
 _TIMEOUT_S = 30
@@ -21,11 +21,11 @@ _TIMEOUT_S = 30
 def main() -> int:
     """Runs the comparison; returns the exit code."""
     args = _parser().parse_args()
-    contenders = [contender for contender in CONTENDERS if contender.name in args.contenders]
-    loads = [Load(mix, connections) for mix in args.mixes for connections in args.connections]
+    candidates = [candidate for candidate in CANDIDATES if candidate.name in args.candidates]
+    loads = [Load(workload, connections) for workload in args.workloads for connections in args.connections]
     durations = Durations(args.seconds, args.warmup_s, _TIMEOUT_S)
     progress = Progress()
-    comparison = Comparison(contenders, loads, durations, models=args.models, threads=args.threads, progress=progress)
+    comparison = Comparison(candidates, loads, durations, models=args.models, threads=args.threads, progress=progress)
     try:
         for i in range(args.rounds):
             progress.log(f"round {i + 1} of {args.rounds}")
@@ -33,7 +33,7 @@ def main() -> int:
     except BenchError as error:
         print(f"bertserve.bench.overhead: {error}", file=sys.stderr)
         return 2
-    for line in _table(comparison, [contender.name for contender in contenders], loads):
+    for line in _table(comparison, [candidate.name for candidate in candidates], loads):
         print(line)
     print()
     failed = sum(result.failed for results in comparison.results.values() for result in results)
@@ -42,27 +42,27 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    names = [contender.name for contender in CONTENDERS]
+    names = [candidate.name for candidate in CANDIDATES]
     parser = argparse.ArgumentParser(
         prog="python -m bertserve.bench.overhead",
-        description="What stands between callers and the model costs: contenders in turn on this machine, under the same loads.",
-        epilog="contenders: " + "; ".join(f"{contender.name}, {contender.description}" for contender in CONTENDERS),
+        description="What stands between callers and the model costs: candidates in turn on this machine, under the same loads.",
+        epilog="candidates: " + "; ".join(f"{candidate.name}, {candidate.description}" for candidate in CANDIDATES),
     )
     parser.add_argument("--models", type=Path, default=Path("models"), help="folder of bundles (default: models)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2, help="of each contender in all (default: one a core)")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 2, help="of each candidate in all (default: one a core)")
     parser.add_argument("--candidates", nargs="+", choices=names, default=names, metavar="NAME", help="which of them (default: all)")
-    parser.add_argument("--workloads", nargs="+", default=["short", "long"], metavar="MIX", help="texts (default: short long)")
+    parser.add_argument("--workloads", nargs="+", default=["short", "long"], metavar="WORKLOAD", help="texts (default: short long)")
     parser.add_argument("--connections", nargs="+", type=int, default=[1, 16], metavar="N", help="in all (default: 1 16)")
-    parser.add_argument("--rounds", type=int, default=5, help="of all contenders in turn (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="of all candidates in turn (default: 5)")
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
     parser.add_argument("--warmup-s", type=float, default=1, help="before each load (default: 1)")
     return parser
 
 
 def _table(comparison: Comparison, names: list[str], loads: list[Load]) -> list[str]:
-    """Returns the lines of a table in Markdown: medians over the rounds, and the share of the first contender in the same round."""
+    """Returns the lines of a table in Markdown: medians over the rounds, and the share of the first candidate in the same round."""
     lines = [
-        "| texts | connections | contender | requests/s | share | p50 ms | p99 ms | CPU ms | generator |",
+        "| texts | connections | candidate | requests/s | share | p50 ms | p99 ms | CPU ms | generator |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for load in loads:
@@ -71,22 +71,22 @@ def _table(comparison: Comparison, names: list[str], loads: list[Load]) -> list[
             if (share := comparison.ratio(name, names[0], load)) is not None:
                 rps, p50, p99, cpu, generator = (figure or 0.0 for figure in figures)
                 lines.append(
-                    f"| {load.mix} | {load.connections} | {name} | {rps:.1f} | {share:.3f} | {p50:.2f} | {p99:.2f} | {cpu:.2f} | {generator:.2f} |"
+                    f"| {load.workload} | {load.connections} | {name} | {rps:.1f} | {share:.3f} | {p50:.2f} | {p99:.2f} | {cpu:.2f} | {generator:.2f} |"
                 )
     return lines
 
 
 def _judge(comparison: Comparison, loads: list[Load]) -> bool:
-    """Prints each bar with what was measured, and returns whether all were met."""
+    """Prints each threshold with what was measured, and returns whether all were met."""
     met = True
-    for bar in BARS:
+    for threshold in THRESHOLDS:
         for load in loads:
-            ratio = comparison.ratio(bar.contender, bar.of, load)
-            if load.connections == bar.connections and ratio is not None:
-                met &= ratio >= bar.least
-                verdict = "met" if ratio >= bar.least else "missed"
+            ratio = comparison.ratio(threshold.candidate, threshold.of, load)
+            if load.connections == threshold.connections and ratio is not None:
+                met &= ratio >= threshold.least
+                verdict = "met" if ratio >= threshold.least else "missed"
                 print(
-                    f"{bar.contender} of {bar.of}, {load.mix} texts, {load.connections} connections: {ratio:.3f}, {verdict} ({bar.least})"
+                    f"{threshold.candidate} of {threshold.of}, {load.workload} texts, {load.connections} connections: {ratio:.3f}, {verdict} ({threshold.least})"
                 )
     return met
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.overhead.comparison import Comparison, Contender, Load, Running
+from bertserve.bench.overhead.comparison import Candidate, Comparison, Load, Running
 from bertserve.bench.overhead.replica import Replica, free_ports
 from bertserve.bench.progress import Progress
 
@@ -44,11 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(base: str, folder: Path, *, rounds: int, seconds: float) -> None:
     empty = folder / "empty.jsonl"  # a request with no text: what is left is the cost of the service
     empty.write_text('{"inputs": []}\n', encoding="utf-8")
-    names = {Load(str(empty), 8): "no text", **{Load(mix, 16): mix for mix in ("short", "mixed", "long")}, Load("short", 1): "short"}
+    names = {
+        Load(str(empty), 8): "no text",
+        **{Load(workload, 16): workload for workload in ("short", "mixed", "long")},
+        Load("short", 1): "short",
+    }
     with _worktree(base, folder / "base") as tree:
-        contenders = [_contender("base", tree), _contender("new", _TREE)]
+        candidates = [_candidate("base", tree), _candidate("new", _TREE)]
         progress = Progress()
-        comparison = Comparison(contenders, list(names), Durations(seconds, 0.5, 30), models=Path(), threads=2, progress=progress)
+        comparison = Comparison(candidates, list(names), Durations(seconds, 0.5, 30), models=Path(), threads=2, progress=progress)
         for i in range(rounds):
             progress.log(f"round {i + 1} of {rounds}")
             comparison.run_round()
@@ -84,7 +88,7 @@ def _worktree(commit: str, folder: Path) -> Iterator[Path]:
         subprocess.run([git, "-C", str(_TREE), "worktree", "remove", "--force", str(folder)], check=True)
 
 
-def _contender(name: str, tree: Path) -> Contender:
+def _candidate(name: str, tree: Path) -> Candidate:
     package = "bertserve.service." if (tree / "bertserve").exists() else "service."
 
     @contextmanager
@@ -99,7 +103,7 @@ def _contender(name: str, tree: Path) -> Contender:
         finally:
             replica.kill()
 
-    return Contender(name, f"the code of {tree}", serve)
+    return Candidate(name, f"the code of {tree}", serve)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Contenders in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line.
+"""Candidates in turn, the same loads on each, and the ratios of what they did in one round. Knows no command line.
 
-A contender is a way to serve one model with the same number of threads: a name and a function that runs it. Another way is one more line in
-`CONTENDERS`.
+A candidate is a way to serve one model with the same number of threads: a name and a function that runs it. Another way is one more line in
+`CANDIDATES`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bertserve.bench.target import Target, build_target, parse_url
 
 
 class Running(NamedTuple):
-    """A contender that runs.
+    """A candidate that runs.
 
     Attributes:
         urls: Addresses among which the load generator divides its connections.
@@ -44,7 +44,7 @@ Serve = Callable[[Path, int, Path], AbstractContextManager[Running]]
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Candidate:
     """A way to serve a model.
 
     Attributes:
@@ -99,13 +99,13 @@ def _on_ray(count: int) -> Serve:
     return serve
 
 
-CONTENDERS = (
-    Contender("process", "one process", _replicas(1, behind_haproxy=False)),
-    Contender("haproxy", "one replica behind HAProxy", _replicas(1, behind_haproxy=True)),
-    Contender("two", "two replicas of half the inference threads, each asked directly", _replicas(2, behind_haproxy=False)),
-    Contender("two-haproxy", "two replicas of half the inference threads behind HAProxy", _replicas(2, behind_haproxy=True)),
-    Contender("ray", "one replica on Ray Serve with HAProxy", _on_ray(1)),
-    Contender("two-ray", "two replicas of half the inference threads on Ray Serve with HAProxy", _on_ray(2)),
+CANDIDATES = (
+    Candidate("process", "one process", _replicas(1, behind_haproxy=False)),
+    Candidate("haproxy", "one replica behind HAProxy", _replicas(1, behind_haproxy=True)),
+    Candidate("two", "two replicas of half the inference threads, each asked directly", _replicas(2, behind_haproxy=False)),
+    Candidate("two-haproxy", "two replicas of half the inference threads behind HAProxy", _replicas(2, behind_haproxy=True)),
+    Candidate("ray", "one replica on Ray Serve with HAProxy", _on_ray(1)),
+    Candidate("two-ray", "two replicas of half the inference threads on Ray Serve with HAProxy", _on_ray(2)),
 )
 
 
@@ -113,42 +113,42 @@ class Load(NamedTuple):
     """A closed loop.
 
     Attributes:
-        mix: Its texts, one of the built-in mixes.
+        workload: Its texts, one of the built-in workloads.
         connections: Connections in all, each with one request under way.
     """
 
-    mix: str
+    workload: str
     connections: int
 
 
-class Bar(NamedTuple):
-    """What a contender must keep of another one's requests a second.
+class Threshold(NamedTuple):
+    """What a candidate must keep of another one's requests a second.
 
     Attributes:
-        contender: Its name.
+        candidate: Its name.
         of: Name of the other one.
         connections: In loads with so many connections.
         least: The least ratio.
     """
 
-    contender: str
+    candidate: str
     of: str
     connections: int
     least: float
 
 
-BARS = (
-    Bar("haproxy", "process", 16, 0.95),
-    Bar("two-haproxy", "process", 16, 0.95),
-    Bar("two-haproxy", "two", 16, 0.95),
-    Bar("ray", "process", 16, 0.85),
-    Bar("two-ray", "process", 16, 0.85),
+THRESHOLDS = (
+    Threshold("haproxy", "process", 16, 0.95),
+    Threshold("two-haproxy", "process", 16, 0.95),
+    Threshold("two-haproxy", "two", 16, 0.95),
+    Threshold("ray", "process", 16, 0.85),
+    Threshold("two-ray", "process", 16, 0.85),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a contender did under a load.
+    """What a candidate did under a load.
 
     Attributes:
         rps: Requests a second that were answered with 200, of all its addresses.
@@ -169,19 +169,19 @@ class Result:
 
 @dataclass(slots=True)
 class Comparison:
-    """Rounds of contenders in turn.
+    """Rounds of candidates in turn.
 
     Attributes:
-        contenders: Each of them is started for its turn in each round, so that no other one is there to take time from it.
+        candidates: Each of them is started for its turn in each round, so that no other one is there to take time from it.
         loads: What each is loaded with in its turn.
         durations: How long each load is.
         models: Folder of bundles, of which one answers `/classify`.
-        threads: Inference threads of each contender in all.
+        threads: Inference threads of each candidate in all.
         progress: Gets the counts.
-        results: Contender's name and load -> its result of each round.
+        results: Candidate's name and load -> its result of each round.
     """
 
-    contenders: Sequence[Contender]
+    candidates: Sequence[Candidate]
     loads: Sequence[Load]
     durations: Durations
     models: Path
@@ -190,32 +190,32 @@ class Comparison:
     results: dict[tuple[str, Load], list[Result]] = field(default_factory=dict)
 
     def run_round(self) -> None:
-        """Starts each contender, loads it with each load, and ends it.
+        """Starts each candidate, loads it with each load, and ends it.
 
         Raises:
-            BenchError: A contender does not start or cannot be reached, or answered nothing.
+            BenchError: A candidate does not start or cannot be reached, or answered nothing.
         """
-        for contender in self.contenders:
-            with tempfile.TemporaryDirectory() as folder, contender.serve(self.models, self.threads, Path(folder)) as running:
+        for candidate in self.candidates:
+            with tempfile.TemporaryDirectory() as folder, candidate.serve(self.models, self.threads, Path(folder)) as running:
                 for load in self.loads:
                     # with fewer connections than addresses some would have none: there is no such load
                     if load.connections % len(running.urls) == 0:
-                        self.results.setdefault((contender.name, load), []).append(self._measure(contender.name, running, load))
+                        self.results.setdefault((candidate.name, load), []).append(self._measure(candidate.name, running, load))
 
-    def median(self, contender: str, load: Load, figure: str) -> float | None:
+    def median(self, candidate: str, load: Load, figure: str) -> float | None:
         """Returns the median of a figure over the rounds, or None where there was no such load."""
-        values = [getattr(result, figure) for result in self.results.get((contender, load), ())]
+        values = [getattr(result, figure) for result in self.results.get((candidate, load), ())]
         return statistics.median(values) if values else None
 
-    def ratio(self, contender: str, other: str, load: Load) -> float | None:
+    def ratio(self, candidate: str, other: str, load: Load) -> float | None:
         """Returns the median over the rounds of the ratio of requests a second in one round, or None where there was no such load."""
-        pairs = zip(self.results.get((contender, load), ()), self.results.get((other, load), ()), strict=False)
+        pairs = zip(self.results.get((candidate, load), ()), self.results.get((other, load), ()), strict=False)
         ratios = [mine.rps / its.rps for mine, its in pairs]
         return statistics.median(ratios) if ratios else None
 
     def _measure(self, name: str, running: Running, load: Load) -> Result:
-        self.progress.start(f"{name}: {load.mix} texts, {load.connections} connections")
-        targets = [_target(f"{url}/classify", load.mix) for url in running.urls]
+        self.progress.start(f"{name}: {load.workload} texts, {load.connections} connections")
+        targets = [_target(f"{url}/classify", load.workload) for url in running.urls]
         connections = load.connections // len(targets)
         before = _cpu_s(running.pids())
         done = generator.run_closed_loop(targets, connections, self.durations, stop=threading.Event(), progress=self.progress)
@@ -223,7 +223,7 @@ class Comparison:
         records = [record for each in done.records for record in each]
         measured = measure(name, records, done.measured, texts=[body.texts for body in targets[0].bodies])
         if measured.latency is None:
-            raise BenchError(f"{name} answered nothing to {load.mix} texts over {load.connections} connections.")
+            raise BenchError(f"{name} answered nothing to {load.workload} texts over {load.connections} connections.")
         return Result(
             rps=measured.rps,
             p50_ms=measured.latency.p50_ms,
@@ -240,6 +240,6 @@ def _cpu_s(pids: Sequence[int]) -> dict[int, float]:
     return {pid: (int(each[11]) + int(each[12])) / os.sysconf("SC_CLK_TCK") for pid, each in fields.items()}
 
 
-def _target(url: str, mix: str) -> Target:
+def _target(url: str, workload: str) -> Target:
     address = parse_url(url)
-    return build_target(address, mix, bodies.build_bodies(mix, path=address.path, texts=1, seed=0), {})
+    return build_target(address, workload, bodies.build_bodies(workload, path=address.path, texts=1, seed=0), {})

@@ -82,7 +82,7 @@ class Measurement:
     """The figures of one target in one run. The field names are those of the JSON report.
 
     Attributes:
-        target: Label of the target: its path and its mix.
+        target: Label of the target: its path and its workload.
         seconds: Measured time.
         requests: Requests that were due in that time.
         statuses: Number of their responses by HTTP status.

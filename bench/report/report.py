@@ -19,7 +19,7 @@ from bertserve.bench.report.slo import Verdict
 from bertserve.service import __version__
 
 if TYPE_CHECKING:  # --help and wrong flags do not wait for onnxruntime and pydantic
-    from bertserve.bench.engine import EngineLimit
+    from bertserve.bench.engine import EngineThroughput
     from bertserve.bench.report.measurement import GeneratorStats, Measurement
 
 FORMAT = "bert-bench"
@@ -34,13 +34,13 @@ class Run:
         name: Description such as `closed, 16 connections`.
         targets: One measurement for each target.
         generator: Figures of the load generator itself.
-        limit: Engine limit measured right after the load, if it was asked for.
+        limit: Engine throughput measured right after the load, if it was asked for.
     """
 
     name: str
     targets: Sequence[Measurement]
     generator: GeneratorStats
-    limit: EngineLimit | None = None
+    limit: EngineThroughput | None = None
 
 
 @dataclass(slots=True)
@@ -52,9 +52,9 @@ class Report:
         settings: Its flags, without keys.
         service: `/info` of the service, if it has one.
         models: What the endpoints say of their models: digest of the bundle, precision, labels.
-        engine: Bundle and graph of the engine limit, if it was measured.
+        engine: Bundle and graph of the engine throughput, if it was measured.
         runs: The loads, in order.
-        limits: Engine limits that belong to no load.
+        limits: Engine throughputs that belong to no load.
         figures: Results of the command as a whole, such as `ratio`.
         judged: Figures of the loads that the objectives are checked against, besides `figures`.
         verdicts: Results of the objectives.
@@ -70,7 +70,7 @@ class Report:
     models: list[Mapping[str, Any]] = field(default_factory=list)
     engine: Mapping[str, Any] | None = None
     runs: list[Run] = field(default_factory=list)
-    limits: list[EngineLimit] = field(default_factory=list)
+    limits: list[EngineThroughput] = field(default_factory=list)
     figures: dict[str, float | None] = field(default_factory=dict)
     judged: dict[str, float | None] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
@@ -132,7 +132,7 @@ def summary_lines(report: Report) -> Iterator[str]:
     for run in report.runs:
         yield from _run_lines(run)
     for limit in report.limits:
-        yield _limit_line(limit)
+        yield _throughput_line(limit)
     for name, value in report.figures.items():
         yield f"{name}: {_format(value)}"
     if report.is_lower_bound:
@@ -152,7 +152,7 @@ def _run_lines(run: Run) -> Iterator[str]:
         yield from (f"  {line}" for line in _target_lines(target))
     yield f"  {_generator_line(run.generator)}"
     if run.limit:
-        yield f"  {_limit_line(run.limit)}"
+        yield f"  {_throughput_line(run.limit)}"
     yield from (f"  warning: {warning}" for warning in run.generator.warnings)
 
 
@@ -183,7 +183,7 @@ def _generator_line(generator: GeneratorStats) -> str:
     )
 
 
-def _limit_line(limit: EngineLimit) -> str:
+def _throughput_line(limit: EngineThroughput) -> str:
     return (
         f"engine alone, {limit.threads} threads: {limit.runs_per_s:.1f} runs/s of {limit.run_ms:.2f} ms, {limit.texts_per_s:.1f} texts/s, "
         f"{limit.tokens_per_s:,.0f} tokens/s, {limit.requests_per_s:.1f} requests/s"

@@ -376,5 +376,5 @@ SPEC = TaskSpec(
     ),
     requires=_missing,
     tensors=TensorForm(),
-    load_mix="mask",
+    load_workload="mask",
 )

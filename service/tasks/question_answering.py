@@ -369,5 +369,5 @@ SPEC = TaskSpec(
     run=answer_question,
     form=_FORM,
     tensors=TensorForm((TensorField("question"), TensorField("context")), lambda manifest, body: _OUTPUTS, _tensors, token_axes=2),
-    load_mix="qa",
+    load_workload="qa",
 )

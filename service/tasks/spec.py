@@ -74,7 +74,7 @@ class TaskSpec:
         form: Its form on the playground; None for what has no tab there.
         tensors: How it looks in tensors; None if the Open Inference Protocol has no access to it.
         load_body: Returns the body of a load test around its inputs, which are at least one.
-        load_mix: The built-in mix of `bert-bench` whose inputs suit it.
+        load_workload: The built-in workload of `bert-bench` whose inputs suit it.
     """
 
     name: str
@@ -90,4 +90,4 @@ class TaskSpec:
     form: Form | None = None
     tensors: TensorForm | None = None
     load_body: Callable[[Sequence[Any]], dict[str, Any]] = inputs_body
-    load_mix: str = "short"
+    load_workload: str = "short"

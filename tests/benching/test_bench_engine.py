@@ -1,4 +1,4 @@
-"""The bare engine: bodies encoded as the service encodes them, and graphs that are not ours."""
+"""The raw ONNX Runtime loop: bodies encoded as the service encodes them, and graphs that are not ours."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ import pytest
 
 import tiny
 from bertserve.bench import bodies
-from bertserve.bench.engine import BareEngine
+from bertserve.bench.engine import OnnxLoop
 from bertserve.bench.errors import BenchError
 
 ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture(name="sentiment", scope="module")
-def sentiment_engine() -> BareEngine:
+def sentiment_engine() -> OnnxLoop:
     """The engine of the embedded sentiment bundle."""
-    return BareEngine(ROOT / "models/sentiment")
+    return OnnxLoop(ROOT / "models/sentiment")
 
 
 @pytest.mark.parametrize(
-    ("mix", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
+    ("workload", "low", "mean", "high"), [("short", 15, 23, 30), ("long", 135, 162, 190), ("mixed", 5, 48, 320), ("uniform", 12, 260, 512)]
 )
-def test_mixes_have_the_lengths_that_they_promise(sentiment: BareEngine, mix: str, low: int, mean: int, high: int) -> None:
+def test_workloads_have_the_lengths_that_they_promise(sentiment: OnnxLoop, workload: str, low: int, mean: int, high: int) -> None:
     """In tokens of the sentiment model, special tokens counted; of `mixed` most texts are shorter than its mean."""
-    tokens = sentiment.encode(bodies.build_bodies(mix)).tokens
+    tokens = sentiment.encode(bodies.build_bodies(workload)).tokens
 
     assert mean == pytest.approx(fmean(tokens), rel=0.05)
     assert low <= min(tokens)
     assert high >= max(tokens)
-    assert mix != "mixed" or median(tokens) < 40
+    assert workload != "mixed" or median(tokens) < 40
 
 
 def test_passages_take_about_five_windows() -> None:
     """Of 384 tokens that share 128, as the service cuts them."""
-    work = BareEngine(ROOT / "models/qa").encode(bodies.build_bodies("qa"))
+    work = OnnxLoop(ROOT / "models/qa").encode(bodies.build_bodies("qa"))
 
     assert 5 == pytest.approx(fmean(map(len, work.feeds)), abs=0.2)
 
@@ -51,11 +51,11 @@ def test_a_body_of_another_task_that_the_model_can_do_is_run_as_that(tmp_path: P
     zero_shot = bodies.Body(b'{"inputs": "good", "parameters": {"candidate_labels": ["a", "b", "c"]}}', 1)
     rerank = bodies.Body(b'{"query": "good", "texts": ["a film", "bad"]}', 1)
 
-    assert [3] == [len(lengths) for lengths in BareEngine(tmp_path / "nli").encode([zero_shot]).lengths]
-    assert [[6, 5]] == BareEngine(tmp_path / "ranker").encode([rerank]).lengths
+    assert [3] == [len(lengths) for lengths in OnnxLoop(tmp_path / "nli").encode([zero_shot]).lengths]
+    assert [[6, 5]] == OnnxLoop(tmp_path / "ranker").encode([rerank]).lengths
 
 
-def test_the_bare_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
+def test_the_raw_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
     """Of a question about a passage each window is a run; another graph of the model takes the same tokens by its own inputs."""
     path = tiny.bundle(tmp_path, "qa", task="question-answering", max_length=32)
     file = tmp_path / "other.onnx"
@@ -66,7 +66,7 @@ def test_the_bare_loop_feeds_what_a_graph_declares(tmp_path: Path) -> None:
             other.graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], ["token_type_ids"]))
     onnx.save(other, str(file))
     body = bodies.Body(json.dumps({"inputs": {"question": "good ?", "context": "a good film " * 30}}).encode(), 1)
-    bare = BareEngine(path, file)
+    bare = OnnxLoop(path, file)
     encoded = bare.encode([body])
     limit = bare.run_loop(encoded, threads=2, seconds=0.1, stop=threading.Event())
 
@@ -82,11 +82,11 @@ def test_a_graph_that_cannot_be_fed_is_refused(models: Path, tmp_path: Path) -> 
     onnx.save(made, str(tmp_path / "odd.onnx"))
 
     with pytest.raises(BenchError, match="pixels"):
-        BareEngine(models / "tiny", tmp_path / "odd.onnx")
+        OnnxLoop(models / "tiny", tmp_path / "odd.onnx")
 
 
 def test_a_bundles_own_mask_is_what_its_texts_have(tmp_path: Path) -> None:
     """A model that fills no masks has none."""
-    made = [BareEngine(tiny.bundle(tmp_path, task, task=task)) for task in ("fill-mask", "text-classification")]
+    made = [OnnxLoop(tiny.bundle(tmp_path, task, task=task)) for task in ("fill-mask", "text-classification")]
 
     assert ["[MASK]", None] == [engine.mask for engine in made]

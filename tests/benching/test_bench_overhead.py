@@ -1,4 +1,4 @@
-"""The comparison of contenders: each gets each load in each round, and ratios are of one round. Real ones are tests/deploying's."""
+"""The comparison of candidates: each gets each load in each round, and ratios are of one round. Real ones are tests/deploying's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from bertserve.bench.errors import BenchError
 from bertserve.bench.load.generator import Durations
 from bertserve.bench.overhead import commits, replica
-from bertserve.bench.overhead.comparison import BARS, CONTENDERS, Comparison, Contender, Load, Result, Running
+from bertserve.bench.overhead.comparison import CANDIDATES, THRESHOLDS, Candidate, Comparison, Load, Result, Running
 from bertserve.bench.overhead.replica import Replica, free_ports
 from bertserve.bench.progress import Progress
 from listening import BUSY, OK, listening
@@ -21,8 +21,8 @@ from listening import BUSY, OK, listening
 ONE, TWO = Load("short", 1), Load("short", 2)
 
 
-def contender(name: str, answer: bytes = OK, addresses: int = 1) -> Contender:
-    """Returns a contender that this process serves."""
+def candidate(name: str, answer: bytes = OK, addresses: int = 1) -> Candidate:
+    """Returns a candidate that this process serves."""
 
     async def answers(_: int) -> bytes:
         return answer
@@ -33,18 +33,18 @@ def contender(name: str, answer: bytes = OK, addresses: int = 1) -> Contender:
         with listening(answers) as server:
             yield Running((f"http://127.0.0.1:{server.port}",) * addresses, lambda: (os.getpid(),))
 
-    return Contender(name, "", serve)
+    return Candidate(name, "", serve)
 
 
-def comparison(*contenders: Contender) -> Comparison:
+def comparison(*candidates: Candidate) -> Comparison:
     """Returns a comparison with short loads."""
     durations = Durations(0.1, 0.02, 5)
-    return Comparison(contenders, [ONE, TWO], durations, models=Path(), threads=2, progress=Progress(quiet=True))
+    return Comparison(candidates, [ONE, TWO], durations, models=Path(), threads=2, progress=Progress(quiet=True))
 
 
-def test_each_contender_gets_each_load_in_each_round() -> None:
+def test_each_candidate_gets_each_load_in_each_round() -> None:
     """But for loads with fewer connections than it has addresses."""
-    made = comparison(contender("one"), contender("two", addresses=2))
+    made = comparison(candidate("one"), candidate("two", addresses=2))
     for _ in range(2):
         made.run_round()
 
@@ -65,15 +65,17 @@ def test_a_ratio_is_of_one_round() -> None:
     assert 200 == made.median("two", ONE, "rps")
 
 
-def test_a_contender_that_answers_nothing_is_an_error() -> None:
+def test_a_candidate_that_answers_nothing_is_an_error() -> None:
     """With its name and the load."""
     with pytest.raises(BenchError, match="busy answered nothing to short texts over 1 connections"):
-        comparison(contender("busy", BUSY)).run_round()
+        comparison(candidate("busy", BUSY)).run_round()
 
 
-def test_bars_are_for_contenders_that_there_are() -> None:
+def test_thresholds_are_for_candidates_that_there_are() -> None:
     """Each names two of them."""
-    assert {bar.contender for bar in BARS} | {bar.of for bar in BARS} == {contender.name for contender in CONTENDERS}
+    assert {threshold.candidate for threshold in THRESHOLDS} | {threshold.of for threshold in THRESHOLDS} == {
+        candidate.name for candidate in CANDIDATES
+    }
 
 
 def test_the_configuration_has_other_ports_and_any_number_of_replicas() -> None:

@@ -60,7 +60,7 @@ def structure(value: Any) -> Any:
 
 
 def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_path: Path) -> None:
-    """Parts of the latency, runs and tokens come from the service, and the engine limit from the bundle."""
+    """Parts of the latency, runs and tokens come from the service, and the engine throughput from the bundle."""
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2)
     document = measure(tmp_path, "closed", *SHORT, *given, "--bundle", service.models / "classifier")
     target = document["runs"][0]["targets"][0]
@@ -75,7 +75,7 @@ def test_a_closed_loop_reports_the_service_and_its_model(service: Service, tmp_p
 
 
 def test_compare_has_both_sides_of_each_round(service: Service, tmp_path: Path) -> None:
-    """Each round has a load and an engine limit of the same bundle."""
+    """Each round has a load and an engine throughput of the same bundle."""
     given = ("--target", f"{service.url}/classify={service.texts}", "--connections", 2, "--texts", 32, "--rounds", 2)
     document = measure(tmp_path, "compare", *SHORT, *given, "--bundle", service.models / "classifier")
 
@@ -122,7 +122,7 @@ def test_concurrent_targets_are_loaded_alone_and_at_once(service: Service, tmp_p
     ],
 )
 def test_heads_are_loaded_by_their_endpoints(service: Service, tmp_path: Path, path: str, name: str, texts: int, each: int) -> None:
-    """Vectors, cosines, ranks, candidate labels and attention are loaded from the mixes; what the service ran is what was counted."""
+    """Vectors, cosines, ranks, candidate labels and attention are loaded from the workloads; what the service ran is what was counted."""
     given = ("--target", f"{service.url}/{path}=short", "--connections", 1, "--texts", texts, "--bundle", service.models / name)
     document = measure(tmp_path, "closed", *SHORT, "--warmup-s", 0, *given)
     (target,) = document["runs"][0]["targets"]
@@ -148,7 +148,7 @@ def test_a_bundle_that_is_not_served_is_told(service: Service, tmp_path: Path, c
 
 
 def test_the_limit_needs_no_service(service: Service, tmp_path: Path) -> None:
-    """`engine-limit` runs a bundle's graph alone, on a mix or on the user's file."""
+    """`engine-limit` runs a bundle's graph alone, on a workload or on the user's file."""
     given = ("--workload", service.texts, "--seconds", 0.1, "--quiet", "--slo", "rps=1")
     document = measure(tmp_path, "engine-limit", "--bundle", service.models / "classifier", *given)
 

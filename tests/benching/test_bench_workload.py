@@ -1,4 +1,4 @@
-"""What is sent: mixes, the bodies of each endpoint, and files of the user."""
+"""What is sent: workloads, the bodies of each endpoint, and files of the user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bertserve.bench import bodies, mixes
+from bertserve.bench import bodies, workloads
 from bertserve.bench.errors import BenchError
 
 # what the tasks' own files put beside the inputs of a load test
@@ -19,23 +19,23 @@ CHOICES = ["It was late.", "The bridge was closed.", "Nobody had seen it before.
 LABELS = ["culture", "travel", "technology", "history"]
 
 
-@pytest.mark.parametrize("name", mixes.NAMES)
-def test_mixes_are_the_same_for_a_seed(name: str) -> None:
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_workloads_are_the_same_for_a_seed(name: str) -> None:
     """Dozens of distinct inputs; another seed gives others."""
-    made = mixes.mix_inputs(name, seed=1)
+    made = workloads.workload_inputs(name, seed=1)
 
-    assert made == mixes.mix_inputs(name, seed=1)
-    assert made != mixes.mix_inputs(name, seed=2)
+    assert made == workloads.workload_inputs(name, seed=1)
+    assert made != workloads.workload_inputs(name, seed=2)
     assert len(made) == len({str(item) for item in made}) >= 24
 
 
 def test_a_mask_is_spelled_as_the_model_spells_it() -> None:
-    """One in each text, at the same places; other mixes have none."""
-    bert, roberta = (mixes.mix_inputs("mask", **mask) for mask in ({}, {"mask": "<mask>"}))
+    """One in each text, at the same places; other workloads have none."""
+    bert, roberta = (workloads.workload_inputs("mask", **mask) for mask in ({}, {"mask": "<mask>"}))
 
     assert {1} == {text.count("[MASK]") for text in bert}
     assert roberta == [text.replace("[MASK]", "<mask>") for text in bert]
-    assert mixes.mix_inputs("short") == mixes.mix_inputs("short", mask="<mask>")
+    assert workloads.workload_inputs("short") == workloads.workload_inputs("short", mask="<mask>")
     assert {"inputs": roberta[0]} == json.loads(bodies.build_bodies("mask", path="/fill-mask", mask="<mask>")[0].content)
 
 
@@ -88,7 +88,7 @@ def test_every_text_of_a_mix_is_sent_equally_often(path: str) -> None:
 
 
 def test_questions_with_passages_are_no_texts_to_rank() -> None:
-    """The mix and the endpoint do not fit, which is said before anything is sent."""
+    """The workload and the endpoint do not fit, which is said before anything is sent."""
     with pytest.raises(BenchError, match="/rerank takes texts, not questions with passages"):
         bodies.build_bodies("qa", path="/rerank")
 
@@ -138,9 +138,9 @@ def test_only_a_newline_ends_a_line(tmp_path: Path, character: str) -> None:
     assert [text, text] == [json.loads(body.content)["inputs"] for body in bodies.build_bodies(str(file))]
 
 
-@pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a mix")])
+@pytest.mark.parametrize(("content", "message"), [("", "no body"), ("{", "line 1"), ("1", "neither"), (None, "neither a workload")])
 def test_a_wrong_file_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
-    """The message says which line, or that there is no such mix."""
+    """The message says which line, or that there is no such workload."""
     file = tmp_path / "bodies.jsonl"
     if content is not None:
         file.write_text(content, encoding="utf-8")

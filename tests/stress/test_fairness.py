@@ -10,7 +10,7 @@ import pytest
 
 import slow
 from bertserve.bench.load.generator import LoadResult, poisson_arrivals
-from bertserve.bench.workloads import mix_inputs
+from bertserve.bench.workloads import workload_inputs
 from loads import (
     LONG,
     assert_each_ended_once,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.serial
 
 SHARE = 0.2  # of what the service can do, that the others send
 TURNS = 3 if LONG else 1
-SHORT = mix_inputs("short", seed=1)
+SHORT = workload_inputs("short", seed=1)
 # (what is sent, path, body): lists of 500 texts, and a question about a document of a hundred windows
 HEAVY = [
     ("lists of 500 texts", "/classify", {"inputs": [SHORT[i % len(SHORT)] for i in range(500)]}),

@@ -11,7 +11,7 @@ import pytest
 
 import slow
 from bertserve.bench.load.generator import LoadResult, poisson_arrivals
-from bertserve.bench.workloads import mix_inputs
+from bertserve.bench.workloads import workload_inputs
 from conftest import ROOT
 from loads import (
     LONG,
@@ -39,7 +39,7 @@ def short_and_long() -> list[Any]:
 
     By turns a long one would always come behind short ones, when there is room again, and be accepted more often.
     """
-    short, long = mix_inputs("short", seed=1), mix_inputs("long", seed=1)
+    short, long = workload_inputs("short", seed=1), workload_inputs("long", seed=1)
     bodies = [{"inputs": text} for i, one in enumerate(long) for text in (*(short[(4 * i + k) % len(short)] for k in range(4)), one)]
     random.Random(1).shuffle(bodies)
     return bodies
