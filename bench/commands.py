@@ -12,7 +12,7 @@ from bertserve.bench.engine import EngineBenchmark, OnnxLoop
 from bertserve.bench.errors import BenchError
 from bertserve.bench.experiments import compare, compare_concurrent_targets, compare_tail_latency, sweep
 from bertserve.bench.load.generator import Durations
-from bertserve.bench.load_test import LoadTest, run_figures
+from bertserve.bench.load_test import LoadTest, run_metrics
 from bertserve.bench.progress import Progress
 from bertserve.bench.report.report import Report
 from bertserve.bench.report.slo import Objective
@@ -43,10 +43,10 @@ def run(args: argparse.Namespace, report: Report, objectives: Sequence[Objective
     match args.command:
         case "closed":
             report.runs.append(test.run_closed_loop(args.connections))
-            report.judged = run_figures(report.runs[0])
+            report.judged = run_metrics(report.runs[0])
         case "open":
             report.runs.append(test.run_open_loop(args.rate)[0])
-            report.judged = run_figures(report.runs[0])
+            report.judged = run_metrics(report.runs[0])
         case "sweep":
             sweep(test, report, objectives, connections=args.connections, steps=args.steps, max_rate=args.max_rate)
         case "compare":

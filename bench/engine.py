@@ -68,7 +68,7 @@ class EncodedBodies:
 
 @dataclass(frozen=True, slots=True)
 class EngineThroughput:
-    """The figures of one raw ONNX Runtime loop. The field names are those of the JSON report.
+    """The metrics of one raw ONNX Runtime loop. The field names are those of the JSON report.
 
     Attributes:
         threads: Number of threads that ran the graph.
@@ -94,7 +94,7 @@ class EngineThroughput:
 
 
 def summarize_runs(encoded: EncodedBodies, runs: Sequence[tuple[int, int, float]], threads: int, seconds: float) -> EngineThroughput:
-    """Returns the figures of a raw ONNX Runtime loop.
+    """Returns the metrics of a raw ONNX Runtime loop.
 
     Args:
         encoded: The bodies that were run.

@@ -1,7 +1,7 @@
-"""The measurements behind the subcommands: loads and engine loops, and the figures made of several of them.
+"""The measurements behind the subcommands: loads and engine loops, and the metrics made of several of them.
 
 Whatever is compared is measured in turn in one process, so that a machine that is slower today is slower for both sides. Ctrl-C ends an
-experiment after its current measurement, with the figures of what was measured.
+experiment after its current measurement, with the metrics of what was measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from bertserve.bench.engine import EngineThroughput
 from bertserve.bench.errors import BenchError
-from bertserve.bench.load_test import RATES, LoadTest, median, median_figures, run_figures
+from bertserve.bench.load_test import RATES, LoadTest, median, median_metrics, run_metrics
 from bertserve.bench.report.measurement import Measurement, latency_distribution
 from bertserve.bench.report.report import Report, Run
 from bertserve.bench.report.slo import Objective
@@ -54,7 +54,7 @@ def compare(test: LoadTest, report: Report, *, connections: int, rounds: int) ->
         rows.append(row)
         test.progress.log(f"  round {i + 1}: served {served.texts_per_s:.1f} texts/s, bare {limit.texts_per_s:.1f}, ratio {ratio:.3f}")
     if rows:
-        report.judged = median_figures(report.runs)
+        report.judged = median_metrics(report.runs)
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -100,7 +100,7 @@ def compare_concurrent_targets(test: LoadTest, report: Report, *, connections: i
         alone_speeds.append(statistics.fmean(speeds))
         test.progress.log(f"  round {i + 1}: shares {', '.join(f'{share:.3f}' for share in shares)}, sum {ratios[-1]:.3f}")
     if ratios:
-        report.judged = median_figures(report.runs)
+        report.judged = median_metrics(report.runs)
         report.figures |= {
             "ratio": statistics.median(ratios),
             "together_tokens_per_s": statistics.median(concurrent_speeds),
@@ -162,7 +162,7 @@ def compare_tail_latency(test: LoadTest, report: Report, *, connections: int, sh
         test.progress.log(f"  round {i + 1}: p99 {real.p99_ms:.2f} ms, ideal {ideal.p99_ms:.2f} ms, ratio {ratio:.3f}")
     if rows:
         open_runs = [run for run in report.runs if run.generator.late_p99_ms is not None]
-        report.judged = median_figures(open_runs)
+        report.judged = median_metrics(open_runs)
         report.figures |= {name: median([row[name] for row in rows]) for name in rows[0]}
 
 
@@ -206,7 +206,7 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
 
     Args:
         test: What to load.
-        report: Gets `max_rate`, None if no rate was low enough, whether that is only a lower bound, the figures of the run at that rate, and
+        report: Gets `max_rate`, None if no rate was low enough, whether that is only a lower bound, the metrics of the run at that rate, and
             the steps that were inconclusive.
         objectives: Objectives on latencies and errors; those on rates are not considered.
         connections: Connections of the closed loop that says where the search begins.
@@ -230,8 +230,8 @@ def sweep(test: LoadTest, report: Report, objectives: Sequence[Objective], *, co
             report.inconclusive.append(run.name)
             high = rate
         else:
-            found = run_figures(run)
-            met = all(objective.is_met(found.get(objective.figure)) for objective in objectives if objective.figure not in RATES)
+            found = run_metrics(run)
+            met = all(objective.is_met(found.get(objective.metric)) for objective in objectives if objective.metric not in RATES)
             test.progress.log(f"  {rate:.4g}/s: p99 {found['p99_ms'] or 0:.1f} ms: {'holds' if met else 'does not hold'}")
             if met:
                 low = report.figures["max_rate"] = rate
@@ -248,7 +248,7 @@ def _first_rate(test: LoadTest, report: Report, connections: int) -> float:
     """Returns the rate to begin with where none is given: just above what a closed loop gets."""
     run = test.run_closed_loop(connections)
     report.runs.append(run)
-    rate = (run_figures(run)["rps"] or 0.0) * _HEADROOM
+    rate = (run_metrics(run)["rps"] or 0.0) * _HEADROOM
     if not rate:
         raise BenchError("no request of the closed loop was answered; there is no rate to begin with.")
     return rate

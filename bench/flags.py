@@ -128,8 +128,8 @@ def _add_measurement(command: argparse.ArgumentParser) -> None:
         "--slo",
         action="append",
         default=[],
-        metavar="FIGURE=NUMBER",
-        help=f"a target to keep, or exit with 1; repeat, or separate with commas: {', '.join(slo.FIGURES)}",
+        metavar="METRIC=NUMBER",
+        help=f"a target to keep, or exit with 1; repeat, or separate with commas: {', '.join(slo.METRICS)}",
     )
     command.add_argument("--json", type=Path, metavar="FILE", help="write the report as JSON; `-` prints it in place of the summary")
     command.add_argument("--html", type=Path, metavar="FILE", help="write the report as a page with plots (needs the bench extra)")

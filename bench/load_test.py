@@ -15,7 +15,7 @@ from bertserve.bench.load.generator import Durations, LoadResult, poisson_arriva
 from bertserve.bench.progress import Progress
 from bertserve.bench.report.measurement import generator_stats, measure
 from bertserve.bench.report.report import Run
-from bertserve.bench.report.slo import FIGURES
+from bertserve.bench.report.slo import METRICS
 from bertserve.bench.target import Metrics, Target, batch_stats, read_metrics
 
 
@@ -110,15 +110,15 @@ class LoadTest:
 RATES = ("rps", "texts_per_s", "tokens_per_s")
 
 
-def run_figures(run: Run) -> dict[str, float | None]:
-    """Returns a run's figures: the sum of rates over its targets, and the worst of every other figure."""
+def run_metrics(run: Run) -> dict[str, float | None]:
+    """Returns a run's metrics: the sum of rates over its targets, and the worst of every other metric."""
     each = [target.figures() for target in run.targets]
     return {name: _combine(name, [values[name] for values in each]) for name in each[0]}
 
 
-def median_figures(runs: Sequence[Run]) -> dict[str, float | None]:
-    """Returns the median of each figure over runs."""
-    each = [run_figures(run) for run in runs]
+def median_metrics(runs: Sequence[Run]) -> dict[str, float | None]:
+    """Returns the median of each metric over runs."""
+    each = [run_metrics(run) for run in runs]
     return {name: median([values[name] for values in each]) for name in (each[0] if each else {})}
 
 
@@ -134,4 +134,4 @@ def _combine(name: str, values: Sequence[float | None]) -> float | None:
         return None
     if name in RATES:
         return sum(known)
-    return max(known) if FIGURES[name] else min(known)
+    return max(known) if METRICS[name] else min(known)

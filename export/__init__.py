@@ -1,1 +1,1 @@
-"""The export pipeline: a fine-tuned checkpoint to a bundle with evidence. Needs the `export` extra (torch, transformers)."""
+"""The export pipeline: a fine-tuned checkpoint to a bundle with a validation report. Needs the `export` extra (torch, transformers)."""

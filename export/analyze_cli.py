@@ -99,7 +99,7 @@ def _analyze_bundle(args: argparse.Namespace) -> None:
 
 
 def _report(output: Path | None, lines: Iterable[str], figures: dict[str, Any]) -> None:
-    """Prints tables, and writes the same figures as JSON where a folder was given."""
+    """Prints tables, and writes the same metrics as JSON where a folder was given."""
     from bertserve.service.backend.hardware import cpu_instructions, cpu_name, usable_cores
     from bertserve.service.backend.sessions import VERSION
 

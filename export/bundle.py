@@ -14,7 +14,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from bertserve.export.errors import OutputExistsError
 from bertserve.export.workspace import ignore_signals
 from bertserve.service.bundle.files import CARD_FILE, MANIFEST_FILE
-from bertserve.service.bundle.graph_spec import Evidence, GraphSpec
+from bertserve.service.bundle.graph_spec import GraphSpec, ValidationReport
 from bertserve.service.bundle.manifest import Manifest, Source
 from bertserve.service.bundle.validation_policy import describe_agreement, is_low, summarize_agreement
 
@@ -85,7 +85,7 @@ def model_card(manifest: Manifest, folder: Path, card: str | None) -> str:
         _span_agreement(manifest.graphs),
         _error_table(manifest.graphs, manifest.tokenizer.max_length),
         _speed_table(manifest.graphs),
-        _figure_table(manifest),
+        _metric_table(manifest),
         _origin(manifest),
         _quote(card),
     ]
@@ -183,24 +183,28 @@ def _omitted(manifest: Manifest) -> list[str]:
 
 
 def _how_made(graph: GraphSpec) -> str:
-    evidence = graph.evidence
-    parts = [f"{graph.provider}/{graph.precision}: {graph.form}", f"{evidence.nodes} nodes", f"fused {describe_counts(evidence.fusions)}"]
-    if evidence.quantized:
-        parts.append(f"quantized {describe_quantization(evidence)}")
+    validation = graph.evidence
+    parts = [
+        f"{graph.provider}/{graph.precision}: {graph.form}",
+        f"{validation.nodes} nodes",
+        f"fused {describe_counts(validation.fusions)}",
+    ]
+    if validation.quantized:
+        parts.append(f"quantized {describe_quantization(validation)}")
     return "; ".join(parts) + "."
 
 
-def describe_quantization(evidence: Evidence) -> str:
+def describe_quantization(validation: ValidationReport) -> str:
     """Returns what was quantized, how far that moves the outputs, and where there were too few texts to round well."""
     # manifests of older exports, which did not measure it, have 0
-    error = f", which moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
-    nearest = evidence.quantized.get("RoundedToNearest", 0)
+    error = f", which moves the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
+    nearest = validation.quantized.get("RoundedToNearest", 0)
     few = (
         f"; {nearest} of these matrices are rounded to the nearest step, without GPTQ, because there were too few calibration texts for them"
         if nearest
         else ""
     )
-    return describe_counts(evidence.quantized) + error + few
+    return describe_counts(validation.quantized) + error + few
 
 
 def describe_counts(counts: dict[str, int]) -> str:
@@ -267,13 +271,13 @@ def _speed_table(graphs: Sequence[GraphSpec]) -> list[str]:
     ]
 
 
-def _figure_table(manifest: Manifest) -> list[str]:
+def _metric_table(manifest: Manifest) -> list[str]:
     if not manifest.figures:
         return []
-    names = sorted({name for figure in manifest.figures for name in figure.graphs})
+    names = sorted({name for metric in manifest.figures for name in metric.graphs})
     rows = [
-        [figure.name, f"{figure.checkpoint:.4f}", *(f"{figure.graphs[n]:.4f}" if n in figure.graphs else "" for n in names)]
-        for figure in manifest.figures
+        [metric.name, f"{metric.checkpoint:.4f}", *(f"{metric.graphs[n]:.4f}" if n in metric.graphs else "" for n in names)]
+        for metric in manifest.figures
     ]
     return ["## Figures", "", *_table(["figure", "checkpoint (PyTorch, fp32)", *names], rows)]
 

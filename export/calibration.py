@@ -3,7 +3,7 @@
 The built-in texts (`calibration.txt`) were written for this project: reviews, encyclopedic sentences, passages, questions,
 everyday messages. Texts of one's own domain and language are better: `bert-export --calibration FILE`.
 
-Texts have three splits: int8 is made with the calibration split, the gate split decides what stays in float, and the figures of the evidence
+Texts have three splits: int8 is made with the calibration split, the gate split decides what stays in float, and the metrics of the validation report
 are measured on the report split, which nothing was chosen on. The manifest recognizes the texts of each split by short digests.
 """
 
@@ -210,7 +210,7 @@ class Split:
     Attributes:
         calibration: What scales, rounding and bias are chosen on.
         gate: What decides which matrices stay in float, and whether there is int8 at all.
-        report: What the evidence of int8 is measured on.
+        report: What the validation report of int8 is measured on.
     """
 
     calibration: Texts
@@ -264,7 +264,7 @@ def refuse_pairs(texts: Sequence[Texts], task: str) -> None:
 
 
 def report_texts(texts: Sequence[TextOrPair]) -> Texts:
-    """Returns the texts that evidence is measured on, or of very many a sample."""
+    """Returns the texts that a validation report is measured on, or of very many a sample."""
     return Texts.of(sample(texts, MAX_REPORT - sum(PASSAGES.values())))
 
 

@@ -1,4 +1,4 @@
-"""bert-export: flags to an ExportSpec, progress, the evidence, exit codes; `verify` and `analyze` are in `verify_cli` and `analyze_cli`.
+"""bert-export: flags to an ExportSpec, progress, validation reports, exit codes; `verify` and `analyze` are in `verify_cli` and `analyze_cli`.
 
 Exit codes: 0 done, 1 the export failed, 2 wrong usage, or an existing bundle or a running export of that name, 3 a needed package is not
 installed, 4 the bundle lacks a graph that failed, 130 and 143 stopped by SIGINT or SIGTERM.
@@ -21,7 +21,7 @@ from bertserve.export.errors import ExportError
 from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, read_figures
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, read_metrics
 from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
 from bertserve.service.providers import PROVIDERS
 
@@ -88,7 +88,7 @@ def _run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    _print_evidence(target, manifest)
+    _print_validation_reports(target, manifest)
     for graph in manifest.graphs:
         if is_low(graph):
             print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
@@ -142,25 +142,25 @@ def missing_graphs(manifest: Manifest) -> list[str]:
     ]
 
 
-def _print_evidence(target: Path, manifest: Manifest) -> None:
+def _print_validation_reports(target: Path, manifest: Manifest) -> None:
     print(f"{target}: {manifest.task}" + (f", labels {', '.join(manifest.labels)}" if manifest.labels else ""))
     for graph in manifest.graphs:
-        evidence = graph.evidence
+        validation = graph.evidence
         print(
             f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}\n"
-            f"    worst logit error to PyTorch {evidence.worst_abs_error:.1e}, {describe_agreement(evidence)}, row in batch against row alone {evidence.worst_row_error:.1e}"
+            f"    worst logit error to PyTorch {validation.worst_abs_error:.1e}, {describe_agreement(validation)}, row in batch against row alone {validation.worst_row_error:.1e}"
             f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
-            f"    {evidence.nodes} nodes; fused {describe_counts(evidence.fusions)}; quantized {describe_quantization(evidence)}"
-            + ("" if evidence.provider == graph.provider else f"; measured on {evidence.provider}, for {graph.provider} was not there")
+            f"    {validation.nodes} nodes; fused {describe_counts(validation.fusions)}; quantized {describe_quantization(validation)}"
+            + ("" if validation.provider == graph.provider else f"; measured on {validation.provider}, for {graph.provider} was not there")
         )
-        if evidence.attention_error is not None:
-            print(f"    worst error of an attention weight to PyTorch {evidence.attention_error:.1e}")
-        if evidence.lengths:
-            print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in evidence.lengths))
-            print(f"    longest compared row {evidence.longest} of {manifest.tokenizer.max_length} tokens")
-        if evidence.speed:
-            times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in evidence.speed.timings)
-            print(f"    milliseconds by tokens, {evidence.speed.threads} thread, {evidence.speed.cpu}: {times}")
+        if validation.attention_error is not None:
+            print(f"    worst error of an attention weight to PyTorch {validation.attention_error:.1e}")
+        if validation.lengths:
+            print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in validation.lengths))
+            print(f"    longest compared row {validation.longest} of {manifest.tokenizer.max_length} tokens")
+        if validation.speed:
+            times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in validation.speed.timings)
+            print(f"    milliseconds by tokens, {validation.speed.threads} thread, {validation.speed.cpu}: {times}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -212,10 +212,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     parser.add_argument(
         "--metrics-file",
-        type=_parse_figures,
+        dest="metrics",
+        type=_parse_metrics,
         default=(),
         metavar="FILE",
-        help="JSON list of measured figures for the card: [{name, checkpoint, graphs: {cpu/int8: value}}]",
+        help="JSON list of measured metrics for the card: [{name, checkpoint, graphs: {cpu/int8: value}}]",
     )
     _add_graph_flags(parser)
     return parser
@@ -287,11 +288,11 @@ def _parse_name(text: str) -> str:
     return text
 
 
-def _parse_figures(path: str) -> tuple[Figure, ...]:
+def _parse_metrics(path: str) -> tuple[Metric, ...]:
     try:
-        return read_figures(Path(path).read_bytes())
+        return read_metrics(Path(path).read_bytes())
     except (OSError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"`{path}` is not a list of figures: {error}") from error
+        raise argparse.ArgumentTypeError(f"`{path}` is not a list of metrics: {error}") from error
 
 
 if __name__ == "__main__":

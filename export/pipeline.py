@@ -30,7 +30,7 @@ from bertserve.export.validation.reference import NO_TEXTS, Reference, sample_re
 from bertserve.export.workspace import workspace
 from bertserve.service.bundle.files import TOKENIZER_FILE, digest
 from bertserve.service.bundle.graph_spec import Precision
-from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Figure, Flops, Layers, Manifest, Source, TokenizerSpec
+from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Flops, Layers, Manifest, Metric, Source, TokenizerSpec
 from bertserve.service.providers import Provider
 from bertserve.service.text.tokenizer import Tokenizer
 
@@ -49,7 +49,7 @@ class ExportSpec:
         providers: Providers to make graphs for; a graph of the first one answers the stored example.
         revision: Hub revision.
         overwrite: Whether an existing bundle is replaced.
-        figures: Measured task figures for manifest and card.
+        metrics: Measured task metrics for manifest and card.
         calibration: A file of texts or pairs to choose int8 on, of which some are held out to judge it on.
         validation: Another file, to judge int8 on; it shares no text with the first.
         max_int8_error: How far int8 may move the outputs on held-out texts, as a share of their spread.
@@ -70,7 +70,7 @@ class ExportSpec:
     providers: Sequence[Provider] = ("cpu",)
     revision: str | None = None
     overwrite: bool = False
-    figures: Sequence[Figure] = field(default=())
+    metrics: Sequence[Metric] = field(default=())
     calibration: Path = calibration.BUILT_IN
     validation: Path | None = None
     max_int8_error: float = 0.1
@@ -213,7 +213,7 @@ def _manifest(
         flops=flops,
         graphs=tuple(graphs.graphs),
         example=graphs.example,
-        figures=tuple(spec.figures),
+        figures=tuple(spec.metrics),
         omitted=tuple(graphs.omitted),
         attention_heads=checkpoint.attention_heads,
         source=Source(

@@ -32,9 +32,9 @@ def main(argv: Sequence[str]) -> int:
     if args.min_agreement is not None and args.data is None:
         parser.error("--min-agreement is a floor for the agreement on --data; give --data too")
     if args.min_metric and args.data is None:
-        parser.error("--min-metric is a floor for a figure on --data; give --data too")
+        parser.error("--min-metric is a floor for a metric on --data; give --data too")
     if len(dict(args.min_metric)) < len(args.min_metric):
-        parser.error("--min-metric has a figure twice; give each one floor")
+        parser.error("--min-metric has a metric twice; give each one floor")
     if problem := _misused_checkpoint(args):
         parser.error(problem)
     args.checkpoint = args.checkpoint or args.module
@@ -151,7 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--update",
         action="store_true",
-        help="if all checks pass, measure evidence and speed again, and write them into the manifest and the card; with --checkpoint or --module",
+        help="if all checks pass, measure validation reports and speed again, and write them into the manifest and the card; with --checkpoint or --module",
     )
     parser.add_argument(
         "--validation",
@@ -185,23 +185,23 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
         type=_parse_floor,
         action="append",
         default=[],
-        metavar="FIGURE=SHARE",
-        help="least value of a figure that each graph must reach on the data, such as matthews=0.55; again for another figure; they are "
-        + ", ".join(_figures()),
+        metavar="METRIC=SHARE",
+        help="least value of a metric that each graph must reach on the data, such as matthews=0.55; again for another metric; they are "
+        + ", ".join(_metrics()),
     )
 
 
-def _figures() -> dict[str, str]:
-    """Returns the figures that data with right answers is scored by, as `--min-metric` takes them, with their names."""
-    names = [figure for task in TASKS.values() for figure in task.figures]
+def _metrics() -> dict[str, str]:
+    """Returns the metrics that data with right answers is scored by, as `--min-metric` takes them, with their names."""
+    names = [metric for task in TASKS.values() for metric in task.figures]
     return {name.removesuffix(" correlation").lower().replace(" ", "-"): name for name in names}
 
 
 def _parse_floor(text: str) -> tuple[str, float]:
     name, equals, share = text.partition("=")
-    known = _figures()
+    known = _metrics()
     if not equals or name.lower() not in known:
-        raise argparse.ArgumentTypeError(f"`{text}` is not FIGURE=SHARE, such as accuracy=0.9, with a figure out of {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"`{text}` is not METRIC=SHARE, such as accuracy=0.9, with a metric out of {', '.join(known)}")
     return known[name.lower()], flags.parse_share(share)
 
 

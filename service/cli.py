@@ -232,7 +232,9 @@ class BertServe(BaseSettings):
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
     score: CliSubCommand[Score] = Field(description="Score the rows of a file by a model.")
     check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
-    models: CliSubCommand[Models] = Field(description="List the models that serve would serve: task, labels, graphs, evidence, card.")
+    models: CliSubCommand[Models] = Field(
+        description="List the models that serve would serve: task, labels, graphs, validation reports, card."
+    )
     health: CliSubCommand[Health] = Field(description="Ask the service that runs here with the same settings whether it is ready.")
     new_key: CliSubCommand[NewKey] = Field(description="Make an API key, and its line for --api-key-file.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")

@@ -55,7 +55,7 @@ def cuda_options(graph: GraphSpec, engines: Path | None = None) -> Options:
     """Returns the options of the CUDA provider.
 
     Args:
-        graph: In fp32 products are computed in full precision: TF32 has ten bits of mantissa, and the evidence is of 23.
+        graph: In fp32 products are computed in full precision: TF32 has ten bits of mantissa, and the validation report is of 23.
         engines: Not used.
     """
     return {

@@ -44,7 +44,7 @@ def test_requests_get_the_answers_that_pages_show(serve: Serve) -> None:
                     assert difference(json.loads(answer), json.load(response), 0.05) is None, (name, path)
 
 
-def test_the_readme_quotes_figures_that_were_measured() -> None:
+def test_the_readme_quotes_metrics_that_were_measured() -> None:
     """The figure of quality stands in the model's card, for the graph and for its checkpoint."""
     graph, checkpoint = re.findall(
         r"accuracy (0\.\d{4}) on SST-2 dev, and its checkpoint in PyTorch has (0\.\d{4})", document("README.md")

@@ -71,7 +71,7 @@ def test_every_record_belongs_to_the_manifest() -> None:
     assert [record.__name__ for record in RECORDS] == sorted(headings)
 
 
-def test_every_figure_of_a_target_is_named() -> None:
+def test_every_metric_of_a_target_is_named() -> None:
     """The figures that `--slo` takes stand under the bound that they have."""
     most, least = (
         set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Figures for --slo").splitlines()[3].strip("|").split("|")

@@ -67,9 +67,9 @@ def _table(comparison: Comparison, names: list[str], loads: list[Load]) -> list[
     ]
     for load in loads:
         for name in names:
-            figures = [comparison.median(name, load, figure) for figure in ("rps", "p50_ms", "p99_ms", "cpu_ms", "generator_share")]
+            figures = [comparison.median(name, load, metric) for metric in ("rps", "p50_ms", "p99_ms", "cpu_ms", "generator_share")]
             if (share := comparison.ratio(name, names[0], load)) is not None:
-                rps, p50, p99, cpu, generator = (figure or 0.0 for figure in figures)
+                rps, p50, p99, cpu, generator = (metric or 0.0 for metric in figures)
                 lines.append(
                     f"| {load.workload} | {load.connections} | {name} | {rps:.1f} | {share:.3f} | {p50:.2f} | {p99:.2f} | {cpu:.2f} | {generator:.2f} |"
                 )

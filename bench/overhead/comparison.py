@@ -202,9 +202,9 @@ class Comparison:
                     if load.connections % len(running.urls) == 0:
                         self.results.setdefault((candidate.name, load), []).append(self._measure(candidate.name, running, load))
 
-    def median(self, candidate: str, load: Load, figure: str) -> float | None:
-        """Returns the median of a figure over the rounds, or None where there was no such load."""
-        values = [getattr(result, figure) for result in self.results.get((candidate, load), ())]
+    def median(self, candidate: str, load: Load, metric: str) -> float | None:
+        """Returns the median of a metric over the rounds, or None where there was no such load."""
+        values = [getattr(result, metric) for result in self.results.get((candidate, load), ())]
         return statistics.median(values) if values else None
 
     def ratio(self, candidate: str, other: str, load: Load) -> float | None:

@@ -1,1 +1,1 @@
-"""Measurements and their reports: figures, objectives, JSON, a summary for the terminal and an HTML page with plots."""
+"""Measurements and their reports: metrics, objectives, JSON, a summary for the terminal and an HTML page with plots."""

@@ -1,4 +1,4 @@
-"""The figures of a run: counts, rates and latencies of each target, and what the load generator itself cost.
+"""The metrics of a run: counts, rates and latencies of each target, and what the load generator itself cost.
 
 Requests are counted by when they were due: those due in the measured time have latencies, and their failures are failures.
 Rates count a response for the share of its time, from when it was sent until it was complete, that lies in the measured time. If responses
@@ -79,7 +79,7 @@ def latency_distribution(milliseconds: Iterable[float]) -> Latency | None:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The figures of one target in one run. The field names are those of the JSON report.
+    """The metrics of one target in one run. The field names are those of the JSON report.
 
     Attributes:
         target: Label of the target: its path and its workload.
@@ -113,7 +113,7 @@ class Measurement:
     batches: BatchStats | None
 
     def figures(self) -> Mapping[str, float | None]:
-        """Returns the figures that an objective such as `p99_ms=50` may name."""
+        """Returns the metrics that an objective such as `p99_ms=50` may name."""
         names = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
         return {name: getattr(self.latency, name) if self.latency else None for name in names} | {
             "overhead_ms": self.overhead_ms,
@@ -202,7 +202,7 @@ class GeneratorStats:
         late_p99_ms: 99th percentile of the time from when a request was due until it was sent; None in a closed loop.
         capped: Requests that waited because no more connections were allowed.
         connections: Most connections open at once.
-        warnings: Reasons why the figures may be the generator's rather than the service's.
+        warnings: Reasons why the metrics may be the generator's rather than the service's.
     """
 
     cpu_share: float
@@ -221,7 +221,7 @@ class GeneratorStats:
 
 
 def generator_stats(load: LoadResult, *, open_loop: bool) -> GeneratorStats:
-    """Returns the generator's own figures of a load."""
+    """Returns the generator's own metrics of a load."""
     start, end = load.measured
     all_records = [record for records in load.records for record in records]
     ended = sum(1 for record in all_records if start <= record.ended < end)

@@ -33,7 +33,7 @@ class Run:
     Attributes:
         name: Description such as `closed, 16 connections`.
         targets: One measurement for each target.
-        generator: Figures of the load generator itself.
+        generator: Metrics of the load generator itself.
         limit: Engine throughput measured right after the load, if it was asked for.
     """
 
@@ -56,7 +56,7 @@ class Report:
         runs: The loads, in order.
         limits: Engine throughputs that belong to no load.
         figures: Results of the command as a whole, such as `ratio`.
-        judged: Figures of the loads that the objectives are checked against, besides `figures`.
+        judged: Metrics of the loads that the objectives are checked against, besides `figures`.
         verdicts: Results of the objectives.
         inconclusive: Names of the steps of a sweep that say nothing, because the generator was late in each try.
         is_lower_bound: Whether a sweep ended with every rate holding that it tried, so that higher ones may hold too.
@@ -143,7 +143,7 @@ def summary_lines(report: Report) -> Iterator[str]:
         steps = ", ".join(report.inconclusive)
         yield f"inconclusive: {steps}: the generator was late in both tries, so these rates were not measured; run the generator on another machine, or with less load on this one"
     if report.interrupted:
-        yield "interrupted: these are the figures of what there was"
+        yield "interrupted: these are the metrics of what there was"
 
 
 def _run_lines(run: Run) -> Iterator[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from bertserve.bench.errors import BenchError
 
-# figure -> whether the objective is an upper bound (True) or a lower bound (False)
-FIGURES: Mapping[str, bool] = {
+# metric -> whether the objective is an upper bound (True) or a lower bound (False)
+METRICS: Mapping[str, bool] = {
     "p50_ms": True,
     "p90_ms": True,
     "p99_ms": True,
@@ -29,29 +29,29 @@ DEFAULT_ERROR_RATE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """A bound on one figure.
+    """A bound on one metric.
 
     Attributes:
-        figure: One of FIGURES.
-        bound: In the unit that the figure's name ends with.
+        metric: One of METRICS.
+        bound: In the unit that the metric's name ends with.
     """
 
-    figure: str
+    metric: str
     bound: float
 
     def is_met(self, measured: float | None) -> bool:
-        """Returns whether a measured value keeps the bound. None, a figure that was not measured, does not."""
+        """Returns whether a measured value keeps the bound. None, a metric that was not measured, does not."""
         if measured is None:
             return False
-        return measured <= self.bound if FIGURES[self.figure] else measured >= self.bound
+        return measured <= self.bound if METRICS[self.metric] else measured >= self.bound
 
     def __str__(self) -> str:
-        return f"{self.figure} {'<=' if FIGURES[self.figure] else '>='} {self.bound:g}"
+        return f"{self.metric} {'<=' if METRICS[self.metric] else '>='} {self.bound:g}"
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An objective and the measured value, None if the figure was not measured."""
+    """An objective and the measured value, None if the metric was not measured."""
 
     objective: Objective
     measured: float | None
@@ -68,18 +68,18 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
     If there is any objective but none on `error_rate`, a bound of 1 % is added: a service that refuses half of its requests is not fast.
 
     Raises:
-        BenchError: A text is not `FIGURE=NUMBER`, or names an unknown figure.
+        BenchError: A text is not `METRIC=NUMBER`, or names an unknown metric.
     """
     found: dict[str, Objective] = {}
     for part in (part for text in texts for part in text.split(",")):
-        figure, equals, number = part.strip().partition("=")
+        metric, equals, number = part.strip().partition("=")
         try:
             bound = float(number)
         except ValueError:
             bound = math.nan
-        if figure not in FIGURES or not equals or not math.isfinite(bound) or bound < 0:
-            raise BenchError(f"`{part}` is not a target; give FIGURE=NUMBER, where FIGURE is one of {', '.join(FIGURES)}.")
-        found[figure] = Objective(figure, bound)
+        if metric not in METRICS or not equals or not math.isfinite(bound) or bound < 0:
+            raise BenchError(f"`{part}` is not a target; give METRIC=NUMBER, where METRIC is one of {', '.join(METRICS)}.")
+        found[metric] = Objective(metric, bound)
     if found:
         found.setdefault("error_rate", Objective("error_rate", DEFAULT_ERROR_RATE))
     return tuple(found.values())
@@ -87,4 +87,4 @@ def parse_objectives(texts: Sequence[str]) -> tuple[Objective, ...]:
 
 def evaluate(objectives: Sequence[Objective], figures: Mapping[str, float | None]) -> list[Verdict]:
     """Returns the verdict on each objective."""
-    return [Verdict(objective, figures.get(objective.figure)) for objective in objectives]
+    return [Verdict(objective, figures.get(objective.metric)) for objective in objectives]

@@ -1,6 +1,6 @@
 """Measures a model, and others that differ from it in one thing, as long as there is time.
 
-Their graphs are made as an export makes them, float32 and int8 by `--quick`, without its evidence. Where there are no weights they are random,
+Their graphs are made as an export makes them, float32 and int8 by `--quick`, without its validation report. Where there are no weights they are random,
 because how long a run takes does not depend on their values. Such a model is an encoder without a head and without a tokenizer, so that all
 layers are whole and every text is as long as it is said to be.
 """
@@ -36,7 +36,7 @@ from bertserve.export.inference import Feed
 from bertserve.export.int8 import quantize
 from bertserve.export.progress import Progress, stage
 from bertserve.export.tasks import feature_extraction
-from bertserve.service.bundle.graph_spec import Evidence, GraphSpec, Precision
+from bertserve.service.bundle.graph_spec import GraphSpec, Precision, ValidationReport
 from bertserve.service.bundle.manifest import Flops, TokenizerSpec
 
 _SPREAD = 0.05  # of the random weights
@@ -177,7 +177,7 @@ def _random_feeds(graph: GraphSpec, checkpoint: Checkpoint) -> Sequence[Feed]:
 
 
 def _describe(path: Path, checkpoint: Checkpoint, precision: Precision, form: str) -> BuiltGraph:
-    unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
+    unknown = ValidationReport(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     spec = GraphSpec(
         file=path.name,
         sha256="",

@@ -35,7 +35,7 @@ class BuiltGraph:
 
     Attributes:
         path: The file.
-        spec: Its entry in a manifest; its evidence is empty.
+        spec: Its entry in a manifest; its validation report is empty.
         pad_id: Token id of the padding, which the model has.
         bytes: Size of its files.
     """
@@ -149,7 +149,7 @@ def _run(engine: OnnxEngine, batch: Sequence[Encoding], seconds: float) -> tuple
 
 
 def _resident_mib(field: str, status: Path = Path("/proc/self/status")) -> float | None:
-    """Returns a figure of this process's memory; `VmHWM`, the most that it had, begins anew with the program."""
+    """Returns a measure of this process's memory; `VmHWM`, the most that it had, begins anew with the program."""
     try:
         found = re.search(rf"^{field}:\s*(\d+) kB", status.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:

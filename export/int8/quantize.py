@@ -93,7 +93,7 @@ def quantize(
         target: The new graph.
         workspace: A folder for intermediate files.
         feeds: The texts that all is chosen on, as the graph's inputs.
-        gate: Other texts, which decide what goes back to float; the figures of the evidence are measured on others again.
+        gate: Other texts, which decide what goes back to float; the metrics of the validation report are measured on others again.
         max_error: How far its outputs may be from the float graph's, as `inference.relative_error` measures it.
         quick: Whether the matrices are not measured one by one: then all channels are smoothed, and none is computed in float.
 

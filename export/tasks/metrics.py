@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-# the names of figures, as `--min-metric` takes them
+# the names of metrics, as `--min-metric` takes them
 ACCURACY, F1, MACRO_F1, MICRO_F1 = "accuracy", "F1", "macro F1", "micro F1"
 MATTHEWS, PEARSON, SPEARMAN = "Matthews correlation", "Pearson correlation", "Spearman correlation"
-ERROR = "mean absolute error"  # the one figure of which less is better; it has no floor
+ERROR = "mean absolute error"  # the one metric of which less is better; it has no floor
 ENTITY_F1, EXACT_MATCH, TOP_1 = "entity F1", "exact match", "top-1"
 
 Span = tuple[int, int, str]  # start, end (exclusive, code points), label

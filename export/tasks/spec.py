@@ -1,4 +1,4 @@
-"""ExportTask: all that the exporter needs to know of a task. Loading, samples, evidence, stored examples and `verify --data` follow from it.
+"""ExportTask: all that the exporter needs to know of a task. Loading, samples, validation report, stored examples and `verify --data` follow from it.
 
 The first part is what tasks share: the input in a JSON object of a user's file, with the field names of the service and of GLUE; the texts
 that samples are made of; and how ordinary texts are read, one by one or as pairs of neighbors. The same pairs calibrate int8, as token ids,
@@ -165,8 +165,8 @@ class ExportTask:
             task has no right answers.
         data_parameters: The parameters of all lines, and their right answers -> the parameters that requests get.
         figures: The names of what `score` returns, without those of which less is better.
-        score: Right answers, and results -> figure -> its value.
-        notes: Right answers, and results -> figure -> what a reader must know of it, such as that it has no value.
+        score: Right answers, and results -> metric -> its value.
+        notes: Right answers, and results -> metric -> what a reader must know of it, such as that it has no value.
     """
 
     name: str

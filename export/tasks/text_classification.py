@@ -1,6 +1,6 @@
 """Text classification: the labels, or the value, of a text or a pair.
 
-Which figures there are follows from the head alone, so that a script finds the same ones for any data:
+Which metrics there are follows from the head alone, so that a script finds the same ones for any data:
 
 - one label, a regression: Pearson and Spearman correlation, mean absolute error
 - two labels, of which one is right: accuracy, F1 of the second label, Matthews correlation
@@ -155,7 +155,7 @@ def _label_name(value: Any, labels: Sequence[str]) -> str:
 
 
 def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, float]:
-    """Returns the figures; 0 stands for one that has no value, of which `_notes` says why."""
+    """Returns the metrics; 0 stands for one that has no value, of which `_notes` says why."""
     if len(config.labels) == 1:
         values = [_value(result) for result in results]
         errors = [abs(value - gold) for value, gold in zip(values, golds, strict=True)]
@@ -176,7 +176,7 @@ def _score(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) ->
 
 
 def _notes(golds: Sequence[Any], results: Sequence[Any], config: ModelConfig) -> dict[str, str]:
-    """Returns why figures have no value, and which are of another scale."""
+    """Returns why metrics have no value, and which are of another scale."""
     if len(config.labels) == 1:
         constant = _constant(golds, [_value(result) for result in results], "value")
         notes = {} if config.activation == "none" or all(0 <= gold <= 1 for gold in golds) else dict.fromkeys((PEARSON, ERROR), _SQUASHED)

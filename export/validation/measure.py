@@ -1,4 +1,4 @@
-"""Compares a graph with its checkpoint and times it, and writes the evidence into the graph's entry of the manifest.
+"""Compares a graph with its checkpoint and times it, and writes the validation report into the graph's entry of the manifest.
 
 The times are a few runs of one text alone at a few lengths on this machine: a small table, and no benchmark.
 """
@@ -21,7 +21,7 @@ from bertserve.service.backend.hardware import cpu_instructions, cpu_name
 from bertserve.service.backend.onnx_engine import Engine, OnnxEngine
 from bertserve.service.backend.sessions import why_not
 from bertserve.service.bundle.files import digest
-from bertserve.service.bundle.graph_spec import Evidence, GraphFile, GraphSpec, Speed, Timing
+from bertserve.service.bundle.graph_spec import GraphFile, GraphSpec, Speed, Timing, ValidationReport
 from bertserve.service.errors import BertServeError
 from bertserve.service.text.tokenizer import Encoding, Tokenizer
 
@@ -33,7 +33,7 @@ RUNS = (3, 15)  # at least, at most
 def measure_graph(
     artifact: Artifact, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference, *, default: bool
 ) -> tuple[GraphSpec, OnnxEngine]:
-    """Compares a graph with the checkpoint; returns its manifest entry with the evidence, and the engine that ran it.
+    """Compares a graph with the checkpoint; returns its manifest entry with the validation report, and the engine that ran it.
 
     Args:
         artifact: The graph.
@@ -45,7 +45,7 @@ def measure_graph(
     Raises:
         ParityError: It answers differently, or cannot be served.
     """
-    graph = _without_evidence(artifact, checkpoint, default=default)
+    graph = _without_validation_report(artifact, checkpoint, default=default)
     measured_on = artifact.provider if why_not(artifact.provider) is None else "cpu"
     try:
         engine = OnnxEngine(
@@ -63,7 +63,7 @@ def measure_graph(
             f"{type(checkpoint.model).__name__} is not understood: its {artifact.precision} graph cannot be served. {error}"
         ) from error
     model = ir.load(artifact.path)
-    evidence = Evidence(
+    validation = ValidationReport(
         **{name: value for name, value in vars(parity).items() if name != "row_errors"},
         label_agreement=parity.label_agreement,
         worst_row_error=parity.row_errors.worst,
@@ -77,11 +77,11 @@ def measure_graph(
         attention_error=attention_error,
     )
     is_invariant = parity.row_errors.is_rounding(artifact.precision)
-    return graph.model_copy(update={"evidence": evidence, "batch_invariant": is_invariant}), engine
+    return graph.model_copy(update={"evidence": validation, "batch_invariant": is_invariant}), engine
 
 
-def _without_evidence(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
-    unknown = Evidence(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
+def _without_validation_report(artifact: Artifact, checkpoint: Checkpoint, *, default: bool) -> GraphSpec:
+    unknown = ValidationReport(samples=0, worst_abs_error=0.0, label_agreement=None, worst_row_error=0.0, nodes=0, fusions={}, quantized={})
     own, *data = (
         GraphFile(file=path.name, sha256=digest(path), size_bytes=path.stat().st_size) for path in onnx_files.files(artifact.path)
     )

@@ -95,7 +95,7 @@ def _largest(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Parity:
-    """The result of the comparison; the fields mean what those of `bertserve.service.bundle.graph_spec.Evidence` do, but `row_errors` has more."""
+    """The result of the comparison; the fields mean what those of `bertserve.service.bundle.graph_spec.ValidationReport` do, but `row_errors` has more."""
 
     samples: int
     worst_abs_error: float

@@ -1,6 +1,6 @@
 """Compares the graphs of a bundle with the checkpoint in PyTorch. It needs torch and transformers, unlike the other checks.
 
-`remeasure` also writes the new evidence into the bundle's manifest and card; graphs and tokenizer stay. It is for bundles of an older
+`remeasure` also writes the new validation report into the bundle's manifest and card; graphs and tokenizer stay. It is for bundles of an older
 bert-export, whose manifests lack tables that newer ones have, and for a speed table of one's own machine.
 """
 
@@ -88,9 +88,9 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
     )
     reference = sample_reference(checkpoint)
     for loaded in graphs:
-        name, evidence = f"parity {loaded.name}", loaded.graph.evidence
+        name, validation = f"parity {loaded.name}", loaded.graph.evidence
         try:
-            int8_bound = INT8_SLACK * evidence.quantization_error
+            int8_bound = INT8_SLACK * validation.quantization_error
             parity = measure_parity(loaded.engine, loaded.tokenizer, reference, checkpoint, loaded.graph.precision, int8_bound)
             attention_error = measure_attention(loaded.engine, loaded.tokenizer, reference.attention, loaded.graph.precision)
         except (BertServeError, ParityError) as error:
@@ -99,8 +99,8 @@ def check_parity(graphs: list[LoadedGraph], checkpoint: Checkpoint) -> Iterator[
         yield Check(
             name,
             True,
-            f"worst logit error {parity.worst_abs_error:.1e} (at export {evidence.worst_abs_error:.1e}), agreement "
-            f"{summarize_agreement(parity.agreement)} (at export {summarize_agreement(evidence.agreement)}), "
+            f"worst logit error {parity.worst_abs_error:.1e} (at export {validation.worst_abs_error:.1e}), agreement "
+            f"{summarize_agreement(parity.agreement)} (at export {summarize_agreement(validation.agreement)}), "
             f"longest row {parity.longest} of {checkpoint.tokenizer_spec.max_length} tokens"
             + ("" if attention_error is None else f", worst error of an attention weight {attention_error:.1e}"),
             {"worst_abs_error": parity.worst_abs_error, "samples": parity.samples, "label_agreement": parity.label_agreement}
@@ -211,7 +211,7 @@ def _replace_report(made: TextSplits | None, report: Texts) -> TextSplits:
 
 
 def _measure(folder: Path, graph: GraphSpec, checkpoint: Checkpoint, tokenizer: Tokenizer, reference: Reference) -> GraphSpec:
-    """Returns the manifest entry of a graph with new evidence; how it was made is copied from the old one."""
+    """Returns the manifest entry of a graph with a new validation report; how it was made is copied from the old one."""
     known = graph.evidence
     artifact = Artifact(
         folder / graph.file,

@@ -112,8 +112,8 @@ class Comparison:
         labeled: Number of inputs with a right answer.
         agreement: How closely the graph decides as the reference, whatever the scores; None without a reference.
         worst_difference: Largest difference of a regression's values.
-        scores: Figure -> its value for the `graph`, and for the `reference` if there is one.
-        notes: Figure -> what a reader must know of the graph's value, such as that there is none.
+        scores: Metric -> its value for the `graph`, and for the `reference` if there is one.
+        notes: Metric -> what a reader must know of the graph's value, such as that there is none.
     """
 
     inputs: int
@@ -181,7 +181,7 @@ def check_data(
         baseline: What they are compared with.
         lines: The data.
         min_agreement: Least agreement of a graph with the baseline, by the measure of the task, or None.
-        min_metrics: Figure -> the least that each graph must reach.
+        min_metrics: Metric -> the least that each graph must reach.
 
     Raises:
         DataError: A line is no request that the task can answer.
@@ -200,7 +200,7 @@ def check_data(
             continue
         if not is_baseline:
             yield _check_agreement(loaded.name, found, None if baseline is None else baseline.name, min_agreement)
-        yield from _check_figures(loaded.name, found, None if baseline is None else baseline.name, min_metrics)
+        yield from _check_metrics(loaded.name, found, None if baseline is None else baseline.name, min_metrics)
 
 
 def _measure_agreement(
@@ -229,8 +229,8 @@ def _measure_agreement(
     scores: dict[str, dict[str, float]] = {}
     for name, answers in (("graph", results), ("reference", expected)):
         if answers is not None and golds and record.score is not None:
-            for figure, value in record.score(golds, [answers[i] for i in labeled], config).items():
-                scores.setdefault(figure, {})[name] = value
+            for metric, value in record.score(golds, [answers[i] for i in labeled], config).items():
+                scores.setdefault(metric, {})[name] = value
     notes = record.notes(golds, [results[i] for i in labeled], config) if golds else {}
     found = Comparison(len(lines), len(labeled), scores=scores, notes=notes)
     if expected is None:
@@ -263,22 +263,22 @@ def _computes_the_same(one: LoadedGraph, other: LoadedGraph) -> bool:
     return one.graph.file == other.graph.file and one.runs_on == other.runs_on == "cpu"
 
 
-def _check_figures(graph: str, found: Comparison, baseline: str | None, floors: Mapping[str, float]) -> Iterator[Check]:
-    """Reports a graph's figures, and judges those that have a floor; a figure with a floor that was not measured fails."""
-    for figure, values in found.scores.items():
-        floor = floors.get(figure)
+def _check_metrics(graph: str, found: Comparison, baseline: str | None, floors: Mapping[str, float]) -> Iterator[Check]:
+    """Reports a graph's metrics, and judges those that have a floor; a metric with a floor that was not measured fails."""
+    for metric, values in found.scores.items():
+        floor = floors.get(metric)
         detail = f"{values['graph']:.4f}"
         if baseline is not None and "reference" in values:
             detail += f" ({baseline} {values['reference']:.4f})"
         detail += f" on {found.labeled} labeled inputs"
         if floor is not None:
             detail += f"; at least {floor} is asked for"
-        if figure in found.notes:
-            detail += f"; {found.notes[figure]}"
-        yield Check(f"{figure} {graph}", None if floor is None else values["graph"] >= floor, detail, values)
-    for figure in floors.keys() - found.scores.keys():
+        if metric in found.notes:
+            detail += f"; {found.notes[metric]}"
+        yield Check(f"{metric} {graph}", None if floor is None else values["graph"] >= floor, detail, values)
+    for metric in floors.keys() - found.scores.keys():
         measured = f"of this model there are {', '.join(found.scores)}" if found.scores else "no line of the data has a right answer"
-        yield Check(f"{figure} {graph}", False, f"not measured, and at least {floors[figure]} is asked for: {measured}")
+        yield Check(f"{metric} {graph}", False, f"not measured, and at least {floors[metric]} is asked for: {measured}")
 
 
 def _unanswered(graph: str, found: Unanswered, inputs: int, baseline: str | None) -> Check:

@@ -166,18 +166,20 @@ def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) ->
     return Check(name, None, f"not checked: {reason}, and the CPU cannot run it ({error})")
 
 
-def check_evidence(loaded: LoadedGraph) -> Check:
-    """Checks that the manifest has evidence of a graph, and reports it."""
+def check_validation_report(loaded: LoadedGraph) -> Check:
+    """Checks that the manifest has a validation report of a graph, and reports it."""
     name, graph = f"evidence {loaded.name}", loaded.graph
-    evidence = graph.evidence
-    if not evidence.samples:
+    validation = graph.evidence
+    if not validation.samples:
         return Check(name, False, f"the manifest has none for {graph.file}; export the bundle again")
-    error = f", its precision moves the outputs by {evidence.quantization_error:.3f} of their spread" if evidence.quantization_error else ""
+    error = (
+        f", its precision moves the outputs by {validation.quantization_error:.3f} of their spread" if validation.quantization_error else ""
+    )
     return Check(
         name,
         True,
-        f"at export on {evidence.provider}: worst logit error {evidence.worst_abs_error:.1e}, {describe_agreement(evidence)}{error}",
-        evidence.model_dump(mode="json"),
+        f"at export on {validation.provider}: worst logit error {validation.worst_abs_error:.1e}, {describe_agreement(validation)}{error}",
+        validation.model_dump(mode="json"),
     )
 
 

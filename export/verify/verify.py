@@ -12,8 +12,8 @@ from bertserve.export.verify.graph_checks import (
     LoadedGraph,
     check_batches,
     check_engine,
-    check_evidence,
     check_example,
+    check_validation_report,
     choose_graphs,
     choose_provider,
 )
@@ -34,7 +34,7 @@ class VerifySpec:
         min_agreement: Least agreement of each graph on the data, by the measure of the task.
         providers: Graphs of these providers are checked, each on its provider; None for all graphs, on the providers that this machine has.
         precisions: Graphs of these precisions are checked; None for all.
-        min_metrics: Figure -> the least that each graph must reach on the data.
+        min_metrics: Metric -> the least that each graph must reach on the data.
         revision: Branch, tag or commit of a hub id.
         module: Whether `checkpoint` is a module, whose code is trusted and run.
     """
@@ -99,9 +99,9 @@ def _not_measured(graph: GraphSpec, spec: VerifySpec) -> Iterator[Check]:
     if spec.checkpoint is not None:
         yield Check(f"parity {name}", False, "the graph does not run here, so that it was not compared with the checkpoint")
     floors = {} if spec.min_agreement is None else {"agreement": spec.min_agreement}
-    for figure, floor in (floors | dict(spec.min_metrics)).items():
+    for metric, floor in (floors | dict(spec.min_metrics)).items():
         yield Check(
-            f"{figure} {name}", False, f"the graph does not run here, so that at least {floor}, which is asked for, was not measured"
+            f"{metric} {name}", False, f"the graph does not run here, so that at least {floor}, which is asked for, was not measured"
         )
 
 
@@ -115,7 +115,7 @@ def _check_graph(bundle: Bundle, graph: GraphSpec, *, requested: bool) -> Genera
     """
     runs_on, missing = choose_provider(graph, requested=requested)
     loaded = LoadedGraph(bundle, graph, runs_on)
-    yield check_evidence(loaded)
+    yield check_validation_report(loaded)
     error = loaded.load_error()
     if error is not None or missing is not None:
         yield check_engine(loaded, error, missing)

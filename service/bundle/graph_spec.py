@@ -167,7 +167,7 @@ class Agreement(Record):
         return self
 
 
-class Evidence(Record):
+class ValidationReport(Record):
     """What was measured when this graph was exported.
 
     Attributes:
@@ -250,14 +250,14 @@ class GraphSpec(Record):
     batch_invariant: bool
     inputs: Annotated[tuple[InputSpec, ...], Field(strict=False, min_length=1)]
     outputs: Annotated[tuple[OutputSpec, ...], Field(strict=False, min_length=1)]
-    evidence: Evidence
+    evidence: ValidationReport
     shapes: ShapePlan | None = None
     size_bytes: int | None = None
     data: Annotated[tuple[GraphFile, ...], Field(strict=False)] = ()
 
     @property
     def measured_as(self) -> tuple[Provider, Precision]:
-        """The provider that the evidence was measured on, and the precision that it computed in: a CPU computes fp16 graphs in fp32."""
+        """The provider that the validation report was measured on, and the precision that it computed in: a CPU computes fp16 graphs in fp32."""
         on = self.evidence.provider
         return on, "fp32" if on == "cpu" and self.precision == "fp16" else self.precision
 

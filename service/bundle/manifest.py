@@ -161,8 +161,8 @@ class Example(Record):
     result: Any
 
 
-class Figure(Record):
-    """A task figure measured on labeled data, of the checkpoint in PyTorch and of graphs by `provider/precision`."""
+class Metric(Record):
+    """A task metric measured on labeled data, of the checkpoint in PyTorch and of graphs by `provider/precision`."""
 
     name: str
     checkpoint: Annotated[float, Field(allow_inf_nan=False)]
@@ -231,7 +231,7 @@ class TextSplits(Record):
     Attributes:
         calibration: Texts that scales, rounding and bias were chosen on, or null where that was not recorded.
         gate: Texts that decided which matrices stay in float, or null where that was not recorded.
-        report: Texts that the evidence of int8 was measured on.
+        report: Texts that the validation report of int8 was measured on.
     """
 
     calibration: TextSplit | None
@@ -253,7 +253,7 @@ class Manifest(Record):
     flops: Flops
     graphs: Annotated[tuple[GraphSpec, ...], Field(strict=False, min_length=1)]
     example: Example
-    figures: Annotated[tuple[Figure, ...], Field(strict=False)]
+    figures: Annotated[tuple[Metric, ...], Field(strict=False)]
     source: Source
     omitted: Annotated[tuple[OmittedGraph, ...], Field(strict=False)] = ()
     int8_texts: TextSplits | None = None  # null where there is no int8 graph, and where that was not recorded
@@ -292,10 +292,10 @@ class Manifest(Record):
         return self
 
 
-def read_figures(raw: bytes) -> tuple[Figure, ...]:
-    """Reads a JSON list of figures.
+def read_metrics(raw: bytes) -> tuple[Metric, ...]:
+    """Reads a JSON list of metrics.
 
     Raises:
         ValueError: It is not one.
     """
-    return tuple(TypeAdapter(list[Figure]).validate_json(raw))
+    return tuple(TypeAdapter(list[Metric]).validate_json(raw))

@@ -1,4 +1,4 @@
-"""How the agreement of a graph with its checkpoint is measured, and whether a bundle's evidence is enough for this operator. Pure.
+"""How the agreement of a graph with its checkpoint is measured, and whether a bundle's validation report is enough for this operator. Pure.
 
 A measure must be able to fail: the share of equal labels is 1 by construction where there is no label to choose, and an empty list of
 entities always equals an empty list.
@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bertserve.service.bundle.graph_spec import Agreement, Evidence, GraphSpec, Measure
-from bertserve.service.bundle.manifest import Activation, Figure, Manifest, Task
+from bertserve.service.bundle.graph_spec import Agreement, GraphSpec, Measure, ValidationReport
+from bertserve.service.bundle.manifest import Activation, Manifest, Metric, Task
 from bertserve.service.errors import BundleError
 
 # each as it is named to users
@@ -51,8 +51,8 @@ def _older_measure(task: Task, labels: Sequence[str], activation: Activation) ->
     return "label"
 
 
-def upgrade_evidence(manifest: Manifest) -> Manifest:
-    """Returns a manifest whose evidence has the field `agreement`, also where it was exported before that field existed.
+def upgrade_validation_reports(manifest: Manifest) -> Manifest:
+    """Returns a manifest whose validation report has the field `agreement`, also where it was exported before that field existed.
 
     What older exports recorded says nothing about embeddings, single scores and independent labels; these have no agreement.
 
@@ -67,24 +67,24 @@ def upgrade_evidence(manifest: Manifest) -> Manifest:
     return manifest.model_copy(update={"graphs": graphs})
 
 
-def _recorded(measure: Measure, evidence: Evidence) -> Agreement | None:
+def _recorded(measure: Measure, validation: ValidationReport) -> Agreement | None:
     """Returns the agreement of a graph, of an older manifest from the fields that it has."""
-    if evidence.agreement is not None or not evidence.samples:
-        return evidence.agreement
-    if measure == "label" and evidence.label_agreement is not None:
-        return Agreement(measure=measure, value=evidence.label_agreement, decisions=evidence.samples)
-    if measure == "span_f1" and evidence.span_agreement is not None:
-        return Agreement(measure=measure, value=evidence.span_agreement, decisions=None)
+    if validation.agreement is not None or not validation.samples:
+        return validation.agreement
+    if measure == "label" and validation.label_agreement is not None:
+        return Agreement(measure=measure, value=validation.label_agreement, decisions=validation.samples)
+    if measure == "span_f1" and validation.span_agreement is not None:
+        return Agreement(measure=measure, value=validation.span_agreement, decisions=None)
     return None
 
 
 # Below this agreement with the checkpoint, by the measure of its task, a graph is warned of, and int8 is the default one only on request.
 ENOUGH_AGREEMENT = 0.98
-# What a figure of labeled data may differ from the checkpoint's.
+# What a metric of labeled data may differ from the checkpoint's.
 NEAR = 0.01
 # Instruction sets with which products of int8 are added up in 32 bits; other x86 CPUs add pairs of them in 16 bits, which saturate.
 _EXACT_INT8 = {"avx_vnni", "avx512_vnni", "amx_int8", "asimd"}
-_MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the evidence of a finished bundle
+_MEASURE_AGAIN = "run `bert-export verify BUNDLE --checkpoint DIR --update`"  # measures the validation report of a finished bundle
 _Z = 1.96  # of a normal distribution, for 95 %
 
 
@@ -101,19 +101,19 @@ def is_low(graph: GraphSpec) -> bool:
     return not agreement.value >= ENOUGH_AGREEMENT  # not `<`, which is false for NaN
 
 
-def is_measured_near(figures: Sequence[Figure], graph: str) -> bool:
+def is_measured_near(figures: Sequence[Metric], graph: str) -> bool:
     """Returns whether labeled data, which say more than agreement, show a graph as good as its checkpoint.
 
     Args:
         figures: Those of the manifest.
         graph: The graph as `provider/precision`.
     """
-    own = [(figure.checkpoint, figure.graphs[graph]) for figure in figures if graph in figure.graphs]
+    own = [(metric.checkpoint, metric.graphs[graph]) for metric in figures if graph in metric.graphs]
     return bool(own) and all(abs(checkpoint - measured) <= NEAR for checkpoint, measured in own)
 
 
 def is_of_other_kernels(graph: GraphSpec, instructions: Sequence[str]) -> bool:
-    """Returns whether the evidence of an int8 graph is of a CPU that adds products otherwise than this one; where unknown, it is not.
+    """Returns whether the validation report of an int8 graph is of a CPU that adds products otherwise than this one; where unknown, it is not.
 
     Args:
         graph: The graph.
@@ -137,24 +137,26 @@ def agreement_range(share: float, inputs: int) -> tuple[float, float]:
     return max(0.0, (center - spread) / (1 + _Z**2 / n)), min(1.0, (center + spread) / (1 + _Z**2 / n))
 
 
-def describe_agreement(evidence: Evidence) -> str:
+def describe_agreement(validation: ValidationReport) -> str:
     """Returns how closely a graph decides as its checkpoint, in words; for a quantized graph with what so few samples can say.
 
     For a float graph the logits themselves are within a bound, and samples are only needed to find a fault.
     """
-    agreement = evidence.agreement
+    agreement = validation.agreement
     if agreement is None:
-        return "the agreement was not recorded" if evidence.samples else "answers were not compared"
+        return "the agreement was not recorded" if validation.samples else "answers were not compared"
     if agreement.value is None:
         return f"the agreement was not measured ({MEASURES[agreement.measure]}: {NOT_MEASURED[agreement.measure]})"
     if agreement.measure != "label":
         worst = "" if agreement.worst is None else f", the worst {agreement.worst:.4f}"
-        spans = f" with {evidence.spans} spans" if agreement.measure == "span_f1" else ""
-        return f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {_inputs(agreement)} of {evidence.samples} samples{spans}{worst}"
-    inputs = agreement.decisions or evidence.samples
+        spans = f" with {validation.spans} spans" if agreement.measure == "span_f1" else ""
+        return (
+            f"{MEASURES[agreement.measure]} is {agreement.value:.4f} on {_inputs(agreement)} of {validation.samples} samples{spans}{worst}"
+        )
+    inputs = agreement.decisions or validation.samples
     low, high = agreement_range(agreement.value, inputs)
-    sure = f" (95% confidence: {low:.1%} to {high:.1%})" if evidence.quantized else ""
-    spans = "" if evidence.span_agreement is None else f", {evidence.spans} spans with an F1 of {evidence.span_agreement:.4f}"
+    sure = f" (95% confidence: {low:.1%} to {high:.1%})" if validation.quantized else ""
+    spans = "" if validation.span_agreement is None else f", {validation.spans} spans with an F1 of {validation.span_agreement:.4f}"
     return f"answers agree on {agreement.value:.1%} of {inputs} samples{sure}{spans}"
 
 
@@ -173,15 +175,15 @@ def _inputs(agreement: Agreement) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class EvidencePolicy:
-    """What a graph's evidence must reach to be served.
+class ValidationPolicy:
+    """What a graph's validation report must reach to be served.
 
-    Evidence counts only for the provider and the precision that run: a graph for a GPU that was measured on a CPU has none. Another CPU
+    A validation report counts only for the provider and the precision that run: a graph for a GPU that was measured on a CPU has none. Another CPU
     is not refused, because `bert-export` chooses the scales of int8 so that its products hardly depend on it; `is_of_other_kernels` tells.
 
     Attributes:
-        required: Whether there must be evidence at all.
-        min_agreement: Least agreement with the checkpoint, by the measure of the task; asks for evidence too.
+        required: Whether there must be a validation report at all.
+        min_agreement: Least agreement with the checkpoint, by the measure of the task; asks for a validation report too.
     """
 
     required: bool = False
@@ -189,11 +191,11 @@ class EvidencePolicy:
 
     @property
     def asks(self) -> bool:
-        """Whether evidence is asked for."""
+        """Whether a validation report is asked for."""
         return self.required or self.min_agreement is not None
 
     def check(self, name: str, graph: GraphSpec) -> None:
-        """Refuses a graph whose evidence is missing, is of another provider or precision, or is too weak.
+        """Refuses a graph whose validation report is missing, is of another provider or precision, or is too weak.
 
         Args:
             name: The bundle's name, for the message.
@@ -204,17 +206,17 @@ class EvidencePolicy:
         """
         if not self.asks:
             return
-        which, evidence = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.evidence
+        which, validation = f"bundle `{name}`, graph {graph.provider}/{graph.precision}", graph.evidence
         flag = "--require-validation is set" if self.required else f"--min-agreement is {self.min_agreement}"
-        if not evidence.samples:
+        if not validation.samples:
             raise BundleError(
-                f"{which}: its manifest has no evidence (0 parity inputs), and {flag}; export it again with bert-export, which measures "
+                f"{which}: its manifest has no validation report (0 parity inputs), and {flag}; export it again with bert-export, which measures "
                 "it, or serve without the setting."
             )
         provider, precision = graph.measured_as
         if (provider, precision) != (graph.provider, graph.precision):
             raise BundleError(
-                f"{which}: its evidence was measured on {provider} in {precision}, it would run on {graph.provider} in {graph.precision}, and "
+                f"{which}: its validation report was measured on {provider} in {precision}, it would run on {graph.provider} in {graph.precision}, and "
                 f"{flag}; {_MEASURE_AGAIN} on a machine with {graph.provider}, or serve without the setting."
             )
         if self.min_agreement is not None:
@@ -250,4 +252,4 @@ def _check_agreement(which: str, graph: GraphSpec, floor: float) -> None:
         )
 
 
-ACCEPT_ANY = EvidencePolicy()
+ACCEPT_ANY = ValidationPolicy()

@@ -188,7 +188,7 @@ def _describe(state: AppState, model: Model) -> dict[str, Any]:
         },
         "batch_invariant": graph.batch_invariant,
         "limits": {"max_tokens": manifest.tokenizer.max_length, **_limits(state)},
-        "figures": [figure.model_dump() for figure in manifest.figures],
+        "figures": [metric.model_dump() for metric in manifest.figures],
         "evidence": graph.evidence.model_dump(),
         "source": manifest.source.model_dump(),
     }

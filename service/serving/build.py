@@ -16,7 +16,7 @@ from bertserve.service.backend.engines import MAX_MULTI_THREADS
 from bertserve.service.backend.freed_memory import share_one_heap
 from bertserve.service.backend.hardware import cpu_name, usable_cores
 from bertserve.service.bundle import files
-from bertserve.service.bundle.validation_policy import EvidencePolicy
+from bertserve.service.bundle.validation_policy import ValidationPolicy
 from bertserve.service.errors import BundleError, ProviderError
 from bertserve.service.metrics import Metrics, ProcessMetrics
 from bertserve.service.providers import Provider
@@ -165,7 +165,7 @@ def _load_options(settings: Settings, asked: Provider, provider: Provider, multi
         max_batch_tokens=settings.max_batch_tokens,
         engine_cache=settings.engine_cache,
         multi_threads=multi_threads,
-        evidence_policy=EvidencePolicy(settings.require_validation, settings.min_agreement),
+        validation_policy=ValidationPolicy(settings.require_validation, settings.min_agreement),
     )
 
 

@@ -21,7 +21,7 @@ from bertserve.service.bundle.graph_spec import GraphSpec, Precision
 from bertserve.service.bundle.manifest import Manifest
 from bertserve.service.bundle.validation_policy import (
     ACCEPT_ANY,
-    EvidencePolicy,
+    ValidationPolicy,
     describe_agreement,
     is_low,
     is_measured_near,
@@ -45,7 +45,7 @@ WARM_UP_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the evidence asked for.
+    """How models are loaded: the provider, which graph of a bundle, what may share a batch, and the validation report asked for.
 
     Attributes:
         provider: What runs the graphs.
@@ -55,7 +55,7 @@ class LoadOptions:
         max_batch_tokens: Budget of a batch.
         multi_threads: Threads of a multi-threaded run; 1 makes no second session.
         engine_cache: Folder for TensorRT's engines.
-        evidence_policy: The evidence that a bundle must have.
+        validation_policy: The validation report that a bundle must have.
     """
 
     provider: Provider
@@ -65,7 +65,7 @@ class LoadOptions:
     max_batch_tokens: int = 8192
     multi_threads: int = 1
     engine_cache: Path | None = None
-    evidence_policy: EvidencePolicy = ACCEPT_ANY
+    validation_policy: ValidationPolicy = ACCEPT_ANY
 
 
 def choose_provider(loaded: Sequence[Bundle], wanted: Provider | Literal["auto"]) -> Provider:
@@ -106,7 +106,7 @@ def load_model(bundle: Bundle, *, options: LoadOptions, scheduler: Scheduler, me
     """Makes a warmed-up, timed model of a verified bundle.
 
     Raises:
-        BundleError: The bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the evidence; or its
+        BundleError: The bundle is of no task that is served, or lacks what its task needs, the graph asked for, or the validation report; or its
             graph does not take what its tokenizer gives, or does not give what its manifest says.
         ProviderError: The provider is missing, or cannot load the graph.
         SettingsError: The model's longest text is over the batch budget.
@@ -126,8 +126,8 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
             f"({manifest.tokenizer.max_length}); raise it."
         )
     graph = _graph(bundle, options)
-    options.evidence_policy.check(manifest.name, graph)
-    _warn(manifest, graph, options.evidence_policy)
+    options.validation_policy.check(manifest.name, graph)
+    _warn(manifest, graph, options.validation_policy)
     engine = _engine(bundle, graph, options)
     tokenizer = Tokenizer(bundle.tokenizer_path, manifest.tokenizer)
     _check_fit(bundle, engine, tokenizer)
@@ -146,7 +146,7 @@ def _load(bundle: Bundle, options: LoadOptions, scheduler: Scheduler, metrics: M
     )
 
 
-def _warn(manifest: Manifest, graph: GraphSpec, policy: EvidencePolicy) -> None:
+def _warn(manifest: Manifest, graph: GraphSpec, policy: ValidationPolicy) -> None:
     """Logs what an operator should know of the graph that is served."""
     which = f"{graph.provider}/{graph.precision}"
     if is_low(graph) and not is_measured_near(manifest.figures, which):
@@ -159,7 +159,7 @@ def _warn(manifest: Manifest, graph: GraphSpec, policy: EvidencePolicy) -> None:
         )
     if policy.asks and is_of_other_kernels(graph, own := cpu_instructions()):
         logger.warning(
-            "model %s: the evidence of graph %s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. "
+            "model %s: the validation report of graph %s was measured on a CPU with %s; this CPU has %s, and may round int8 differently. "
             "Measure it here with `bert-export verify --data`.",
             manifest.name,
             which,

@@ -126,7 +126,7 @@ def test_open_loops_stand_by_their_rates(written: Written) -> None:
 
     assert [closed["name"], "open 100", "open 200", "open 300"] == re.findall(r"<tr><td>([^<]*)</td>", page)
     assert "<td>300</td><td>150</td>" in page
-    assert ["The generator warns of 3 of 4 runs, whose figures may be its own"] == re.findall(r'"warnings"><summary>([^<]*)<', page)
+    assert ["The generator warns of 3 of 4 runs, whose metrics may be its own"] == re.findall(r'"warnings"><summary>([^<]*)<', page)
     assert "<li>open 100: late</li><li>open 200: late</li><li>open 300: late</li>" in page
     assert f"<summary>Settings, service and models: open 300, open 100, open 200, {closed['name']}</summary>" in page
 
@@ -328,7 +328,7 @@ def test_a_sweep_that_is_late_at_the_top_has_a_lower_bound(tmp_path: Path, monke
 
 
 def test_ctrl_c_prints_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first SIGINT ends the command with 130 and the figures of what was measured."""
+    """The first SIGINT ends the command with 130 and the metrics of what was measured."""
 
     async def interrupt(i: int) -> bytes:
         if i == 100:
@@ -344,7 +344,7 @@ def test_ctrl_c_prints_what_there_is(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/reference/bench-flags.md names each command, each flag and each figure."""
+    """docs/reference/bench-flags.md names each command, each flag and each metric."""
     text = (ROOT / "docs/reference/bench-flags.md").read_text(encoding="utf-8")
     for command in flags.COMMANDS:
         with pytest.raises(SystemExit, match="0"):
@@ -352,5 +352,5 @@ def test_every_flag_is_documented(capsys: pytest.CaptureFixture[str]) -> None:
     shown = set(re.findall(r"(?<![\w-])--[a-z-]+", capsys.readouterr().out))
 
     assert set() == {flag for flag in shown - {"--help"} if not re.search(f"`{flag}[` ]", text)}
-    assert [] == [figure for figure in slo.FIGURES if f"`{figure}`" not in text]
+    assert [] == [metric for metric in slo.METRICS if f"`{metric}`" not in text]
     assert [] == [command for command in flags.COMMANDS if f"| `{command}` |" not in text]

@@ -88,7 +88,7 @@ def test_targets_bound_from_the_right_side(given: str, measured: float | None, p
     """Latencies and errors must not exceed their targets, rates must reach them, and what was not measured misses."""
     condition = slo.parse_objectives([given])[0]
 
-    assert [passed] == [verdict.passed for verdict in slo.evaluate([condition], {condition.figure: measured})]
+    assert [passed] == [verdict.passed for verdict in slo.evaluate([condition], {condition.metric: measured})]
 
 
 def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
@@ -100,7 +100,7 @@ def test_targets_are_read_from_lists_and_bound_errors_too() -> None:
 
 @pytest.mark.parametrize("text", ["p99_ms", "p99=50", "p99_ms=fast", "p99_ms=-1", "p99_ms=nan", ""])
 def test_a_wrong_target_is_refused(text: str) -> None:
-    """The message lists the figures."""
+    """The message lists the metrics."""
     with pytest.raises(BenchError, match="p99_ms"):
         slo.parse_objectives([text])
 

@@ -100,7 +100,7 @@ bertserve_queue_seconds_count{model="m"} 5.0
 
 @pytest.mark.parametrize("answer", [b"200 OK", b"404 Not Found"])
 def test_a_service_without_metrics_has_none(answer: bytes) -> None:
-    """A page that is missing, or is not one of Prometheus, gives no figures and no error."""
+    """A page that is missing, or is not one of Prometheus, gives no metrics and no error."""
 
     async def page(_: int) -> bytes:
         return b"HTTP/1.1 %s\r\ncontent-length: 9\r\n\r\n{nonsense" % answer

@@ -152,7 +152,7 @@ def sizes(split: calibration.Split) -> tuple[int, int, int]:
 
 
 def test_every_third_text_is_held_out() -> None:
-    """The gate, which chooses matrices, runs other texts than the report's figures are measured on; no text is in two splits."""
+    """The gate, which chooses matrices, runs other texts than the report's metrics are measured on; no text is in two splits."""
     texts = calibration.read_texts(calibration.BUILT_IN)
     split = calibration.read_split(calibration.BUILT_IN)
     lines = [line for side in (split.calibration, split.gate, split.report) for line in side.lines]

@@ -227,7 +227,7 @@ def test_without_the_flag_all_is_as_ever(tmp_path: Path) -> None:
 
 
 @pytest.mark.full_grid
-def test_the_evidence_says_how_near(both: tuple[Path, Bundle]) -> None:
+def test_the_validation_says_how_near(both: tuple[Path, Bundle]) -> None:
     """Matrices are quantized, the card has the errors of both graphs, and the service gives the stored answer."""
     bundle = both[1]
     fp32, int8 = bundle.manifest.graphs

@@ -297,25 +297,25 @@ def test_the_form_says_that_the_last_layer_is_narrowed(exported: Exported) -> No
     assert ["torchscript opset 17, packed MultiHeadAttention with key padding, last layer for the first token only"] * 2 == forms
 
 
-def test_evidence_of_fp32_is_complete(exported: Exported) -> None:
+def test_validation_of_fp32_is_complete(exported: Exported) -> None:
     """All samples within the bound, all labels agreeing, attention fused in both layers, nothing quantized."""
-    evidence = exported.graph("fp32").evidence
+    validation = exported.graph("fp32").evidence
 
-    assert (19, 1.0, 2, {}) == (evidence.samples, evidence.label_agreement, evidence.fusions["Attention"], evidence.quantized)
-    assert 0 <= evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert evidence.nodes > 0
+    assert (19, 1.0, 2, {}) == (validation.samples, validation.label_agreement, validation.fusions["Attention"], validation.quantized)
+    assert 0 <= validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
+    assert validation.nodes > 0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_errors_stand_by_length(exported: Exported, precision: str) -> None:
     """Ranges double up to the model's length, hold all rows, and the worst of them is the worst of all."""
-    evidence = exported.graph(precision).evidence
-    lengths = evidence.lengths
+    validation = exported.graph(precision).evidence
+    lengths = validation.lengths
 
     assert [16, 32, 64, 128, 160] == [entry.up_to for entry in lengths]
-    assert sum(entry.rows for entry in lengths) > evidence.samples  # some samples have several windows
-    assert evidence.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
-    assert evidence.worst_rel_error == max(entry.worst_rel_error for entry in lengths)
+    assert sum(entry.rows for entry in lengths) > validation.samples  # some samples have several windows
+    assert validation.worst_abs_error == max(entry.worst_abs_error for entry in lengths)
+    assert validation.worst_rel_error == max(entry.worst_rel_error for entry in lengths)
     assert all(entry.worst_abs_error > 0 for entry in lengths)
 
 
@@ -329,7 +329,7 @@ def test_speed_is_of_the_usual_lengths_and_the_models_own(exported: Exported) ->
     assert (True, 1) == (speed.cpu != "", speed.threads)
 
 
-def test_the_opset_stands_in_the_evidence(exported: Exported) -> None:
+def test_the_opset_stands_in_the_validation(exported: Exported) -> None:
     """Of ONNX's own operators, as in the file."""
     graph = exported.graph("fp32")
     opsets = {opset.domain: opset.version for opset in onnx.load(str(exported.target / graph.file)).opset_import}
@@ -337,7 +337,7 @@ def test_the_opset_stands_in_the_evidence(exported: Exported) -> None:
     assert opsets[""] == graph.evidence.opset
 
 
-def test_evidence_of_int8_counts_what_was_quantized(exported: Exported) -> None:
+def test_validation_of_int8_counts_what_was_quantized(exported: Exported) -> None:
     """Four products in the first layer, five in the last, where the query stands alone, the pooler, and the word embedding."""
     quantized = exported.graph("int8").evidence.quantized
 
@@ -574,7 +574,7 @@ def test_word_order_and_segments_matter(served: Served) -> None:
 
 
 def test_int8_is_near_pytorch(exported: Exported, pytorch: PyTorch) -> None:
-    """The int8 graph's logits stay within an error that the evidence admits, times two for texts it has not seen."""
+    """The int8 graph's logits stay within an error that the validation report admits, times two for texts it has not seen."""
     served = Served(exported.target, "int8")
     actual = [served.logits([served.encode(text)])[0] for text in TEXTS]
     allowed = 2 * exported.graph("int8").evidence.worst_abs_error
@@ -635,7 +635,7 @@ def test_a_checkpoint_that_says_nothing_of_its_license_has_none(exported: Export
     assert (exported.target / CARD_FILE).read_text(encoding="utf-8").startswith(f"# {exported.manifest.name}\n")
 
 
-def test_the_card_has_a_row_of_evidence_for_each_graph(exported: Exported) -> None:
+def test_the_card_has_a_row_of_validation_for_each_graph(exported: Exported) -> None:
     """The table names each graph and its measured error."""
     card = (exported.target / CARD_FILE).read_text(encoding="utf-8")
     rows = {graph.file: next(line for line in card.splitlines() if f"`{graph.file}`" in line) for graph in exported.manifest.graphs}

@@ -39,7 +39,7 @@ def existing_bundle(output: Path) -> dict[str, bytes]:
 # ---- success
 
 
-def test_the_evidence_is_printed(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_validation_is_printed(source: Path, output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A finished export says on stdout where the bundle is and what was measured for each graph."""
     assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
 
@@ -53,7 +53,7 @@ def test_the_evidence_is_printed(source: Path, output: Path, tmp_path: Path, cap
 
 @pytest.mark.usefixtures("played_back")
 def test_progress_goes_to_stderr(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each stage's line is on stderr, so that stdout holds the evidence alone."""
+    """Each stage's line is on stderr, so that stdout holds the validation report alone."""
     cli.main([str(source), "--output", str(output), *FAST])
 
     captured = capsys.readouterr()
@@ -121,14 +121,14 @@ def test_the_commit_of_a_download_stands_in_the_manifest(source: Path, output: P
 
 
 @pytest.mark.usefixtures("played_back")
-def test_figures_stand_in_manifest_and_card(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
-    """A file of figures is stored and shown as given."""
+def test_metrics_stand_in_manifest_and_card(source: Path, output: Path, run: Run, tmp_path: Path) -> None:
+    """A file of metrics is stored and shown as given."""
     figures = [{"name": "accuracy, SST-2", "checkpoint": 0.8784, "graphs": {"cpu/fp32": 0.8784, "cpu/int8": 0.8761}}]
     (tmp_path / "figures.json").write_text(json.dumps(figures))
 
     assert 0 == run(source, *FAST, "--metrics-file", str(tmp_path / "figures.json"))[0]
     bundle = load_bundle(output / "tiny-bert")
-    assert figures == [figure.model_dump() for figure in bundle.manifest.figures]
+    assert figures == [metric.model_dump() for metric in bundle.manifest.figures]
     assert "| accuracy, SST-2 | 0.8784 | 0.8784 | 0.8761 |" in (bundle.path / CARD_FILE).read_text(encoding="utf-8")
 
 
@@ -166,7 +166,7 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
         (("--name", ""), "`` does not match"),
         (("--name", "a" * 65), "does not match"),
         (("--task", "translation"), "invalid choice: 'translation'"),
-        (("--metrics-file", "no/such/file.json"), "`no/such/file.json` is not a list of figures"),
+        (("--metrics-file", "no/such/file.json"), "`no/such/file.json` is not a list of metrics"),
         (("--precison", "fp32"), "unrecognized arguments: --precison"),
     ],
 )
@@ -196,8 +196,8 @@ def test_a_wrong_flag_is_a_usage_error(
         '[{"name": "f1", "checkpoint": NaN, "graphs": {}}]',
     ],
 )
-def test_malformed_figures_are_a_usage_error(source: Path, output: Path, tmp_path: Path, document: str) -> None:
-    """Exit code 2 for whatever is not a list of figures."""
+def test_malformed_metrics_are_a_usage_error(source: Path, output: Path, tmp_path: Path, document: str) -> None:
+    """Exit code 2 for whatever is not a list of metrics."""
     (tmp_path / "figures.json").write_text(document)
 
     with pytest.raises(SystemExit) as exit_:
@@ -503,9 +503,9 @@ STAGES = [
     "trace.trace",
     "cpu.fuse",
     "graph.cpu_passes.unfuse",
-    "evidence.reference.Reference",
+    "validation.reference.Reference",
     "int8.quantize.quantize",
-    "evidence.measure.measure_parity",
+    "validation.measure.measure_parity",
     "bundle.model_card",
 ]
 

@@ -37,13 +37,13 @@ def measured_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 def test_a_bundle_answers_as_pytorch(measured: tuple[str, str, Measured]) -> None:
     """Logits of every length, alone and padded, are within 1e-4 of PyTorch's, and every decoded answer of the samples is equal."""
     found = measured[2]
-    evidence = found.manifest.graphs[0].evidence
+    validation = found.manifest.graphs[0].evidence
 
     assert found.error <= MAX_ABS_ERROR["fp32"]
-    assert evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]
-    assert evidence.agreement is not None
-    assert pytest.approx(1, abs=1e-3) == evidence.agreement.value
-    assert evidence.samples >= 10
+    assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]
+    assert validation.agreement is not None
+    assert pytest.approx(1, abs=1e-3) == validation.agreement.value
+    assert validation.samples >= 10
 
 
 def test_a_bundle_holds_the_whole_length(measured: tuple[str, str, Measured]) -> None:
@@ -59,9 +59,9 @@ def test_neighbors_move_nothing(measured: tuple[str, str, Measured]) -> None:
 def test_int8_stays_near(measured: tuple[str, str, Measured]) -> None:
     """Products are in int8, and what that does to the outputs is a part of what they vary by, on other texts too."""
     found, most = measured[2], most_of_int8(measured[1])
-    evidence = found.manifest.graphs[1].evidence
+    validation = found.manifest.graphs[1].evidence
 
-    assert evidence.quantized["MatMulIntegerToFloat"] >= 1 + (measured[1] != "multiple-choice")
+    assert validation.quantized["MatMulIntegerToFloat"] >= 1 + (measured[1] != "multiple-choice")
     assert 0 < found.on_validation < most
     assert 0 < found.int8 < most
 

@@ -251,7 +251,7 @@ def test_a_row_of_zeros_stays_zero(quantized: Quantized) -> None:
 
 
 def test_the_reported_counts_are_those_of_the_graph(quantized: Quantized) -> None:
-    """What the evidence will say stands in the file."""
+    """What the validation report will say stands in the file."""
     _, target, counts = quantized
     found = operators(target)
     gathers = [node for node in onnx.load(str(target)).graph.node if node.op_type == "Gather"]
@@ -402,10 +402,10 @@ def test_a_checkpoint_of_large_logits_is_exported(tmp_path: Path) -> None:
     source = bert(tmp_path)
     edit_weights(source, lambda tensors: (tensors["classifier.weight"].mul_(1000), tensors["classifier.bias"].mul_(1000)))
     _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
-    evidence = manifest.graphs[0].evidence
+    validation = manifest.graphs[0].evidence
 
-    assert MAX_ABS_ERROR["fp32"] < evidence.worst_abs_error
-    assert 1.0 == evidence.label_agreement
+    assert MAX_ABS_ERROR["fp32"] < validation.worst_abs_error
+    assert 1.0 == validation.label_agreement
 
 
 def without_end(spec: TokenizerSpec) -> dict[str, Any]:
@@ -462,7 +462,7 @@ def test_neighbors_that_move_a_row_are_measured(stages: Stages) -> None:
 
 
 def test_int8_may_be_off_and_its_labels_disagree(stages: Stages) -> None:
-    """As far as its gate was told to allow int8 passes, and the evidence counts the labels that changed."""
+    """As far as its gate was told to allow int8 passes, and the validation report counts the labels that changed."""
     turned = Faulty(stages.engine(stages.fused), lambda logits, encodings, place: logits[::-1].copy())
     found = stages.compare(turned, precision="int8", quantization_error=1.0)
 

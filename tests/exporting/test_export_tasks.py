@@ -288,7 +288,7 @@ def test_decoded_answers_are_those_of_pytorchs_logits(exported: Exported) -> Non
 
 
 def test_int8_is_near_pytorch(exported: Exported) -> None:
-    """The int8 graph's logits stay within the error that its evidence admits, times two for texts it has not seen."""
+    """The int8 graph's logits stay within the error that its validation report admits, times two for texts it has not seen."""
     served = Served(exported.target, "int8")
     allowed = 2 * exported.graph("int8").evidence.worst_abs_error
     spread = max(float(np.abs(value).max()) for rows in exported.rows for row in rows for value in row.values())

@@ -1,6 +1,6 @@
-"""The nine tasks of GLUE, each in its real form: the service answers as transformers does, and verify has the figure that GLUE asks for.
+"""The nine tasks of GLUE, each in its real form: the service answers as transformers does, and verify has the metric that GLUE asks for.
 
-Beside them a model of independent labels, which GLUE has none of. Figures are those of scipy and scikit-learn, on transformers' own answers.
+Beside them a model of independent labels, which GLUE has none of. Metrics are those of scipy and scikit-learn, on transformers' own answers.
 """
 
 from __future__ import annotations
@@ -108,15 +108,15 @@ class Exported:
         (("joy", "anger", "fear"), "single_label_classification", "label"),
     ],
 )
-def test_the_evidence_has_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:
+def test_the_validation_has_the_measure_of_the_head(tmp_path: Path, labels: tuple[str, ...], problem_type: str, measure: str) -> None:
     """Full agreement by a measure that could fail, with what it rests on; the share of equal labels only where there is a best label."""
     [graph] = load_bundle(Exported(tmp_path, labels, problem_type, pair=False).bundle).manifest.graphs
-    evidence = graph.evidence
+    validation = graph.evidence
 
-    assert evidence.agreement is not None
-    assert (measure, 1.0) == (evidence.agreement.measure, pytest.approx(evidence.agreement.value))
-    assert 0 < evidence.agreement.decisions <= evidence.samples
-    assert (1.0 if measure == "label" else None) == evidence.label_agreement
+    assert validation.agreement is not None
+    assert (measure, 1.0) == (validation.agreement.measure, pytest.approx(validation.agreement.value))
+    assert 0 < validation.agreement.decisions <= validation.samples
+    assert (1.0 if measure == "label" else None) == validation.label_agreement
 
 
 @pytest.fixture(name="verify")
@@ -138,8 +138,8 @@ def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     return values / values.sum(axis=1, keepdims=True)
 
 
-def expected_figures(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> dict[str, float]:
-    """Returns the figures of scipy and scikit-learn by our names."""
+def expected_metrics(gold: NDArray[np.float64], logits: NDArray[np.float64]) -> dict[str, float]:
+    """Returns the metrics of scipy and scikit-learn by our names."""
     if logits.shape[1] == 1:
         values = logits[:, 0]
         return {
@@ -179,11 +179,11 @@ def test_a_task_of_glue(tmp_path: Path, verify: Verify, name: str) -> None:
     code, checks = verify(exported, lines)
 
     assert 0 == code
-    expected = expected_figures(gold, exported.logits)
+    expected = expected_metrics(gold, exported.logits)
     assert set(task.figures) <= expected.keys()
-    for figure, value in expected.items():
-        assert -1 < value < 1 or figure == "mean absolute error"
-        assert {"graph": pytest.approx(value, abs=1e-5)} == checks[f"{figure} cpu/fp32"]["figures"]
+    for metric, value in expected.items():
+        assert -1 < value < 1 or metric == "mean absolute error"
+        assert {"graph": pytest.approx(value, abs=1e-5)} == checks[f"{metric} cpu/fp32"]["figures"]
 
 
 @pytest.mark.full_grid

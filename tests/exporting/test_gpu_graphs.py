@@ -121,15 +121,15 @@ def test_the_bundle_lists_each_graph_with_its_plan(bundle: Bundle) -> None:
 
 
 def test_float32_forms_answer_as_pytorch(bundle: Bundle) -> None:
-    """The evidence, measured through the service's engine in planned shapes, holds the bound of float32; half precision its own."""
+    """The validation report, measured through the service's engine in planned shapes, holds the bound of float32; half precision its own."""
     for provider, precision in GRAPHS:
-        evidence = bundle.graph(provider, precision).evidence  # type: ignore[arg-type]
+        validation = bundle.graph(provider, precision).evidence  # type: ignore[arg-type]
 
-        assert evidence.worst_abs_error <= MAX_ABS_ERROR[precision if provider == "cuda" else "fp32"]
-        assert evidence.samples >= 10
+        assert validation.worst_abs_error <= MAX_ABS_ERROR[precision if provider == "cuda" else "fp32"]
+        assert validation.samples >= 10
         if precision == "fp32":
-            assert evidence.agreement is not None
-            assert 1.0 == evidence.agreement.value
+            assert validation.agreement is not None
+            assert 1.0 == validation.agreement.value
     assert 0 < bundle.graph("cuda", "fp16").evidence.quantization_error < 0.02
 
 

@@ -51,7 +51,7 @@ def test_validation_texts_of_ones_own_are_what_int8_is_judged_on(
 
 
 def test_the_gate_does_not_run_the_texts_of_the_report(source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matrices are chosen on other texts than the figures are measured on, and on others than scales are chosen on."""
+    """Matrices are chosen on other texts than the metrics are measured on, and on others than scales are chosen on."""
     play_back(monkeypatch, source)
     played, given = quantize.quantize, []
 

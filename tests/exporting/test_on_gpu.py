@@ -64,7 +64,7 @@ def exported_models(source: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize(("provider", "precision"), GRAPHS)
-def test_the_evidence_is_of_the_gpu(models: Path, provider: Any, precision: Any) -> None:
+def test_the_validation_is_of_the_gpu(models: Path, provider: Any, precision: Any) -> None:
     """Where the provider is there, the export measures on it."""
     graph = files.load_bundle(models / "tiny-bert").graph(provider, precision)
 

@@ -22,13 +22,13 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_real_checkpoint_answers_as_in_pytorch(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The fp32 bundle's logits are within the bound and its labels are PyTorch's on every sample; the evidence is printed."""
+    """The fp32 bundle's logits are within the bound and its labels are PyTorch's on every sample; the validation report is printed."""
     source = Path(os.environ[VARIABLE]) / name
     _, manifest = export(ExportSpec(str(source), tmp_path / "models", precisions=("fp32",)), lambda line: None)
-    evidence = manifest.graphs[0].evidence
+    validation = manifest.graphs[0].evidence
     with capsys.disabled():
-        print(f"\n{name}: {evidence.model_dump_json()}")
+        print(f"\n{name}: {validation.model_dump_json()}")
 
-    assert evidence.agreement is not None
-    assert pytest.approx(1, abs=1e-3) == evidence.agreement.value
-    assert evidence.worst_abs_error <= MAX_ABS_ERROR["fp32"]
+    assert validation.agreement is not None
+    assert pytest.approx(1, abs=1e-3) == validation.agreement.value
+    assert validation.worst_abs_error <= MAX_ABS_ERROR["fp32"]

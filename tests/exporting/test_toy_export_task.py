@@ -1,4 +1,4 @@
-"""A new task is one record for the exporter: a checkpoint of it becomes a bundle with evidence, and `verify` checks that on data."""
+"""A new task is one record for the exporter: a checkpoint of it becomes a bundle with a validation report, and `verify` checks that on data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def grades(checkpoint: Path) -> list[int]:
 
 
 def test_a_task_of_ones_own_is_exported_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its task is read from the architecture; fp32 and int8 are measured by its decision, and its data by its own figure."""
+    """Its task is read from the architecture; fp32 and int8 are measured by its decision, and its data by its own metric."""
     checkpoint = bert(tmp_path, labels=LABELS)
     edit_json(checkpoint / "config.json", architectures=["BertForTextGrading"])
     bundle = tmp_path / "models" / "tiny-bert"

@@ -59,7 +59,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
 
 
 def sound(folder: Path, task: str = "text-classification", *, other_seed: int | None = None, **fields: Any) -> Path:
-    """Writes a tiny bundle that passes: with evidence, and the result of its example.
+    """Writes a tiny bundle that passes: with a validation report, and the result of its example.
 
     Args:
         folder: The models folder.
@@ -109,7 +109,7 @@ def data(folder: Path, *lines: Any) -> Path:
 
 @pytest.mark.parametrize("task", ["text-classification", "token-classification", "question-answering", "fill-mask", "multiple-choice"])
 def test_a_sound_bundle_passes(tmp_path: Path, verify: Verify, task: str) -> None:
-    """Files, evidence, example and batches are checked, for every task."""
+    """Files, validation report, example and batches are checked, for every task."""
     code, checks = verify(sound(tmp_path, task))
 
     assert (0, ["files", "evidence cpu/fp32", "example cpu/fp32", "batches cpu/fp32"]) == (code, list(checks))
@@ -158,7 +158,7 @@ def test_a_graph_that_is_no_graph_fails(tmp_path: Path, verify: Verify) -> None:
     assert (1, ["files", "evidence cpu/fp32", "engine cpu/fp32"]) == (code, list(checks))
 
 
-def test_a_bundle_without_evidence_fails(tmp_path: Path, verify: Verify) -> None:
+def test_a_bundle_without_validation_fails(tmp_path: Path, verify: Verify) -> None:
     """0 parity inputs prove nothing; the other checks go on."""
     path = edit(sound(tmp_path), lambda manifest: manifest["graphs"][0]["evidence"].update(samples=0))
     code, checks = verify(path)
@@ -223,7 +223,7 @@ def with_gpu_graph(path: Path, *, runnable: bool = True) -> Path:
     return edit(path, add)
 
 
-def test_every_graph_is_checked_with_its_evidence(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_graph_is_checked_with_its_validation(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph whose provider is not there runs on the CPU, as it did at export, which is said; flags choose among the graphs."""
     monkeypatch.setattr("bertserve.export.verify.graph_checks.why_not", lambda provider: None if provider == "cpu" else "no driver.")
     path = with_gpu_graph(sound(tmp_path))
@@ -506,7 +506,7 @@ def test_ranks_of_a_regression(tmp_path: Path, verify: Verify) -> None:
     assert checks["Pearson correlation cpu/fp32"]["figures"]["graph"] < 0.99
 
 
-def test_a_figure_without_a_value_says_so(tmp_path: Path, verify: Verify) -> None:
+def test_a_metric_without_a_value_says_so(tmp_path: Path, verify: Verify) -> None:
     """0 stands for a correlation with what does not vary, and the report has the reason, of values and of labels."""
     same = [{"text": text, "label": 1} for text in TEXTS]
     _, values = verify(regression(tmp_path), "--data", data(tmp_path, *same))
@@ -528,14 +528,14 @@ def test_values_through_a_sigmoid_say_so(tmp_path: Path, verify: Verify) -> None
     _, five = verify(path, "--data", data(tmp_path, *({"text": text, "label": i} for i, text in enumerate(TEXTS))))
     _, one = verify(path, "--data", data(tmp_path, *({"text": text, "label": i / 5} for i, text in enumerate(TEXTS))))
 
-    for figure in ("Pearson correlation cpu/fp32", "mean absolute error cpu/fp32"):
-        assert '"problem_type": "regression"' in five[figure]["detail"]
-        assert "problem_type" not in one[figure]["detail"]
+    for metric in ("Pearson correlation cpu/fp32", "mean absolute error cpu/fp32"):
+        assert '"problem_type": "regression"' in five[metric]["detail"]
+        assert "problem_type" not in one[metric]["detail"]
 
 
 @pytest.mark.parametrize(("floor", "code"), [("0.75", 0), ("0.76", 1)])
-def test_a_floor_of_a_figure_decides(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
-    """--min-metric passes a graph that reaches it; the figures without a floor are only said."""
+def test_a_floor_of_a_metric_decides(tmp_path: Path, verify: Verify, floor: str, code: int) -> None:
+    """--min-metric passes a graph that reaches it; the metrics without a floor are only said."""
     path = sound(tmp_path)
     best = [answer(load_bundle(path), {"inputs": text})[0][0]["label"] for text in TEXTS[:4]]
     best[2] = next(label for label in tiny.LABELS if label != best[2])
@@ -546,8 +546,8 @@ def test_a_floor_of_a_figure_decides(tmp_path: Path, verify: Verify, floor: str,
     assert f"at least {floor} is asked for" in checks["accuracy cpu/fp32"]["detail"]
 
 
-def test_a_floor_of_a_figure_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A figure that the model does not have, data without right answers, or no graph that runs: nothing was measured, and that is no pass."""
+def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric that the model does not have, data without right answers, or no graph that runs: nothing was measured, and that is no pass."""
     path = sound(tmp_path)
     labeled, bare = data(tmp_path, {"text": "good", "label": 0}), tmp_path / "bare.jsonl"
     bare.write_text('{"text": "good"}\n', encoding="utf-8")
@@ -777,10 +777,10 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     ]
     assert (0, order) == (code, list(checks))
     stored = {graph.precision: graph.evidence for graph in load_bundle(target).manifest.graphs}
-    for precision, evidence in stored.items():
+    for precision, validation in stored.items():
         figures = checks[f"parity cpu/{precision}"]["figures"]
-        assert pytest.approx(evidence.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
-        assert [entry.up_to for entry in evidence.lengths] == [entry["up_to"] for entry in figures["lengths"]]
+        assert pytest.approx(validation.worst_abs_error, rel=0.05, abs=1e-6) == figures["worst_abs_error"]
+        assert [entry.up_to for entry in validation.lengths] == [entry["up_to"] for entry in figures["lengths"]]
     assert "the checkpoint" == checks["agreement cpu/int8"]["figures"]["reference"]
     assert checks["agreement cpu/int8"]["figures"]["agreement"] >= 6 / 7
     assert 1.0 == checks["agreement cpu/fp32"]["figures"]["agreement"]
@@ -854,7 +854,7 @@ def test_an_older_manifest_is_brought_up_to_date(
 
 @pytest.mark.torch
 def test_a_bundle_that_fails_is_not_updated(exported: tuple[Path, Path], verify: Verify, tmp_path: Path) -> None:
-    """Evidence of a graph that answers otherwise than its checkpoint would be none."""
+    """A validation report of a graph that answers otherwise than its checkpoint would be worthless."""
     from checkpoints import bert, edit_weights
 
     other = bert(tmp_path)

@@ -80,7 +80,7 @@ def test_tokens_of_the_template_stay_text(marked: Path, tmp_path: Path, text: st
 
 
 def test_the_manifest_and_the_samples_have_each_added_token(marked: Path) -> None:
-    """What the evidence says of a model is measured with its markers too."""
+    """What the validation report says of a model is measured with its markers too."""
     checkpoint = load_checkpoint(str(marked))
     spec = checkpoint.tokenizer_spec.model_copy(update={"sha256": "0" * 64})
     texts = " ".join(request.text for request in sample_requests("text-classification", spec) if isinstance(request, classify.Request))

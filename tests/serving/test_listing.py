@@ -21,7 +21,7 @@ def listed(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> str
 
 
 def test_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """With task, labels, size, graphs with their evidence, and the card, in columns."""
+    """With task, labels, size, graphs with their validation report, and the card, in columns."""
     header, *lines = listed(capsys, "--models", "models").splitlines()
 
     assert ["embed", "fill-mask", "ner", "nli", "qa", "sentiment"] == [line.split()[0] for line in lines]

@@ -24,7 +24,7 @@ OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/classify/health", "/
 
 @pytest.mark.parametrize("path", ["/models/tiny", "/models/tiny/info", "/classify/info"])
 def test_a_model_is_described(models: Path, path: str) -> None:
-    """A model's page has its task, labels, limits, precision, provider and evidence, at each base's info too."""
+    """A model's page has its task, labels, limits, precision, provider and validation report, at each base's info too."""
     page = call(models, "GET", path).json()
     assert (page["name"], page["task"], page["labels"]) == ("tiny", "text-classification", list(tiny.LABELS))
     assert (page["provider"], page["precision"]) == ("cpu", "fp32")

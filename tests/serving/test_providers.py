@@ -76,7 +76,7 @@ def loader(*, driver: Driver | None, missing: str = "") -> Callable[[str], Any]:
 
 
 def test_float32_is_computed_in_full_on_cuda(tmp_path: Path) -> None:
-    """TF32 would not hold the evidence of a float32 graph; memory grows by what is asked for."""
+    """TF32 would not hold the validation report of a float32 graph; memory grows by what is asked for."""
     assert ["0", "1"] == [
         providers.cuda_options(graph(tmp_path / precision, precision=precision))["use_tf32"] for precision in ("fp32", "fp16")
     ]

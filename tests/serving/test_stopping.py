@@ -68,7 +68,7 @@ def test_sigterm_under_load_loses_nothing(models: Path, serve: Serve, workers: t
         asyncio.run(load())
         assert 0 == served.process.wait(20)
         log = served.log.read_text()
-    print(outcome)  # pytest -s shows the figures
+    print(outcome)  # pytest -s shows the metrics
     assert outcome.lost <= 2, outcome
     assert {200, 503} >= set(outcome.answers)
     assert outcome.answers[200] > 48

@@ -1,4 +1,4 @@
-"""Bundles that are refused for want of evidence, or for what it says."""
+"""Bundles that are refused for want of a validation report, or for what it says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import tiny
 from bertserve.service.bundle.files import MANIFEST_FILE, load_bundle
 from bertserve.service.bundle.graph_spec import Agreement, GraphSpec
-from bertserve.service.bundle.validation_policy import EvidencePolicy, agreement_range, is_low, is_of_other_kernels, summarize_agreement
+from bertserve.service.bundle.validation_policy import ValidationPolicy, agreement_range, is_low, is_of_other_kernels, summarize_agreement
 from bertserve.service.cli import main
 from bertserve.service.errors import BundleError
 from bertserve.service.serving.build import build
@@ -24,7 +24,7 @@ def agreement(measure: Any, value: float | None, decisions: int | None, worst: f
 
 
 def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | None = None, **evidence: Any) -> Path:
-    """Writes a tiny bundle whose one graph has this evidence; `bundle` are other fields of its manifest."""
+    """Writes a tiny bundle whose one graph has this validation report; `bundle` are other fields of its manifest."""
     path = tiny.bundle(folder, name, **bundle or {})
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     as_json = {key: value.model_dump() if isinstance(value, Agreement) else value for key, value in evidence.items()}
@@ -34,8 +34,8 @@ def measured(folder: Path, name: str = "measured", *, bundle: dict[str, Any] | N
 
 
 @pytest.mark.parametrize("flags", [{}, {"require_validation": True}, {"min_agreement": 0.9}, {"min_agreement": 0.95}])
-def test_a_bundle_with_enough_evidence_is_served(tmp_path: Path, flags: dict[str, Any]) -> None:
-    """Evidence at the floor is enough, and without a floor none is asked for."""
+def test_a_bundle_with_enough_validation_is_served(tmp_path: Path, flags: dict[str, Any]) -> None:
+    """A validation report at the floor is enough, and without a floor none is asked for."""
     measured(tmp_path, label_agreement=0.95)
 
     assert ["measured"] == list(build(Settings(models=tmp_path, **flags)).registry.models)
@@ -58,7 +58,7 @@ def test_a_bundle_with_enough_evidence_is_served(tmp_path: Path, flags: dict[str
 def test_a_graph_that_answers_otherwise_is_warned_of(
     tmp_path: Path, evidence: dict[str, Any], figures: list[Any], warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the start, below 98 % by the measure of the task, unless figures of labeled data are near the checkpoint's."""
+    """At the start, below 98 % by the measure of the task, unless metrics of labeled data are near the checkpoint's."""
     path = measured(tmp_path, **evidence)
     manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
     (path / MANIFEST_FILE).write_text(json.dumps(manifest | {"figures": figures}), encoding="utf-8")
@@ -88,25 +88,25 @@ def test_few_samples_say_little(samples: int, share: float, low: float, high: fl
     assert (low, high) == pytest.approx(agreement_range(share, samples), abs=5e-4)
 
 
-def test_without_a_floor_no_evidence_is_asked_for(models: Path) -> None:
-    """By default a bundle without a word of evidence is served, as before."""
+def test_without_a_floor_no_validation_is_asked_for(models: Path) -> None:
+    """By default a bundle without a validation report is served, as before."""
     assert ["tiny"] == list(build(Settings(models=models)).registry.models)
 
 
 @pytest.mark.parametrize(
     ("flags", "named"), [({"require_validation": True}, "--require-validation is set"), ({"min_agreement": 0.0}, "--min-agreement is 0.0")]
 )
-def test_a_bundle_without_evidence_is_refused_when_asked(models: Path, flags: dict[str, Any], named: str) -> None:
+def test_a_bundle_without_validation_is_refused_when_asked(models: Path, flags: dict[str, Any], named: str) -> None:
     """The message names bundle, graph, setting, and what to do; a floor of 0 is a floor too."""
     with pytest.raises(BundleError) as error:
         build(Settings(models=models, **flags))
 
-    facts = ("bundle `tiny`", "cpu/fp32", "no evidence (0 parity inputs)", named, "export it again")
+    facts = ("bundle `tiny`", "cpu/fp32", "no validation report (0 parity inputs)", named, "export it again")
     assert [] == [fact for fact in facts if fact not in error.value.message]
 
 
 def test_a_bundle_below_the_floor_is_refused(tmp_path: Path) -> None:
-    """The message names bundle, its figure, the floor, and what to do."""
+    """The message names bundle, its metric, the floor, and what to do."""
     measured(tmp_path, label_agreement=0.9444)
 
     with pytest.raises(BundleError) as error:
@@ -126,7 +126,7 @@ def test_the_floor_is_for_the_graph_that_is_served(tmp_path: Path) -> None:
     """Another graph of the bundle may be below it."""
     [graph] = load_bundle(measured(tmp_path, label_agreement=0.5)).manifest.graphs
     other = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": agreement("label", 1.0, 18)})})
-    floor = EvidencePolicy(min_agreement=0.99)
+    floor = ValidationPolicy(min_agreement=0.99)
 
     floor.check("measured", other)
     with pytest.raises(BundleError):
@@ -149,7 +149,7 @@ def test_a_refused_bundle_ends_the_command_with_1(models: Path, capsys: pytest.C
 EMBEDDED = Path(__file__).parents[2] / "models"
 
 
-def test_the_embedded_bundles_have_evidence() -> None:
+def test_the_embedded_bundles_have_validation() -> None:
     """What is in the repository passes --require-validation."""
     assert 6 == len(build(Settings(models=EMBEDDED, require_validation=True)).registry.models)
 
@@ -216,7 +216,7 @@ def test_a_floor_is_for_the_measure_of_the_task(tmp_path: Path, found: Agreement
     [graph] = load_bundle(measured(tmp_path, label_agreement=None)).manifest.graphs
     graph = graph.model_copy(update={"evidence": graph.evidence.model_copy(update={"agreement": found})})
     try:
-        EvidencePolicy(min_agreement=floor).check("measured", graph)
+        ValidationPolicy(min_agreement=floor).check("measured", graph)
     except BundleError as error:
         assert not served
         assert f"is {found.value:.4f} on {found.decisions} of 18 parity inputs" in error.message
@@ -246,7 +246,7 @@ def test_a_table_names_the_measure(found: Agreement | None, expected: str) -> No
 
 
 def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> GraphSpec:
-    """Returns a graph with evidence of full agreement that was measured on a provider."""
+    """Returns a graph with a validation report of full agreement that was measured on a provider."""
     known = {"label_agreement": 1.0, "agreement": agreement("label", 1.0, 18), "provider": measured_on} | evidence
     return GraphSpec.model_validate(
         {
@@ -264,7 +264,7 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
     )
 
 
-@pytest.mark.parametrize("floor", [EvidencePolicy(required=True), EvidencePolicy(min_agreement=0.5)])
+@pytest.mark.parametrize("floor", [ValidationPolicy(required=True), ValidationPolicy(min_agreement=0.5)])
 @pytest.mark.parametrize(
     ("provider", "precision", "measured_on", "named"),
     [
@@ -277,8 +277,8 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
         ("cpu", "int8", "cpu", None),
     ],
 )
-def test_evidence_counts_for_what_was_measured(
-    floor: EvidencePolicy, provider: str, precision: str, measured_on: str, named: str | None
+def test_validation_counts_for_what_was_measured(
+    floor: ValidationPolicy, provider: str, precision: str, measured_on: str, named: str | None
 ) -> None:
     """A graph for a GPU that was exported on a machine without one was measured on the CPU, which says nothing of half precision."""
     graph = spec(provider, precision, measured_on)
@@ -314,13 +314,13 @@ def test_a_cpu_that_adds_otherwise_is_known(precision: str, measured_with: list[
 def test_int8_of_other_kernels_is_warned_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, flags: dict[str, Any], warned: bool
 ) -> None:
-    """Where evidence is asked for; the model is served, because the scales of int8 allow for it."""
+    """Where a validation report is asked for; the model is served, because the scales of int8 allow for it."""
     monkeypatch.setattr("bertserve.service.serving.loading.cpu_instructions", lambda: ("avx2", "fma"))
     build(Settings(models=EMBEDDED / "sentiment", **flags))
 
     assert warned == ("avx512_vnni, avx512_bf16; this CPU has avx2, fma" in caplog.text)
 
 
-def test_without_a_policy_evidence_of_another_provider_is_served() -> None:
-    """By default evidence is only shown."""
-    EvidencePolicy().check("tiny", spec("cuda", "fp16", "cpu"))
+def test_without_a_policy_validation_of_another_provider_is_served() -> None:
+    """By default a validation report is only shown."""
+    ValidationPolicy().check("tiny", spec("cuda", "fp16", "cpu"))
