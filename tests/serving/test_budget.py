@@ -67,8 +67,10 @@ def test_a_task_must_say_what_it_costs() -> None:
 
 def test_costs_add_up() -> None:
     """Each part by itself; work counts in the queue as tokens."""
-    both = Cost(answer_bytes=1, steps=320, held=3, reserved_tokens=4) + Cost(answer_bytes=10, steps=320, held=30, reserved_tokens=40)
-    assert Cost(answer_bytes=11, steps=640, held=33, reserved_tokens=44) == both == both + NOTHING
+    both = Cost(answer_bytes=1, steps=320, memory_per_input=3, reserved_tokens=4) + Cost(
+        answer_bytes=10, steps=320, memory_per_input=30, reserved_tokens=40
+    )
+    assert Cost(answer_bytes=11, steps=640, memory_per_input=33, reserved_tokens=44) == both == both + NOTHING
     assert 44 + 640 // 32 == both.queue_tokens
 
 

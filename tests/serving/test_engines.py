@@ -98,7 +98,7 @@ def test_both_sessions_are_of_what_was_loaded(
 ) -> None:
     """A bundle that was changed since, and not loaded again, gives its model no second session: it would answer differently."""
     bundle = tiny.bundle(tmp_path)
-    monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 1)
+    monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
     service = build(Settings(models=tmp_path, threads=2))
     engines = service.registry.get("tiny").engines
     change(bundle / "model.cpu.fp32.onnx")
@@ -112,7 +112,7 @@ def test_both_sessions_are_of_what_was_loaded(
 def test_the_second_session_answers_as_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it is made for a model that is served."""
     tiny.bundle(tmp_path)
-    monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 1)
+    monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 1)
     engines = build(Settings(models=tmp_path, threads=2)).registry.get("tiny").engines
     encoding = Encoding(np.array([2, 7, 8, 3]), np.zeros(4, dtype=np.int64))
 
@@ -310,7 +310,7 @@ def test_several_threads_answer_the_same(name: str) -> None:
 def test_one_thread_makes_no_second_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
     """`--multi-threads 1` keeps the memory; more are told in a model's description."""
     tiny.bundle(tmp_path, "tiny")
-    monkeypatch.setattr(loading, "min_solo_tokens", lambda cost, nodes, longest: 16)
+    monkeypatch.setattr(loading, "min_multi_threaded_tokens", lambda cost, nodes, longest: 16)
 
     described = call_fresh(tmp_path, "GET", "/models/tiny", settings={"multi_threads": threads}).json()["graph"]["multi_threaded_run"]
     assert [None, {"threads": 2, "min_tokens": 16}][threads - 1] == described

@@ -278,7 +278,7 @@ def test_info_has_graph_and_machine(models: Path) -> None:
         "sha256": graph_.sha256[:12],
         "form": "tiny",
         "threads": 1,
-        "idle": None,
+        "multi_threaded_run": None,
     }
     assert call(models, "GET", "/info").json()["machine"] == {
         "cpu": hardware.cpu_name(),

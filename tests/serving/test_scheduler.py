@@ -652,7 +652,7 @@ def test_a_run_that_hangs_is_noticed_once(scenario: Scenario, caplog: pytest.Log
         assert ["after"] == (await bench.submit("after")).value
 
     hang_scenario(scenario, check, threads=2)
-    assert [f"thread-{i} hangs: a run has taken 10 s and 0.001 s were predicted for it" for i in range(2)] == sorted(caplog.messages)
+    assert [f"inference-{i} hangs: a run has taken 10 s and 0.001 s were predicted for it" for i in range(2)] == sorted(caplog.messages)
 
 
 def test_a_long_run_hangs_after_twenty_times_its_prediction(scenario: Scenario) -> None:
