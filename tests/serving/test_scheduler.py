@@ -729,7 +729,7 @@ def test_a_stop_does_not_wait_for_threads_that_hang(scenario: Scenario) -> None:
             await blocker
         with pytest.raises(UnavailableError, match="all threads hang"):
             await waiting
-        assert bench.scheduler._threads[0].thread.is_alive()
+        assert bench.scheduler._threads[0].handle.is_alive()
 
     hang_scenario(scenario, check)
 
