@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from pydantic_settings import BaseSettings, CliApp, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as CommandLineError
 
-from bertserve.service.config_file import ConfigFile
+from bertserve.service.config_file import RENAMED, ConfigFile
 from bertserve.service.errors import SettingsError, nearest
 from bertserve.service.providers import ProviderChoice
 
@@ -375,6 +375,9 @@ def _wrong_usage(message: str, command: type[BaseSettings], args: Sequence[str])
     taken = next((kind for kind in get_args(subcommand.annotation) if hasattr(kind, "model_fields")), command) if subcommand else command
     known = [f"{prefix}{name.replace('_', '-')}" for name in taken.model_fields for prefix in ("--", "--no-")]
     flag = argument.partition("=")[0]
+    negated = "no-" if flag.startswith("--no-") else ""
+    if (new := RENAMED.get(flag.removeprefix(f"--{negated}").replace("-", "_"))) is not None:
+        return SettingsError(f"unknown setting `{flag}`; it is called --{negated}{new.replace('_', '-')} now.")
     near = nearest(flag, known)
     if flag[2:].replace("-", "_") in Settings.model_fields:
         return SettingsError(f"{flag} is a flag of `bert-serve serve` and does nothing here; leave it out.")
@@ -403,6 +406,8 @@ def _refuse_unknown_variables() -> None:
     known = [name.upper() for name in Settings.model_fields]
     for name in os.environ:
         if name.startswith(PREFIX) and (setting := name.removeprefix(PREFIX)) not in known:
+            if (new := RENAMED.get(setting.lower())) is not None:
+                raise SettingsError(f"unknown setting {name}; it is called {PREFIX}{new.upper()} now.")
             near = nearest(setting, known)
             raise SettingsError(
                 f"unknown environment variable {name}" + (f"; did you mean {PREFIX}{near}?" if near else "; see `bert-serve serve --help`.")

@@ -33,8 +33,9 @@ from bertserve.service.tracing.trace import Trace
 
 logger = logging.getLogger("bertserve.model")
 
-# Logits of one run over the vocabulary, 16 MiB: a full batch of texts of nothing but masks would have gigabytes of a large one.
-MAX_LOGITS = 2**22
+# Logits of one run over the vocabulary, 8 MiB, and as much again while the bias is added. One text of 64 masks fits, with a vocabulary
+# of 32,768; a full batch of masks would have gigabytes.
+MAX_LOGITS = 2**21
 # Attention weights of one run, of which it holds two copies of 16 MiB: each text's own may be a quarter.
 MAX_WEIGHTS = 2**22
 # What tokenizing takes of an inference thread (docs/explanation/scheduling.md).

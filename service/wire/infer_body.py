@@ -329,9 +329,9 @@ def _placed(body: InferBody, rest: memoryview, *, binary: bool) -> dict[str, Ten
                 )
             if at + size > len(rest):
                 raise MalformedRequestError(
-                    "`{name}` has {claimed} bytes by its `binary_data_size`, and the body has {rest_count} left for it.",
+                    "`{name}` has {size} bytes by its `binary_data_size`, and the body has {rest_count} left for it.",
                     name=declared.name,
-                    claimed=shown_count(size),
+                    size=shown_count(size),
                     rest_count=len(rest) - at,
                 )
             data = rest[at : at + size]

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import usable_cores
+from bertserve.service.config_file import RENAMED
 from bertserve.service.errors import SettingsError
 from bertserve.service.settings import Settings, parse
 
@@ -273,3 +274,22 @@ def test_usable_cores_keep_to_the_quota(files: dict[str, str], cores: int, tmp_p
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(hardware, "Path", lambda _: tmp_path)
     assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_an_old_name_is_refused_with_the_new_one(old: str, new: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line, in a file and in the environment."""
+    assert new in Settings.model_fields
+    flag, new_flag = old.replace("_", "-"), new.replace("_", "-")
+    for prefix in ("--", "--no-"):
+        with pytest.raises(SettingsError, match=f"unknown setting `{prefix}{flag}`; it is called {prefix}{new_flag} now"):
+            parse(Settings, [f"{prefix}{flag}"])
+
+    file = tmp_path / "settings.toml"
+    file.write_text(f"{old} = 1", encoding="utf-8")
+    with pytest.raises(SettingsError, match=f"unknown setting `{old}`; it is called `{new}` now"):
+        parse(Settings, ["--config", str(file)])
+
+    monkeypatch.setenv(f"BERT_SERVE_{old.upper()}", "1")
+    with pytest.raises(SettingsError, match=f"unknown setting BERT_SERVE_{old.upper()}; it is called BERT_SERVE_{new.upper()} now"):
+        parse(Settings, [])

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,7 +46,9 @@ IDLE_SAMPLES, IDLE_EVERY_S = 10, 0.01
 RETURNED_MIB = 32.0
 MIB = 1 << 20
 KEYS = {"attacker": "attacker-key", "caller": "caller-key", "admin": "admin-key"}
-# batches as large as there may be: what they take is no attack's, and stays with the process
+# Ordinary requests with the largest batches, two at once. Growth is what an attack takes beyond their peak: the memory between two of
+# them depends on when glibc last returned freed memory, by 50 MiB.
+CALLERS = 2
 WARM_UP: tuple[tuple[str, Any], ...] = (
     ("/classify", {"inputs": [prose(2500)] * 16}),
     ("/ner", {"inputs": [prose(2500)] * 16}),
@@ -59,6 +62,10 @@ WARM_UP: tuple[tuple[str, Any], ...] = (
 def _ask_as_others_do(target: Target) -> None:
     body = json.dumps({"inputs": [prose(120), prose(500), prose(1000)]}).encode()
     target.ask_all(target.post("/classify", body) for _ in itertools.count())
+
+
+def _send_largest_batches(target: Target) -> None:
+    target.ask_all(target.post(path, json.dumps(body).encode()) for path, body in WARM_UP)
 
 
 ORDINARY = Attack("ordinary requests", "protocol", _ask_as_others_do)
@@ -118,7 +125,7 @@ class Outcome:
         attackers: How many attacked at once.
         connections: Connections that they opened together, at least.
         stall_ms: Longest time that `/health/live` took, less what the machine itself was late.
-        growth_mib: Most memory of the service's processes, over what they had before.
+        growth_mib: Peak memory of the service's processes, less what they had before, or less the peak of ordinary requests if that is more.
         return_s: Seconds after the attack until the memory was back; None if it was not, within `RETURN_S`.
         busy_s: Seconds after the attack until the service was idle; None if it was not, within `SETTLE_S`.
         killed: Worker processes that ended.
@@ -187,7 +194,7 @@ class AttackedService:
         self._served: Served
         self._prober: subprocess.Popen[str]
         self._usual_p99_s: dict[int, float] = {}  # by how many others there are
-        self._memory_at_start = 0
+        self._memory_at_start = self._ordinary_peak = 0
         self.starts = 0
 
     def measure(self, attack: Attack, attackers: int) -> Outcome:
@@ -209,7 +216,7 @@ class AttackedService:
             attackers,
             attackers * attack.connections,
             max(seen.stall_s - seen.late_s, 0) * 1000,
-            (seen.rss_peak - seen.rss_before) / MIB,
+            max(seen.rss_peak - max(seen.rss_before, self._ordinary_peak), 0) / MIB,
             return_s,
             busy_s,
             killed,
@@ -245,10 +252,12 @@ class AttackedService:
         flags = self._configuration.flags(folder)
         with ExitStack() as stack:
             self._served = stack.enter_context(running(ROOT / "models", folder / "log", "--models", str(_tiny_models(folder)), *flags))
-            for path, body in WARM_UP:
-                self._target(time.monotonic() + 30).ask_all([self._target(0).post(path, json.dumps(body).encode())])
             self._prober = stack.enter_context(self._probing(str(folder / "authority.pem") if self._configuration.tls else ""))
             stack.callback(self._prober.kill)
+            self._tell_prober("begin")
+            with ThreadPoolExecutor(CALLERS) as pool:
+                list(pool.map(_send_largest_batches, [self._target(time.monotonic() + 30)] * CALLERS))
+            self._ordinary_peak = self._tell_prober("end").rss_peak
             time.sleep(0.2)
             self._memory_at_start = self._memory()
             self._running = stack.pop_all()
