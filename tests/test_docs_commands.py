@@ -66,10 +66,10 @@ def test_check_passes_on_the_embedded_models() -> None:
 
 
 def test_containers_and_make_serve_set_the_same_memory_settings() -> None:
-    """They are settings that this machine's C library knows, and the ones that docs/how-to/tune.md shows."""
+    """They are settings that this machine's C library knows, and the ones that docs/how-to/operations.md shows."""
     made = re.findall(r"glibc\.malloc\.\S+", document("Makefile"))
     assert made == re.findall(r"glibc\.malloc\.\S+", document("Dockerfile"))
-    assert f"GLIBC_TUNABLES={made[0]}" in document("docs/how-to/tune.md")
+    assert f"GLIBC_TUNABLES={made[0]}" in document("docs/how-to/operations.md")
     if not (loader := Path("/lib64/ld-linux-x86-64.so.2")).exists():
         pytest.skip("not a machine with glibc for x86-64")
     known = subprocess.run([loader, "--list-tunables"], capture_output=True, text=True, check=True).stdout

@@ -76,7 +76,7 @@ def test_the_unit_runs_a_command_of_ours() -> None:
 
 
 def test_the_unit_sets_the_memory_settings_of_the_image() -> None:
-    """Those that docs/how-to/tune.md explains."""
+    """Those that docs/how-to/operations.md explains."""
     [made] = [word for line in manifests.unit()["Environment"] for word in shlex.split(line) if word.startswith("GLIBC_TUNABLES=")]
     assert re.findall(r"GLIBC_TUNABLES=\S+", (ROOT / "Dockerfile").read_text(encoding="utf-8")) == [made]
 
