@@ -40,7 +40,7 @@ LABEL org.opencontainers.image.revision="${REVISION}"
 USER 10001
 # the default of --models is `models`: as a default, and no variable, it makes room for --model
 WORKDIR /
-# weights on huge pages, and threads that keep their heaps (docs/how-to/tune.md)
+# weights on huge pages, and threads that keep their heaps (docs/how-to/operations.md)
 ENV GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 # exports of --model, and what they download: mount a volume there to keep them
 ENV BERT_SERVE_CACHE_DIR=/cache HF_HOME=/cache/huggingface

@@ -3,7 +3,7 @@
 PYTHON ?= python3
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# weights on huge pages, and threads that keep their heaps (docs/how-to/tune.md)
+# weights on huge pages, and threads that keep their heaps (docs/how-to/operations.md)
 MALLOC ?= glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456
 # how many tests of exports run at once, and how many others: each process takes about 1 GiB, and waits for disks and other processes a part of its time
 WORKERS ?= 2
