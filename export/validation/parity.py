@@ -31,10 +31,10 @@ from bertserve.service.wire.json_text import to_plain
 MAX_ABS_ERROR: dict[Precision, float] = {"fp32": 1e-4, "fp16": 1e-1}
 # The same over the row's largest logit, where that is more: rounding grows with what is rounded, and a model without a norm before its head
 # may have logits of hundreds. It is what the bound above is to a largest logit of 5, which trained heads have about; float32 was within
-# 3e-6 on five trained checkpoints, and within 1e-5 on random ones with logits from 1 to 1e12 (docs/explanation/evidence.md).
+# 3e-6 on five trained checkpoints, and within 1e-5 on random ones with logits from 1 to 1e12 (docs/explanation/validation.md).
 MAX_REL_ERROR: dict[Precision, float] = {"fp32": 2e-5, "fp16": 2e-2}
 # What int8 may show on ordinary texts, over the spread of the checkpoint's outputs: root mean square, and worst. How good int8 is, is for
-# the gate to say; this says that the graph which is served is the one that the gate has seen (docs/explanation/evidence.md).
+# the gate to say; this says that the graph which is served is the one that the gate has seen (docs/explanation/validation.md).
 MAX_INT8_RMS, MAX_INT8_WORST = 0.1, 3.0
 INT8_SLACK = 2  # times what the gate measured may be there where that is more
 ODDITY = 2  # times as much may be there where the fixed samples decide, which are odder than ordinary texts

@@ -1,7 +1,7 @@
 """Occlusion: what each word does to a score, by leaving it out. All variants of an input run together, after its score is known.
 
 A word is left out by deleting its tokens. The text is not tokenized again, so that the other words are read as they were, and offsets hold.
-A mask token in the place of the word was no better on the embedded classifier (docs/how-to/explain.md), and most models have none.
+A mask token in the place of the word was no better on the embedded classifier (bench/results/2026-11-23-explain.md), and most models have none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example in examples/, run as its page says: from training to the load test."""
+"""The example in examples/ and the tutorial, run as their pages say: from training to the load test."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,42 +21,110 @@ from bertserve.service.check import difference
 
 pytestmark = [pytest.mark.torch, pytest.mark.full_grid]
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-PAGE = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+TOLERANCE = 0.3  # training gives other weights on another machine
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page whose commands run in an empty folder.
+
+    Attributes:
+        text: Its text.
+        folder: The folder that the commands run in.
+        port: The port that stands in for 8000.
+    """
+
+    text: str
+    folder: Path
+    port: str
+
+    @classmethod
+    def read(cls, name: str, folder: Path) -> Page:
+        """Reads a page, and chooses a free port."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = str(taken.getsockname()[1])
+        return cls((ROOT / name).read_text(encoding="utf-8"), folder, port)
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands of the page, in order."""
+        blocks = re.findall(r"```bash\n(.+?)\n```", self.text, re.S)
+        return [block.replace("examples/", f"{ROOT}/examples/").replace("8000", self.port) for block in blocks]
+
+    @property
+    def answers(self) -> list[str]:
+        """The JSON answers that the page shows, in order."""
+        return re.findall(r"```json\n(.+?)\n```", self.text, re.S)
+
+    def run(self, command: str) -> str:
+        """Runs a command that must end with exit code 0; returns its stdout."""
+        done = subprocess.run(command, shell=True, cwd=self.folder, env=environment(), capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stderr
+        return done.stdout
+
+    @contextmanager
+    def serving(self, command: str) -> Iterator[None]:
+        """Runs the command of the service until the end of the block."""
+        with subprocess.Popen(
+            f"exec {command} --port {self.port}", shell=True, cwd=self.folder, env=environment(), stdout=subprocess.PIPE
+        ) as service:
+            try:
+                wait_for(f"http://127.0.0.1:{self.port}/health/ready")
+                yield
+            finally:
+                service.terminate()
+
+    def assert_answer(self, shown: str, ask: str) -> None:
+        """Compares the answer to a request with the one that the page shows: the same best labels, and about the same scores."""
+        expected, answer = json.loads(shown), json.loads(self.run(ask))
+        assert [row[0]["label"] for row in expected] == [row[0]["label"] for row in answer]
+        for one, other in zip(expected, answer, strict=True):
+            assert difference(one[0], other[0], TOLERANCE) is None
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment with the programs of this Python on the path."""
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+def assert_accuracy(trained: str, verified: str) -> None:
+    """Both graphs have the accuracy that training printed, int8 within 0.01."""
+    (expected,) = re.findall(r"accuracy (\S+) on 720", trained)
+    fp32, int8 = re.findall(r"accuracy cpu/\w+ +(\S+)", verified)
+    assert expected == fp32
+    assert float(fp32) == pytest.approx(float(int8), abs=0.01)
 
 
 def test_the_page_is_true(tmp_path: Path) -> None:
     """Each command ends well; the exported graphs have the accuracy that training printed, and the answer is the one that is shown."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-    commands = [
-        command.replace("examples/", f"{EXAMPLES}/").replace("8000", port) for command in re.findall(r"```bash\n(.+?)\n```", PAGE, re.S)
-    ]
-    train, export, verify, serve, ask, load = commands
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    page = Page.read("examples/README.md", tmp_path)
+    train, export, verify, serve, ask, load = page.commands
 
-    def run(command: str) -> str:
-        done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert 0 == done.returncode, done.stderr
-        return done.stdout
-
-    trained = re.findall(r"accuracy (\S+) on 720", run(train))
-    run(export)
+    trained = page.run(train)
+    page.run(export)
     assert (tmp_path / "my-models/support/README.md").is_file()
-    verified = re.findall(r"accuracy cpu/\w+ +(\S+)", run(verify))
-    assert trained[0] == verified[0]
-    assert float(verified[0]) == pytest.approx(float(verified[1]), abs=0.01)
-    with subprocess.Popen(f"exec {serve} --port {port}", shell=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as service:
-        try:
-            wait_for(f"http://127.0.0.1:{port}/health/ready")
-            (shown,) = re.findall(r"```json\n(.+?)\n```", PAGE, re.S)
-            answer = json.loads(run(ask))
-            assert json.loads(shown)[0][0]["label"] == answer[0][0]["label"]
-            assert difference(json.loads(shown), answer, 0.3) is None  # training gives other weights on another machine
-            assert "passed: error_rate <= 0" in run(load.replace("--seconds 5", "--seconds 1"))
-        finally:
-            service.terminate()
+    assert_accuracy(trained, page.run(verify))
+    with page.serving(serve):
+        page.assert_answer(*page.answers, ask)
+        assert "passed: error_rate <= 0" in page.run(load.replace("--seconds 5", "--seconds 1"))
     assert (tmp_path / "load.html").is_file()
+
+
+def test_the_tutorial_is_true(tmp_path: Path) -> None:
+    """Each command after the installation ends well and gives the answer that is shown, and the wrong request is refused."""
+    page = Page.read("docs/tutorial/first-bundle.md", tmp_path)
+    _, train, export, check, serve, ask, ask_two, ask_wrong, export_again, verify = page.commands
+
+    trained = page.run(train)
+    page.run(export)
+    assert "support: text-classification, cpu/fp32: ok" in page.run(check)
+    with page.serving(serve):
+        for shown, command in zip(page.answers, [ask, ask_two], strict=True):
+            page.assert_answer(shown, command)
+        assert "did you mean `top_k`?" in page.run(ask_wrong)
+    page.run(export_again)
+    assert_accuracy(trained, page.run(verify))
 
 
 def wait_for(address: str) -> None:

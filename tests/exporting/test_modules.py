@@ -1,4 +1,4 @@
-"""Modules of a user's own: the examples of docs/how-to/export-a-module.md exported as they stand there, and what is refused."""
+"""Modules of a user's own: the examples of docs/how-to/export-a-module.md and examples/ exported as they are, and what is refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from grid import grid, rows
 
 pytestmark = pytest.mark.torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "export-a-module.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "export-a-module.md"
 FULL = pytest.mark.full_grid
 EXAMPLES = {"tagger": "Tagger", "recurrent": "Recurrent"}
 LENGTH = 128
@@ -38,8 +39,11 @@ def silent(line: str) -> None:
 
 
 def example(folder: Path, name: str) -> tuple[str, Any]:
-    """Writes an example of the page with a tokenizer and random weights; returns what --module takes, and the module."""
-    code = next(block for block in re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S) if name in block)
+    """Writes an example with a tokenizer and random weights; returns what --module takes, and the module."""
+    if name == "tagger":
+        (code,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    else:
+        code = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     path = folder / f"{name}.py"
     path.write_text(code, encoding="utf-8")
     tiny.tokenizer().save(str(folder / "tokenizer.json"))
