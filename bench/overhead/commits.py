@@ -92,10 +92,10 @@ def _candidate(name: str, tree: Path) -> Candidate:
     package = "bertserve.service." if (tree / "bertserve").exists() else "service."
 
     @contextmanager
-    def serve(_: Path, threads: int, folder: Path) -> Iterator[Running]:
+    def serve(_: Path, _threads: int, folder: Path) -> Iterator[Running]:
         (port,) = free_ports(1)
         program = [sys.executable, "-c", _START.format(package)]
-        replica = Replica(tree / "models", port, folder / "log", ["--threads", str(threads)], program=program, tree=tree)
+        replica = Replica(tree / "models", port, folder / "log", [], program=program, tree=tree)
         replica.spawn()
         try:
             replica.wait_until_it_listens()
