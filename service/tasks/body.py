@@ -53,17 +53,17 @@ TextOrTexts = Annotated[
     one_of("a text or a list of texts", TEXT, LIST),
     Field(description="A text, or a list of texts."),
 ]
-Truncate = Annotated[bool | None, Field(description="Cut a text over the model's length, with a warning; false makes it an error.")]
+Truncate = Annotated[bool | None, Field(description="Truncate long texts, with a warning; false makes them an error.")]
 TruncationDirection = Annotated[
     Literal["left", "right"] | None,
     BeforeValidator(lower),
-    Field(description="Which end of a text over the model's length is cut; by default the one that the model's tokenizer cuts."),
+    Field(description="End at which long texts are truncated; by default the model's own."),
 ]
-Stride = Annotated[int | None, Field(ge=0, description="Tokens that neighboring windows share; 128, at most half a window.")]
+Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, at most half a window.")]
 OffsetUnit = Annotated[
     Unit,
     BeforeValidator(lower),
-    Field(description="What `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."),
+    Field(description="Unit of `start` and `end`: Python code points, JavaScript UTF-16 units or UTF-8 bytes."),
 ]
 
 
@@ -119,7 +119,7 @@ class TaskBody(BaseModel):
     counted: ClassVar[str] = "`inputs` has {} items"
     subject: ClassVar[str] = "inputs"
 
-    model: Annotated[str | None, Field(description="Name of the model, where several are loaded for the task.")] = None
+    model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
     # pydantic is not told: one body has a query and texts in its place
     if TYPE_CHECKING:
         inputs: Any

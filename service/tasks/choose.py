@@ -34,7 +34,7 @@ class ChooseParameters(TaskParameters):
     """Parameters of multiple choice."""
 
     truncation: Annotated[
-        bool, Field(description="Cut a pair over the model's length, the longer text first, with a warning; false makes it an error.")
+        bool, Field(description="Truncate long pairs, the longer text first, with a warning; false makes them an error.")
     ] = True
 
 
@@ -151,7 +151,7 @@ class ChooseBody(TaskBody):
     inputs: Annotated[
         Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],
         one_of("{question, choices} or a list of these", PAIR, LIST),
-        Field(description="A question, or a `prompt` to be completed, with its choices and maybe a context; or a list of these."),
+        Field(description="A question (or `prompt`) with choices and an optional context, or a list of these."),
     ]
     parameters: ChooseParameters | None = None
 
@@ -186,7 +186,7 @@ def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
 SPEC = TaskSpec(
     name=TASK,
     path="choose",
-    title="Choose what goes with a question or a text",
+    title="Choose the best answer or continuation",
     body=ChooseBody,
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,
