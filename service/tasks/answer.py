@@ -46,12 +46,12 @@ class AnswerParameters(TaskParameters):
 
     top_k: Annotated[int, Field(ge=1, le=1000, description="Number of answers; more than 1 gives a list.")] = 1
     doc_stride: Annotated[
-        int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default half of `max_seq_len`, at most 128.")
+        int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half of `max_seq_len` if less.")
     ] = None
     max_answer_len: Annotated[int, Field(ge=1, le=512, description="Maximum tokens of an answer.")] = 15
     max_question_len: Annotated[int | None, Field(ge=1, description="Has no effect, as in transformers.")] = None
     max_seq_len: Annotated[
-        int | None, Field(ge=1, description="Tokens of a window with the question; by default 384, at most the model's limit.")
+        int | None, Field(ge=1, description="Tokens of a window with the question; by default 384 or the model's limit.")
     ] = None
     handle_impossible_answer: Annotated[bool, Field(description='Allow "no answer" as an answer.')] = False
     align_to_words: Annotated[bool, Field(description="Extend answers to whole words.")] = True
@@ -63,7 +63,7 @@ class AnswerParameters(TaskParameters):
     offset_unit: OffsetUnit = "code_points"
     explain: Annotated[
         bool,
-        Field(description="Explain the best answer by leaving out each word in turn: n words in its window need n more runs."),
+        Field(description="Explain the best answer: n words in its window need n more runs."),
     ] = False
 
 
@@ -296,7 +296,7 @@ class AnswerBody(TaskBody):
     inputs: Annotated[
         Annotated[Question, Tag(PAIR)] | Annotated[list[Question], STOP, Tag(LIST)],
         one_of("{question, context} or a list of these", PAIR, LIST),
-        Field(description="A question with its passage, or a list of these."),
+        Field(description="One or more questions with their passages."),
     ]
     parameters: AnswerParameters | None = None
 

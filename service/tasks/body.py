@@ -51,19 +51,19 @@ STOP = Field(fail_fast=True, max_length=MAX_ITEMS)
 TextOrTexts = Annotated[
     Annotated[str, Tag(TEXT)] | Annotated[list[str], STOP, Tag(LIST)],
     one_of("a text or a list of texts", TEXT, LIST),
-    Field(description="A text, or a list of texts."),
+    Field(description="One or more texts."),
 ]
-Truncate = Annotated[bool | None, Field(description="Truncate long texts, with a warning; false makes them an error.")]
+Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
 TruncationDirection = Annotated[
     Literal["left", "right"] | None,
     BeforeValidator(lower),
-    Field(description="End at which long texts are truncated; by default the model's own."),
+    Field(description="End to truncate; by default the model's own."),
 ]
-Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, at most half a window.")]
+Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half a window if less.")]
 OffsetUnit = Annotated[
     Unit,
     BeforeValidator(lower),
-    Field(description="Unit of `start` and `end`: Python code points, JavaScript UTF-16 units or UTF-8 bytes."),
+    Field(description="Unit of `start` and `end`; `utf16` for JavaScript."),
 ]
 
 

@@ -33,9 +33,7 @@ CHOICE_BYTES = 32 + SCORE_BYTES  # of a choice in an answer, beside its text
 class ChooseParameters(TaskParameters):
     """Parameters of multiple choice."""
 
-    truncation: Annotated[
-        bool, Field(description="Truncate long pairs, the longer text first, with a warning; false makes them an error.")
-    ] = True
+    truncation: Annotated[bool, Field(description="Truncate long pairs, the longer text first; otherwise they are an error.")] = True
 
 
 DEFAULTS = ChooseParameters()
@@ -151,7 +149,7 @@ class ChooseBody(TaskBody):
     inputs: Annotated[
         Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],
         one_of("{question, choices} or a list of these", PAIR, LIST),
-        Field(description="A question (or `prompt`) with choices and an optional context, or a list of these."),
+        Field(description="One or more questions with choices."),
     ]
     parameters: ChooseParameters | None = None
 

@@ -59,15 +59,15 @@ class ClassifyParameters(TaskParameters):
         BeforeValidator(lower),
         Field(description="Function from logits to scores, instead of the model's own."),
     ] = None
-    truncation: Annotated[bool, Field(description="Truncate long texts, with a warning; false makes them an error.")] = True
+    truncation: Annotated[bool, Field(description="Truncate long texts; otherwise they are an error.")] = True
     window: Annotated[
         Literal["mean", "max"] | None,
-        Field(description="Score every window of a long text and combine the scores, instead of truncating."),
+        Field(description="Score all windows of a long text and combine the scores, instead of truncating."),
     ] = None
     stride: Stride = None
     explain: Annotated[
         bool,
-        Field(description="Explain the best label by leaving out each word in turn: n words need n more runs."),
+        Field(description="Explain the best label: n words need n more runs."),
     ] = False
     offset_unit: Annotated[
         Unit | None,
@@ -270,7 +270,7 @@ _TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEX
 TextsOrPairs = Annotated[
     _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
     one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
-    Field(description="A text, a pair, or a list of these."),
+    Field(description="One or more texts or pairs."),
 ]
 
 

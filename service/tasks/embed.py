@@ -136,9 +136,9 @@ _LEAST_NORM = np.float32(1e-12)
 Pool = Annotated[
     Literal["none", "cls", "mean", "max"] | None,
     BeforeValidator(lower),
-    Field(description="How token vectors become one vector; `none` keeps them all. By default the model's own pooling."),
+    Field(description="Pooling of token vectors; `none` keeps them all. By default the model's own."),
 ]
-PromptName = Annotated[str | None, Field(description="Name of the model's prompt to put before each text.")]
+PromptName = Annotated[str | None, Field(description="Name of the model's prompt to put before texts.")]
 
 
 class EmbedOptions(BaseModel):
@@ -152,7 +152,7 @@ class EmbedOptions(BaseModel):
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
         BeforeValidator(lower),
-        Field(description="A vector is a list of numbers, or the base64 of little-endian float32 values."),
+        Field(description="Lists of numbers, or base64 of little-endian float32 values."),
     ] = None
     pooling: Pool = None
     layers: Annotated[
@@ -164,8 +164,8 @@ class EmbedOptions(BaseModel):
         | None,
         BeforeValidator(lower),
         Field(
-            description="The last layer, the last four, or a list of layers (-1 is the last, 0 the embedding output), if the bundle has "
-            "them; by default the bundle's own choice."
+            description="The last layer, the last four, or a list of layers of the bundle (-1 is the last, 0 the embedding output); by "
+            "default the bundle's own choice."
         ),
     ] = None
     combine: Annotated[

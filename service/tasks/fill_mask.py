@@ -315,7 +315,7 @@ class FillMaskBody(TaskBody):
     model_config = body_config(inputs="The king of [MASK] died in 1066.", parameters={"top_k": 3})
     parameters_type: ClassVar[type[TaskParameters]] = FillMaskParameters
 
-    inputs: Annotated[TextOrTexts, Field(description="A text with one or more masks, or a list of these.")]
+    inputs: Annotated[TextOrTexts, Field(description="One or more texts with masks.")]
     parameters: FillMaskParameters | None = None
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:

@@ -86,7 +86,7 @@ class SimilarityParameters(TaskParameters):
     pooling: Annotated[
         Literal["cls", "mean", "max"] | None,
         BeforeValidator(lower),
-        Field(description="How token vectors become one vector; by default the model's own pooling."),
+        Field(description="Pooling of token vectors; by default the model's own."),
     ] = None
 
 

@@ -158,7 +158,7 @@ class DecodeBody(ForeignBody):
         list[_Ids],
         STOP,
         BeforeValidator(_lists, json_schema_input_type=_Ids | Annotated[list[_Ids], STOP]),
-        Field(description="A list of token ids, or a list of these."),
+        Field(description="One or more lists of token ids."),
     ]
     skip_special_tokens: Annotated[bool, Field(description="Leave out special tokens.")] = True
 
