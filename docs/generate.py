@@ -126,7 +126,7 @@ def body_table(path: str) -> str:
         for name, schema in within["properties"].items()
         if name not in beside
     ]
-    return _table(("field", "values", "default", "meaning"), rows)
+    return _table(("field", "values", "meaning"), rows)
 
 
 def layers_drawing(package: str) -> str:
@@ -221,11 +221,11 @@ def _values(field: FieldInfo) -> str:
     return shown + (f" {bounds}" if bounds else "")
 
 
-def _field(name: str, schema: Mapping[str, Any], required: bool) -> tuple[str, str, str, str]:
+def _field(name: str, schema: Mapping[str, Any], required: bool) -> tuple[str, str, str]:
     """Returns the row of a field of a body."""
     default = schema.get("default")
-    shown = "required" if required else "none" if default is None else f"`{_json(default)}`"
-    return f"`{name}`", _kind(schema), shown, _cell(schema.get("description"))
+    shown = "; required" if required else "" if default is None else f"; default `{_json(default)}`"
+    return f"`{name}`", _kind(schema) + shown, _cell(schema.get("description"))
 
 
 def _json(value: Any) -> str:
@@ -254,7 +254,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
         kinds = list(dict.fromkeys(map(_kind, options)))
         lists = [kind for kind in kinds if kind.startswith("list of ")]
         single = " or ".join(kind for kind in kinds if kind not in lists)
-        return f"{single}, or a list of these" if lists == [f"list of {single}"] else " or ".join(kinds)
+        return f"{single}, or a list" if lists == [f"list of {_plural(single)}"] else " or ".join(kinds)
     if choices := schema.get("enum") or [schema[name] for name in ("const",) if name in schema]:
         return ", ".join(f"`{_json(choice)}`" for choice in choices)
     if "$ref" in schema:
@@ -263,10 +263,17 @@ def _kind(schema: Mapping[str, Any]) -> str:
         items = _kind(schema.get("items", {}))
         limits = {name: limit for name, limit in schema.items() if (name, limit) != ("maxItems", MAX_ITEMS)}  # which every list has
         bounds = _bounds(limits, "minItems", "maxItems")
-        return f"list of {items}{f' ({bounds} items)' if bounds else ''}"
+        return f"list of {_plural(items)}{f' ({bounds} items)' if bounds else ''}"
     bounds = _bounds(schema, "minimum", "maximum")
     length = _bounds(schema, "minLength", "maxLength")
     return str(schema["type"]) + (f" {bounds}" if bounds else "") + (f" ({length} characters)" if length else "")
+
+
+def _plural(kinds: str) -> str:
+    """Returns what several of these are: `string or object` becomes `strings or objects`."""
+    if kinds.endswith(", or a list"):
+        return f"({kinds})"
+    return re.sub(r"\b(string|integer|number|boolean|object|list)\b", r"\1s", kinds)
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str) -> str:
