@@ -74,7 +74,7 @@ def test_every_record_belongs_to_the_manifest() -> None:
 def test_every_figure_of_a_target_is_named() -> None:
     """The figures that `--slo` takes stand under the bound that they have."""
     most, least = (
-        set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Figures for --slo").splitlines()[3].strip("|").split("|")
+        set(re.findall(r"`(\w+)`", cell)) for cell in section("bench-flags.md", "Metrics for --slo").splitlines()[3].strip("|").split("|")
     )
 
     assert {name for name, at_most in slo.FIGURES.items() if at_most} == most
@@ -83,6 +83,6 @@ def test_every_figure_of_a_target_is_named() -> None:
 
 def test_every_mix_is_described() -> None:
     """The table of mixes has each built-in one, and no other."""
-    rows = [name for name in first_cells(section("bench-flags.md", "Mixes")) if not name.startswith("/")]
+    rows = [name for name in first_cells(section("bench-flags.md", "Workloads")) if not name.startswith("/")]
 
     assert sorted(mixes.NAMES) == sorted(rows)
