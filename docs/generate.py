@@ -138,7 +138,7 @@ def blocks() -> dict[str, Callable[[], str]]:
     """Returns what writes each block, by the name that its comment gives."""
     posted = {path: operations["post"] for path, operations in facts.openapi()["paths"].items() if "post" in operations and "{" not in path}
     inference = {path: operation for path, operation in posted.items() if {"inference", "other clients"} & set(operation["tags"])}
-    # of one kind of body; a path of any model takes them all
+    # paths with one kind of body; those for any task take every body
     bodies = {path: operation["requestBody"]["content"]["application/json"]["schema"].get("$ref") for path, operation in inference.items()}
     tasks = {body: path for path, body in reversed(bodies.items()) if body is not None}.values()  # the first path of each body
     return {
