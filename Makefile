@@ -104,7 +104,7 @@ export: dev $(EMBED) ## rebuild the embedded bundles: make export CHECKPOINTS=DI
 	  case $$name in embed) source="$(EMBED) $(EMBED_FLAGS)" ;; *) source=$(CHECKPOINTS)/$$name ;; esac; \
 	  $(EXPORT) --name $$name --metrics-file $$figures $$source; done
 
-families: dev ## export every family with every head and rewrite the table in docs/reference/supported-models.md
+families: dev ## export every family with every head and rewrite the table in bench/results/model-families.md
 	PYTHONPATH=tests .venv-dev/bin/python tests/exporting/family_table.py
 
 golden: dev .venv-qa/.installed ## remake the golden files: make golden CHECKPOINTS=DIR

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import facts
+from bertserve.service.tasks.body import MAX_ITEMS
 from facts import ROOT, Flag
 
 PAGES = ROOT / "docs"
@@ -61,11 +62,11 @@ def bench_table() -> str:
         if command.startswith("bert-bench "):
             for flag in facts.flags(parser):
                 commands.setdefault(flag, []).append(command.partition(" ")[2])
-    all_commands = {command for having in commands.values() for command in having}
+    all_commands = list(dict.fromkeys(command for having in commands.values() for command in having))
     rows = []
     for flag, having in commands.items():
-        lacking = all_commands - set(having)
-        rows.append((f"`{flag.usage}`", _sentence(flag), _codes(having) if len(lacking) > 1 else f"all but {_codes(lacking)}"))
+        lacking = [command for command in all_commands if command not in having]
+        rows.append((f"`{flag.usage}`", _sentence(flag), _codes(having) if len(lacking) > 2 else f"all but {_codes(lacking)}"))
     return _table(("flag", "meaning", "commands"), rows)
 
 
@@ -87,20 +88,24 @@ def tasks_table() -> str:
     for spec in facts.tasks():
         base = spec.derivation.base if spec.derivation is not None else spec.name
         models = "any task" if base is None else f"`{base}`"
-        needs = f" with {_cell(spec.derivation.needs)}" if spec.derivation is not None and spec.derivation.needs else ""
-        rows.append((f"[`POST /{spec.path}`](#post-{spec.path})", _cell(spec.title), f"`{spec.name}`", models + needs))
+        needs = re.sub(r" \(.*\)$", "", _cell(spec.derivation.needs)) if spec.derivation is not None else ""  # without the advice
+        rows.append(
+            (f"[`POST /{spec.path}`](#post-{spec.path})", _cell(spec.title), f"`{spec.name}`", models + (needs and f" with {needs}"))
+        )
     return _table(("endpoint", "what it does", "task", "models that answer it"), rows)
 
 
 def endpoints_table(*tags: str) -> str:
-    """Returns a row for each method and path of these OpenAPI tags."""
+    """Returns a row for each method and path of these OpenAPI tags. Paths that differ only in the task or in a version share a row."""
+    paths = facts.openapi()["paths"]
+    task_path = re.compile(rf"/({'|'.join(re.escape(spec.path) for spec in facts.tasks())})(?=/|$)")
     rows = [
-        (f"`{method.upper()} {path}`", _cell(operation["summary"]))
-        for path, operations in facts.openapi()["paths"].items()
+        (f"`{method.upper()} {task_path.sub('/{task}', path)}`", task_path.sub("`/{task}`", _cell(operation["summary"])))
+        for path, operations in paths.items()
         for method, operation in operations.items()
-        if set(tags) & set(operation["tags"])
+        if set(tags) & set(operation["tags"]) and not ("/versions/" in path and path.replace("/versions/{version}", "") in paths)
     ]
-    return _table(("endpoint", "answer"), rows)
+    return _table(("endpoint", "answer"), dict.fromkeys(rows))
 
 
 def body_table(path: str) -> str:
@@ -121,7 +126,7 @@ def body_table(path: str) -> str:
         for name, schema in within["properties"].items()
         if name not in beside
     ]
-    return _table(("field", "values", "default", "meaning"), rows)
+    return _table(("field", "values", "meaning"), rows)
 
 
 def layers_drawing(package: str) -> str:
@@ -133,8 +138,9 @@ def blocks() -> dict[str, Callable[[], str]]:
     """Returns what writes each block, by the name that its comment gives."""
     posted = {path: operations["post"] for path, operations in facts.openapi()["paths"].items() if "post" in operations and "{" not in path}
     inference = {path: operation for path, operation in posted.items() if {"inference", "other clients"} & set(operation["tags"])}
-    # of one kind of body; a path of any model takes them all
-    tasks = [path for path, operation in inference.items() if "$ref" in operation["requestBody"]["content"]["application/json"]["schema"]]
+    # paths with one kind of body; those for any task take every body
+    bodies = {path: operation["requestBody"]["content"]["application/json"]["schema"].get("$ref") for path, operation in inference.items()}
+    tasks = {body: path for path, body in reversed(bodies.items()) if body is not None}.values()  # the first path of each body
     return {
         "settings": settings_table,
         "flags of bert-serve score": score_table,
@@ -207,19 +213,19 @@ def _values(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return _codes(get_args(field.annotation))
     kind = kinds[0] if get_origin(field.annotation) is not dict else dict
-    shown = {int: "whole number", float: "number", bool: "on or off", str: "text", Path: "path", dict: "`TASK=NAME,...`"}[kind]
+    shown = {int: "integer", float: "number", bool: "on or off", str: "text", Path: "path", dict: "`TASK=NAME,...`"}[kind]
     least = next((limit.ge for limit in field.metadata if isinstance(limit, annotated_types.Ge)), None)
     most = next((limit.le for limit in field.metadata if isinstance(limit, annotated_types.Le)), None)
     limits = {name: limit for name, limit in (("minimum", least), ("maximum", most)) if limit is not None}
     bounds = _bounds(limits, "minimum", "maximum")
-    return shown + (f", {bounds}" if bounds else "")
+    return shown + (f" {bounds}" if bounds else "")
 
 
-def _field(name: str, schema: Mapping[str, Any], required: bool) -> tuple[str, str, str, str]:
+def _field(name: str, schema: Mapping[str, Any], required: bool) -> tuple[str, str, str]:
     """Returns the row of a field of a body."""
     default = schema.get("default")
-    shown = "required" if required else "none" if default is None else f"`{_json(default)}`"
-    return f"`{name}`", _kind(schema), shown, _cell(schema.get("description"))
+    shown = "; required" if required else "" if default is None else f"; default `{_json(default)}`"
+    return f"`{name}`", _kind(schema) + shown, _cell(schema.get("description"))
 
 
 def _json(value: Any) -> str:
@@ -245,29 +251,35 @@ def _kind(schema: Mapping[str, Any]) -> str:
     """Returns what a value may be, in words: its choices, or its type and bounds."""
     options = [option for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())) if option.get("type") != "null"]
     if options:
-        return " or ".join(dict.fromkeys(map(_kind, options)))
-    if "enum" in schema:
-        return _codes(schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`"
+        kinds = list(dict.fromkeys(map(_kind, options)))
+        lists = [kind for kind in kinds if kind.startswith("list of ")]
+        single = " or ".join(kind for kind in kinds if kind not in lists)
+        return f"{single}, or a list" if lists == [f"list of {_plural(single)}"] else " or ".join(kinds)
+    if choices := schema.get("enum") or [schema[name] for name in ("const",) if name in schema]:
+        return ", ".join(f"`{_json(choice)}`" for choice in choices)
     if "$ref" in schema:
         return "object"
     if schema.get("type") == "array":
         items = _kind(schema.get("items", {}))
-        bounds = _bounds(schema, "minItems", "maxItems")
-        return f"list of {items}{f' ({bounds} items)' if bounds else ''}"
-    name = {"string": "text", "integer": "whole number", "number": "number", "boolean": "`true` or `false`", "object": "object"}[
-        schema["type"]
-    ]
+        limits = {name: limit for name, limit in schema.items() if (name, limit) != ("maxItems", MAX_ITEMS)}  # which every list has
+        bounds = _bounds(limits, "minItems", "maxItems")
+        return f"list of {_plural(items)}{f' ({bounds} items)' if bounds else ''}"
     bounds = _bounds(schema, "minimum", "maximum")
     length = _bounds(schema, "minLength", "maxLength")
-    return name + (f", {bounds}" if bounds else "") + (f", {length} characters" if length else "")
+    return str(schema["type"]) + (f" {bounds}" if bounds else "") + (f" ({length} characters)" if length else "")
+
+
+def _plural(kinds: str) -> str:
+    """Returns what several of these are: `string or object` becomes `strings or objects`."""
+    if kinds.endswith(", or a list"):
+        return f"({kinds})"
+    return re.sub(r"\b(string|integer|number|boolean|object|list)\b", r"\1s", kinds)
 
 
 def _bounds(schema: Mapping[str, Any], least: str, most: str) -> str:
     if least in schema and most in schema:
         return f"{schema[least]} to {schema[most]}"
-    return f"at least {schema[least]}" if least in schema else f"at most {schema[most]}" if most in schema else ""
+    return f"≥ {schema[least]}" if least in schema else f"≤ {schema[most]}" if most in schema else ""
 
 
 def main() -> int:

@@ -130,46 +130,49 @@ def _say_plots(written: Sequence[Path]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert-export analyze",
-        description="Measure where inference time goes: of a model and of others that differ from it in one thing, or of a bundle by layer.",
-        epilog="To export a local folder that is called analyze, write ./analyze.",
+        description="Measure where inference time goes: a model and variants of it, or a bundle by layer.",
+        epilog="To export a local folder named analyze, write ./analyze.",
     )
     parser.add_argument(
         "source",
         metavar="SOURCE",
         nargs="?",
         default="bert-base",
-        help=f"a config.json or its folder, a checkpoint's folder or hub id, a bundle's folder, or a shape out of {', '.join(NAMED)} "
-        "(default: bert-base); where there are no weights they are random",
+        help=f"checkpoint folder, config.json, hub id, bundle folder, or one of {', '.join(NAMED)} (default: bert-base); missing weights "
+        "are random",
     )
     parser.add_argument(
         "--precision",
         type=flags.parse_precisions,
         metavar="LIST",
-        help="comma list of fp32, int8 (default: both; of a bundle its default graph for the CPU)",
+        help="comma list of fp32, int8 (default: both; for a bundle, its default graph for the CPU)",
     )
     parser.add_argument(
         "--lengths",
         type=_parse_lengths,
         metavar="LIST",
-        help=f"comma list of tokens (default: {','.join(map(str, LENGTHS))}; of a bundle {MIDDLE}); other shapes are compared at the one nearest to {MIDDLE}",
+        help=f"comma list of lengths in tokens (default: {','.join(map(str, LENGTHS))}; for a bundle {MIDDLE}); variants are compared at "
+        f"the length nearest to {MIDDLE}",
     )
     parser.add_argument(
-        "--by", type=_parse_axes, metavar="LIST", help=f"comma list of {', '.join(AXES)}: what to change (default: all; `none` for nothing)"
+        "--by",
+        type=_parse_axes,
+        metavar="LIST",
+        help=f"comma list of {', '.join(AXES)}: dimensions to vary (default: all; `none` varies nothing)",
     )
-    parser.add_argument("--batch", type=_parse_count, metavar="N", help="texts of a batch, for the throughput (default: 8)")
+    parser.add_argument("--batch", type=_parse_count, metavar="N", help="batch size for the throughput (default: 8)")
     parser.add_argument(
         "--seconds",
         type=_parse_seconds,
         default=600.0,
         metavar="SECONDS",
-        help="budget: no further model is begun that would not be done by then, and what was left out is said; the model itself is always "
-        "measured (default: 600)",
+        help="time budget: variants that do not fit are skipped and listed; the model itself is always measured (default: 600)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help=f"folder for {REPORT_FILE} and, where matplotlib is installed (extra bench), plots as SVG",
+        help=f"folder for {REPORT_FILE} and, if matplotlib is installed (extra `bench`), SVG plots",
     )
     return parser
 

@@ -167,27 +167,28 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
-        epilog="`bert-export verify BUNDLE` checks a bundle again, and `bert-export analyze` says where inference time goes; each has --help.",
+        epilog="`bert-export verify BUNDLE` checks a bundle again; `bert-export analyze` measures where inference time goes. Each has "
+        "--help.",
     )
     parser.add_argument("--version", action="version", version=f"bert-export {__version__}")
-    parser.add_argument("source", metavar="SOURCE", nargs="?", help="a local checkpoint folder, or a hub id such as org/model")
+    parser.add_argument("source", metavar="SOURCE", nargs="?", help="checkpoint folder, or hub id such as org/model")
     parser.add_argument(
-        "--output", metavar="MODELS_DIR", type=Path, required=True, help="the models folder; the bundle is written to MODELS_DIR/NAME/"
+        "--output", metavar="MODELS_DIR", type=Path, required=True, help="models folder; the bundle is written to MODELS_DIR/NAME/"
     )
     parser.add_argument("--name", type=_parse_name, help="name of the bundle (default: the last part of SOURCE)")
     parser.add_argument(
         "--task",
         choices=("auto", *TASKS),
         default="auto",
-        help="what the checkpoint was fine-tuned for (default: read from its architecture)",
+        help="task of the checkpoint (default: from its architecture)",
     )
     parser.add_argument(
         "--precision",
         dest="precisions",
         type=flags.parse_precisions,
         metavar="LIST",
-        help="comma list of fp32, fp16, int8; fp16 is for GPUs, int8 for the CPU; of each provider the last that it has is the default "
-        "graph (default: all, and int8 is the default graph only where it agrees with the checkpoint on 98 %%)",
+        help="comma list of fp32, fp16 (GPUs) and int8 (CPU); the last one that a provider has becomes its default graph (default: all; "
+        "int8 becomes the default graph only if it reaches 98 %% agreement with the checkpoint)",
     )
     parser.add_argument(
         "--provider",
@@ -195,19 +196,19 @@ def _parser() -> argparse.ArgumentParser:
         type=flags.parse_providers,
         default=("cpu",),
         metavar="LIST",
-        help=f"comma list of {', '.join(PROVIDERS)}: what to make graphs for (default: cpu)",
+        help=f"comma list of {', '.join(PROVIDERS)}: providers to make graphs for (default: cpu)",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub id")
     parser.add_argument(
         "--module",
         metavar="FILE:FACTORY",
-        help="in place of SOURCE: a Python file and a function in it that returns a PyTorch module, a tokenizer file, a task and labels; "
+        help="instead of SOURCE: a Python file and its function that returns a PyTorch module, a tokenizer file, a task and labels; "
         "needs --trust-module",
     )
     parser.add_argument(
         "--trust-module",
         action="store_true",
-        help="run the code of --module's file, with your rights; never for a file that you have not read",
+        help="run the code of --module with your rights; read the file first",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
     parser.add_argument(
@@ -227,37 +228,36 @@ def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="texts of your own, at least 16, to make int8 with: one per line, or JSON Lines (.jsonl) with text and, for pairs, text_pair, or "
-        "question and context; a third of them is held out to judge int8 on (default: 700 English texts that come with bertserve)",
+        help="your own texts, at least 16, for int8 calibration: one per line, or JSON Lines (.jsonl) with text and, for pairs, "
+        "text_pair, or question and context; a third is held out to validate int8 (default: 700 built-in English texts)",
     )
     parser.add_argument(
         "--validation",
         type=Path,
         metavar="FILE",
-        help="other texts of your own, in the same form, to judge int8 on; none of them may be in --calibration (default: a quarter of the "
-        "calibration texts)",
+        help="your own texts to validate int8, none of which is in --calibration (default: a quarter of the calibration texts)",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="make int8 without measuring which matrices matter most: sooner, with answers a little further from the checkpoint's",
+        help="make int8 without measuring the sensitivity of each matrix: faster, but less accurate",
     )
     parser.add_argument(
         "--layers",
         type=flags.parse_layers,
         metavar="LAYERS",
-        help="of an embedding model, what requests may ask for: last, or last_four side by side too, or a comma list of layers such as "
-        "-4,-3,-2,-1, where -1 is the last one and 0 what the embeddings give (default: last)",
+        help="layers of an embedding model that requests can use: last, last_four, or a comma list such as -4,-3,-2,-1, where -1 is the "
+        "last layer and 0 the embedding output (default: last)",
     )
     parser.add_argument(
         "--combine",
         choices=get_args(Combine),
-        help="with --layers: requests that name no layers get all of these, side by side, or their sum or mean (default: they get the last)",
+        help="with --layers: how these layers become one vector if a request names no layers (default: the last layer only)",
     )
     parser.add_argument(
         "--attentions",
         action="store_true",
-        help="give out attention too, for POST /attention; the graph, for the CPU alone, then does not fuse it and is slower",
+        help="also return attention, for POST /attention; only for the CPU, and slower, because attention is not fused",
     )
     parser.add_argument(
         "--ignore-weights",
@@ -265,20 +265,20 @@ def _add_graph_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="weights of the checkpoint that the model may leave unused, such as 'aux_head.*'; again for another pattern (default: only "
-        "the weights of other heads that transformers has for the architecture)",
+        help="weights of the checkpoint that can stay unused, such as 'aux_head.*'; repeat for more patterns (default: only weights of "
+        "other known heads of the architecture)",
     )
     parser.add_argument(
         "--max-int8-error",
         type=flags.parse_share,
         metavar="SHARE",
-        help="how far int8 may move the outputs on held-out texts, as a share of their standard deviation (default: 0.1); "
-        "the matrices that matter most stay in float until it holds, and where it never does the bundle has no int8",
+        help="maximum error of int8 on held-out texts, as a share of the outputs' standard deviation (default: 0.1); the most sensitive "
+        "matrices stay in float until it holds, otherwise the bundle has no int8",
     )
     parser.add_argument(
         "--tracer",
         choices=get_args(Tracer),
-        help="PyTorch's exporter to trace with: dynamo, or the deprecated torchscript (default: dynamo, and torchscript where dynamo cannot)",
+        help="PyTorch exporter: dynamo, or the deprecated torchscript (default: dynamo, then torchscript if dynamo fails)",
     )
 
 

@@ -118,47 +118,47 @@ def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, s
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert-export verify",
-        description="Check a bundle again: digests, the stored example, rows in batches, and what you give it to compare with.",
-        epilog="To export a local folder that is called verify, write ./verify.",
+        description="Check a bundle again: digests, the stored example, rows in batches, and the references that you give.",
+        epilog="To export a local folder named verify, write ./verify.",
     )
-    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's folder, such as models/sentiment")
-    parser.add_argument("--checkpoint", metavar="DIR", help="the checkpoint that it was made from: compares each graph with PyTorch again")
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder of the bundle, such as models/sentiment")
+    parser.add_argument("--checkpoint", metavar="DIR", help="checkpoint of the bundle: compare each graph with PyTorch again")
     parser.add_argument("--revision", help="branch, tag or commit of the hub id of --checkpoint")
     parser.add_argument(
         "--module",
         metavar="FILE:FACTORY",
-        help="in place of --checkpoint, for a bundle that was exported with --module: the same file and function; needs --trust-module",
+        help="instead of --checkpoint, for a bundle exported with --module: the same file and function; needs --trust-module",
     )
     parser.add_argument(
         "--trust-module",
         action="store_true",
-        help="run the code of --module's file, with your rights; never for a file that you have not read",
+        help="run the code of --module with your rights; read the file first",
     )
     _add_data_flags(parser)
     parser.add_argument(
         "--provider",
         type=flags.parse_providers,
         metavar="LIST",
-        help=f"comma list of {', '.join(PROVIDERS)}: check the graphs for these alone, each on its provider, which must be there (default: all "
-        "graphs, those whose provider is not there on the CPU)",
+        help=f"comma list of {', '.join(PROVIDERS)}: check only the graphs for these providers, which must be available (default: all "
+        "graphs, on the CPU if their provider is unavailable)",
     )
     parser.add_argument(
         "--precision",
         type=flags.parse_precisions,
         metavar="LIST",
-        help="comma list of fp32, fp16, int8: check the graphs of these alone (default: all)",
+        help="comma list of fp32, fp16, int8: check only these graphs (default: all)",
     )
     parser.add_argument(
         "--update",
         action="store_true",
-        help="if all checks pass, measure validation reports and speed again, and write them into the manifest and the card; with --checkpoint or --module",
+        help="if all checks pass, measure again and update manifest and card; needs --checkpoint or --module",
     )
     parser.add_argument(
         "--validation",
         metavar="FILE",
         type=Path,
-        help="with --update: texts to judge int8 on, as `bert-export --validation` takes them; none that it was made with (default: the "
-        "texts that the export judged it on, where they are built-in ones)",
+        help="with --update: texts to validate int8, none of which it was made with (default: the texts of the export, if they are built "
+        "in)",
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     return parser
@@ -169,16 +169,15 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="FILE",
         type=Path,
-        help='JSONL of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the right answer (label, '
-        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and accuracy, F1, correlations or "
-        "exact match, whichever the task and the model's labels have",
+        help='JSON Lines of inputs, {"inputs": ..., "parameters"?: ...} or {"text": ...}, with or without the correct answer (label, '
+        "entities or tags, answers, target): measures agreement with the checkpoint or the fp32 graph, and quality metrics if "
+        "answers are given",
     )
     parser.add_argument(
         "--min-agreement",
         type=flags.parse_share,
         metavar="SHARE",
-        help="least agreement of each graph on the data, by the measure of the task: the share of equal answers, F1 of entities or label sets, "
-        "cosine similarity of vectors, rank correlation of single scores",
+        help="minimum agreement of each graph on the data",
     )
     parser.add_argument(
         "--min-metric",
@@ -186,8 +185,7 @@ def _add_data_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="METRIC=SHARE",
-        help="least value of a metric that each graph must reach on the data, such as matthews=0.55; again for another metric; they are "
-        + ", ".join(_metrics()),
+        help="minimum of a metric of each graph on the data, such as matthews=0.55; repeat for more metrics: " + ", ".join(_metrics()),
     )
 
 

@@ -55,38 +55,36 @@ class Score(ModelSettings):
 
     # texts, because a path has no `//` as a URI has
     source: CliPositionalArg[str] = Field(
-        description="Input: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray a folder of Parquet files."
+        description="Input file: JSON Lines, CSV, TSV or Parquet; - is stdin. With --ray, a folder of Parquet files."
     )
-    output: CliPositionalArg[str] = Field(description="Output; - is stdout. With --ray a folder.")
+    output: CliPositionalArg[str] = Field(description="Output file; - is stdout. With --ray, a folder.")
     input_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
-        None, description="Format of the input; by default its name says it."
+        None, description="Format of the input (default: from the file name)."
     )
     output_format: Literal["jsonl", "csv", "tsv", "parquet"] | None = Field(
-        None, description="Format of the output; by default its name says it, and of stdout the input's."
+        None, description="Format of the output (default: from the file name; for stdout, the input's format)."
     )
     task: str | None = Field(
-        None, description="Task, by its name or its endpoint's; by default the model's own, or the one that parameters or columns show."
+        None, description="Name of the task or of its endpoint (default: the model's own, or the one that parameters or columns imply)."
     )
-    parameters: str = Field("{}", description="Parameters of each request as JSON, as the endpoint takes them, such as '{\"top_k\": 1}'.")
-    prediction_column: str = Field("prediction", min_length=1, description="Name of the column that predictions come in.")
-    warnings_column: str = Field("warnings", min_length=1, description="Name of the column that warnings come in, such as of a cut text.")
+    parameters: str = Field("{}", description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
+    prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
+    warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
     rejected: Path | None = Field(
         None,
-        description="New file for rows without an answer, with their reasons; by default OUTPUT.rejected.jsonl, and none for stdout.",
+        description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl, or none for stdout).",
     )
-    max_rejected: int = Field(1000, ge=0, description="Rows that may have no answer; one more ends the run.")
-    restart: bool = Field(False, description="Begin from the first row, and replace the output and the file of rejected rows.")
+    max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; one more stops the run.")
+    restart: bool = Field(False, description="Start from the first row, and replace the output and the rejected file.")
 
     ray: str | None = Field(
         None,
-        description="Score a folder on the actors of a Ray cluster: its address HOST:PORT, `auto` for the one that this machine belongs to, `local` for "
-        "one on this machine alone, for as long as it takes.",
+        description="Score a folder on a Ray cluster: HOST:PORT, `auto` for this machine's cluster, or `local` for a temporary one on "
+        "this machine.",
     )
-    actors: int | None = Field(None, ge=1, description="With --ray: actors, each with the model; by default as many as there is room for.")
+    actors: int | None = Field(None, ge=1, description="With --ray: actors, each of which loads the model (default: as many as fit).")
     actor_cpus: int | None = Field(
-        None,
-        ge=1,
-        description="With --ray: CPUs of an actor, which are its inference threads; by default those of the smallest node, at most 4.",
+        None, ge=1, description="With --ray: CPUs and inference threads per actor (default: those of the smallest node, at most 4)."
     )
 
     def run(self) -> int:
@@ -181,7 +179,7 @@ class Check(Settings):
 class Models(SourceSettings):
     """List the models that `serve` would serve with the same settings, from their manifests: nothing is loaded or exported."""
 
-    as_json: bool = Field(False, validation_alias="json", description="Print a JSON list, which has all that is known.")
+    as_json: bool = Field(False, validation_alias="json", description="Print all details as a JSON list.")
 
     def run(self) -> int:
         """Prints the list; returns 1 where a manifest cannot be read."""
@@ -206,7 +204,7 @@ class NewKey(BaseSettings):
 
     model_config = SettingsConfigDict(cli_hide_none_type=True)
 
-    name: CliPositionalArg[str] = Field(description="What logs and metrics call it.")
+    name: CliPositionalArg[str] = Field(description="Name of the key in logs and metrics.")
 
     def run(self) -> int:
         """Prints a key and its line; returns the exit code."""
@@ -230,13 +228,13 @@ class BertServe(BaseSettings):
     )
 
     serve: CliSubCommand[Serve] = Field(description="Serve the models of a folder over HTTP.")
-    score: CliSubCommand[Score] = Field(description="Score the rows of a file by a model.")
-    check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as it did at export.")
+    score: CliSubCommand[Score] = Field(description="Score the rows of a file with a model.")
+    check: CliSubCommand[Check] = Field(description="Check that each model answers its stored example as at export.")
     models: CliSubCommand[Models] = Field(
-        description="List the models that serve would serve: task, labels, graphs, validation reports, card."
+        description="List the models that serve would load: task, labels, graphs, validation report, card."
     )
-    health: CliSubCommand[Health] = Field(description="Ask the service that runs here with the same settings whether it is ready.")
-    new_key: CliSubCommand[NewKey] = Field(description="Make an API key, and its line for --api-key-file.")
+    health: CliSubCommand[Health] = Field(description="Check whether the service on this machine with the same settings is ready.")
+    new_key: CliSubCommand[NewKey] = Field(description="Create an API key and its line for --api-key-file.")
     version: CliToggleFlag[bool] = Field(False, description="Print the version and exit.")
 
 

@@ -65,7 +65,7 @@ class ProcessMetrics(Collector):
                     family.add_sample(sample.name, {"worker": str(index)}, sample.value)
         replaced = CounterMetricFamily(
             "bertserve_workers_replaced_total",
-            "Workers replaced: they ended by themselves, or hung and were killed.",
+            "Workers replaced because they exited or hung.",
             labels=["reason"],
         )
         for reason, count in self._replaced().items():
@@ -125,64 +125,58 @@ class Metrics:
 
     def _create_request_metrics(self) -> None:
         """Creates what counts and times requests and runs."""
-        self.http_requests = self._counter("http_requests_total", "HTTP requests by status, also those that reached no model.", ("status",))
+        self.http_requests = self._counter("http_requests_total", "HTTP requests by status, including those that reach no model.", ("status",))
         self.requests = self._counter("requests_total", "Requests to models, by HTTP status.", ("task", "model", "status"))
-        self.request_seconds = self._histogram("request_seconds", "Seconds from the request's head to its answer.")
+        self.request_seconds = self._histogram("request_seconds", "Seconds from a request's headers to its answer.")
         self.tokenize_seconds = self._histogram("tokenize_seconds", "Seconds to tokenize a request.")
         self.queue_seconds = self._histogram("queue_seconds", "Seconds until the last item of a request started.")
         self.wait_prediction_ratio = self._histogram(
             "wait_prediction_ratio",
-            "Predicted over real wait until a request's first item started, where either was 10 ms or more.",
+            "Predicted wait divided by actual wait until a request's first item started; counted if either was 10 ms or more.",
             RATIOS,
         )
-        self.inference_seconds = self._histogram("inference_seconds", "Seconds of one run of the graph.")
+        self.inference_seconds = self._histogram("inference_seconds", "Seconds per run of the graph.")
         self.decode_seconds = self._histogram("decode_seconds", "Seconds to decode a request's outputs.")
-        self.batch_rows = self._histogram("batch_rows", "Rows of one run of the graph.", ROWS)
-        self.tokens = self._counter(
-            "tokens_total", "Tokens run: those of texts (real), and those that only fill up (padded).", ("task", "model", "kind")
-        )
-        self.multi_threaded_runs = self._counter(
-            "multi_threaded_runs_total", "Multi-threaded runs of the graph, on several cores because nothing else ran or waited."
-        )
-        self.truncated = self._counter("truncated_total", "Inputs of which text was cut off.")
-        self.expired = self._counter("expired_total", "Requests whose deadline passed while they waited.")
-        self.cancelled = self._counter("cancelled_total", "Requests whose client hung up while they waited.")
+        self.batch_rows = self._histogram("batch_rows", "Rows per run of the graph.", ROWS)
+        self.tokens = self._counter("tokens_total", "Tokens run: tokens of texts (real) and padding (padded).", ("task", "model", "kind"))
+        self.multi_threaded_runs = self._counter("multi_threaded_runs_total", "Multi-threaded runs: nothing else ran or waited.")
+        self.truncated = self._counter("truncated_total", "Inputs that were truncated.")
+        self.expired = self._counter("expired_total", "Requests whose deadline passed in the queue.")
+        self.cancelled = self._counter("cancelled_total", "Requests whose client disconnected while they waited.")
         self.refused = self._counter("refused_total", "Requests refused at admission, by reason.", ("task", "model", "reason"))
-        self.key_requests = self._counter("key_requests_total", "Requests by the name of their API key and HTTP status.", ("key", "status"))
-        self.hung_runs = self._counter("hung_runs_total", "Runs that took 20 times as long as predicted, and 2 s at least.", ())
+        self.key_requests = self._counter("key_requests_total", "Requests by API key name and HTTP status.", ("key", "status"))
+        self.hung_runs = self._counter("hung_runs_total", "Runs that took at least 2 s and 20 times as long as predicted.", ())
         self.connections_closed = self._counter(
             "connections_closed_total",
-            "Connections closed, or their request refused, before a request was complete, by reason.",
+            "Connections closed, or requests refused, before a request was complete.",
             ("reason",),
         )
 
     def _create_process_metrics(self) -> None:
         """Creates what describes the queue, the threads and the models."""
-        self.queue_items = self._gauge("queue_items", "Items that wait.", "livesum")
-        self.queue_tokens = self._gauge("queue_tokens", "Tokens admitted that wait.", "livesum")
-        self.threads = self._gauge("threads", "Inference threads: batches that may run at once.", "livesum")
-        self.thread_busy = self._counter(
-            "thread_busy_seconds_total", "Seconds that inference threads had a batch, summed over threads.", ()
-        )
+        self.queue_items = self._gauge("queue_items", "Items waiting in the queue.", "livesum")
+        self.queue_tokens = self._gauge("queue_tokens", "Tokens waiting in the queue.", "livesum")
+        self.threads = self._gauge("threads", "Inference threads: batches that can run at once.", "livesum")
+        self.thread_busy = self._counter("thread_busy_seconds_total", "Seconds that inference threads were busy, summed over threads.", ())
         self.loop_cpu = self._counter("event_loop_cpu_seconds_total", "CPU seconds of the event loop, summed over workers.", ())
         self.loop_lag = Histogram(
             "bertserve_event_loop_lag_seconds",
-            "Seconds that the event loop was late, looked at twice a second.",
+            "Delay of the event loop in seconds, sampled twice per second.",
             buckets=SECONDS,
             registry=self._registry,
         )
-        self.workers = self._gauge("workers", "Workers that there should be.", "livemax")
-        self.ready_workers = self._gauge("ready_workers", "Workers that take requests.", "livesum")
+        self.workers = self._gauge("workers", "Configured workers.", "livemax")
+        self.ready_workers = self._gauge("ready_workers", "Workers that accept requests.", "livesum")
         self.build_info = self._gauge(
-            "build_info", "1, with the versions of what runs.", "livemax", ("version", "onnxruntime", "python", "provider")
+            "build_info", "Always 1; the labels hold the versions.", "livemax", ("version", "onnxruntime", "python", "provider")
         )
         self.model_info = self._gauge("model_info", "1 for each loaded model.", "livemax", ("model", "version", "precision", "provider"))
         self.broken_models = self._gauge(
-            "broken_models", "1 for each model that could not be loaded, with --skip-broken.", "livemax", ("model",)
+            "broken_models", "1 for each model that failed to load, with --skip-broken.", "livemax", ("model",)
         )
         self.load_seconds = Histogram(
             "bertserve_model_load_seconds",
-            "Seconds of a step of loading a model, at the start or later: its files verified, its sessions made and warmed up.",
+            "Seconds per step of loading a model: files verified (verify), sessions created and warmed up (load).",
             ("model", "step", "outcome"),
             buckets=LOAD_SECONDS,
             registry=self._registry,

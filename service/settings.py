@@ -127,9 +127,7 @@ class FileSettings(BaseSettings):
         cli_exit_on_error=False,
     )
 
-    config: Path | None = Field(
-        None, description="File of settings in TOML, named as here with `_` for `-`; flags and variables win over it."
-    )
+    config: Path | None = Field(None, description="TOML file with settings; flags and environment variables take precedence.")
 
     @classmethod
     def settings_customise_sources(
@@ -149,22 +147,20 @@ class SourceSettings(FileSettings):
 
     models: Paths = Field(
         (Path("models"),),
-        description="Folder of bundles, one folder a model; all are loaded. May be given several times, or as a comma list.",
+        description="Folder of bundles, all of which are loaded; repeat the flag or separate with commas.",
     )
     model: Texts = Field(
         (),
-        description="SOURCE or NAME=SOURCE: a checkpoint's folder, a hub id (ID@REVISION) or a bundle. A checkpoint is exported once, into the "
-        "cache. May be given several times, or as a comma list; without --models only these are served.",
+        description="SOURCE or NAME=SOURCE: a checkpoint folder, hub id (ID@REVISION) or bundle; a checkpoint is exported once, into the "
+        "cache. Repeat the flag or separate with commas. Without --models, only these models are served.",
     )
-    cache_dir: Path | None = Field(
-        None, description="Folder in which --model keeps what it exports; by default `bertserve` in the user's cache folder."
-    )
-    provider: ProviderChoice = Field("auto", description="ONNX Runtime execution provider; auto takes CUDA where it is available.")
+    cache_dir: Path | None = Field(None, description="Folder for the exports of --model (default: `bertserve` in the user's cache folder).")
+    provider: ProviderChoice = Field("auto", description="ONNX Runtime execution provider; auto uses CUDA if it is available.")
     allow_provider_fallback: bool = Field(
-        False, description="Serve on the CPU, with a loud warning, where the provider cannot be had; otherwise that is an error."
+        False, description="Use the CPU, with a warning, if the provider is unavailable; otherwise this is an error."
     )
     precision: Literal["auto", "fp32", "fp16", "int8"] = Field(
-        "auto", description="Graph to take from each bundle; auto takes the provider's default."
+        "auto", description="Precision of the graph to load; auto uses the provider's default graph."
     )
 
 
@@ -172,39 +168,39 @@ class ModelSettings(SourceSettings):
     """How models are run, and what a request may have."""
 
     engine_cache: Path | None = Field(
-        None, description="Folder for the engines that TensorRT builds, which takes minutes; without it they are built at every start."
+        None, description="Folder for TensorRT engines; without it every start builds them, which takes minutes."
     )
     require_validation: bool = Field(
-        False, description="Refuse graphs that were not compared with their checkpoint on the provider and in the precision that run."
+        False, description="Refuse graphs that were not validated against their checkpoint on this provider and in this precision."
     )
     min_agreement: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="Refuse graphs whose agreement with the checkpoint, by the measure of the task, is lower or was not measured.",
+        description="Refuse graphs whose measured agreement with the checkpoint is lower or missing.",
     )
     threads: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="Batches that run at once, one thread each; by default the cores the process may use, or 1 on a GPU.",
+        description="Inference threads; each runs one batch at a time (default: the usable cores, or 1 on a GPU).",
     )
     multi_threads: int | None = Field(
         None,
         ge=1,
         le=256,
-        description="Threads of a multi-threaded run: a run while no other runs or waits, on a CPU; by default --threads, at most 4. "
-        "1 saves the memory of a second session of each model.",
+        description="Threads of a multi-threaded run on an idle CPU (default: --threads, at most 4); 1 saves the memory of a second "
+        "session per model.",
     )
     batch_variant_graphs: bool = Field(
-        False, description="Batch texts also on graphs whose scores then move with a text's neighbors (dynamic int8)."
+        False, description="Batch texts even on graphs whose scores depend on the other texts of the batch (dynamic int8)."
     )
-    max_batch_tokens: int = Field(8192, ge=16, description="Budget of a batch: rows times padded length.")
-    max_queue_tokens: int = Field(524288, ge=16, description="Tokens that may be admitted and unfinished; more are refused with 429.")
-    max_inputs: int = Field(512, ge=1, le=16384, description="Inputs in one request.")
-    max_body_bytes: int = Field(8388608, ge=1024, description="Bytes of a request body.")
-    max_chars: int = Field(200000, ge=1, description="Characters of one text.")
-    log_format: Literal["text", "json"] = Field("text", description="Form of log lines.")
+    max_batch_tokens: int = Field(8192, ge=16, description="Maximum tokens of a batch: rows times padded length.")
+    max_queue_tokens: int = Field(524288, ge=16, description="Maximum admitted, unfinished tokens; requests over it get 429.")
+    max_inputs: int = Field(512, ge=1, le=16384, description="Maximum inputs of a request.")
+    max_body_bytes: int = Field(8388608, ge=1024, description="Maximum bytes of a request body.")
+    max_chars: int = Field(200000, ge=1, description="Maximum characters of a text.")
+    log_format: Literal["text", "json"] = Field("text", description="Format of log lines.")
 
     @model_validator(mode="after")
     def _no_limits_that_contradict(self) -> Self:
@@ -216,89 +212,91 @@ class ModelSettings(SourceSettings):
 class AddressSettings(FileSettings):
     """Where the service listens, and what a health check needs to know."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on. Anything but loopback should have an API key.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one and prints it.")
+    host: str = Field("127.0.0.1", description="Address to listen on; use an API key unless it is loopback.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 picks a free port and prints it.")
     tls_cert: Path | None = Field(
-        None, description="Certificate chain as a PEM file; with `tls_key` the service speaks HTTPS, TLS 1.2 at least."
+        None, description="PEM file with the certificate chain; with --tls-key the service speaks HTTPS (TLS 1.2 or newer)."
     )
-    tls_key: Path | None = Field(None, description="Private key of the certificate as a PEM file, without a password.")
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key, without a password.")
     api_key_file: Path | None = Field(
         None,
-        description="File of API keys, one a line; callers must send one of them as a Bearer token. `bert-serve new-key NAME` makes one.",
+        description="File with one API key per line, which callers send as a Bearer token; `bert-serve new-key NAME` creates keys.",
     )
-    public_health: bool = Field(True, description="Answer health paths without a key.")
+    public_health: bool = Field(True, description="Answer health paths without an API key.")
 
 
 class Settings(ModelSettings, AddressSettings):
     """Every setting of the service."""
 
     skip_broken: bool = Field(
-        False, description="Serve the other models where one cannot be loaded, and show it in `/models`; otherwise that is an error."
+        False, description="Serve the other models if one cannot be loaded, and list it in /models; otherwise this is an error."
     )
     workers: int = Field(
-        1, ge=1, le=256, description="Processes that serve the one port; threads and queue are divided among them. Each loads every model."
+        1,
+        ge=1,
+        le=256,
+        description="Processes that share the port; inference threads and queue are divided among them, and each loads every model.",
     )
     max_stream_requests: int = Field(
         32,
         ge=1,
         le=4096,
-        description="Lines of one stream of JSON Lines that may be under way at once; more are not read until some are answered.",
+        description="Maximum lines of one JSON Lines stream in progress; further lines are read when some are answered.",
     )
-    timeout_ms: int = Field(30000, ge=1, description="Deadline of a request that names none, until its last text has started.")
-    max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline that `x-request-timeout-ms` may ask for.")
-    shutdown_timeout_s: float = Field(30, ge=0, description="Seconds that a stopping service goes on answering what it has admitted.")
+    timeout_ms: int = Field(30000, ge=1, description="Default deadline in ms: all inputs of a request must have started by then.")
+    max_timeout_ms: int = Field(120000, ge=1, description="Longest deadline in ms that `x-request-timeout-ms` can set.")
+    shutdown_timeout_s: float = Field(30, ge=0, description="Seconds to finish admitted requests during shutdown.")
     pre_stop_delay_s: float = Field(
-        0, ge=0, description="Seconds before, in which readiness is red and all else goes on, for load balancers to notice."
+        0, ge=0, description="Seconds to report not-ready before shutdown starts, so that load balancers stop sending traffic."
     )
-    keep_alive_s: int = Field(75, ge=1, description="Seconds an idle connection stays open; more than the load balancer's.")
-    header_timeout_s: float = Field(10, gt=0, description="Seconds for the head of a request, from its first byte.")
+    keep_alive_s: int = Field(
+        75, ge=1, description="Seconds until an idle connection is closed; set more than the load balancer's idle timeout."
+    )
+    header_timeout_s: float = Field(10, gt=0, description="Seconds to receive the request line and headers, from the first byte.")
     max_header_bytes: int = Field(
-        32768, ge=1024, description="Bytes of the request line and the headers; also of the trailers and chunk extensions of a body."
+        32768, ge=1024, description="Maximum bytes of request line and headers; also of a body's trailers and chunk extensions."
     )
     body_timeout_s: float = Field(
         30,
         gt=0,
-        description="Seconds for a request, from its first byte, and for the client to read an answer; either may take longer at --min-body-rate.",
+        description="Seconds to receive a request, from its first byte, and to send an answer; transfers at --min-body-rate can take "
+        "longer.",
     )
-    min_body_rate: int = Field(
-        65536, ge=1, description="Bytes per second at which sending a body or reading an answer may take longer than --body-timeout-s."
-    )
+    min_body_rate: int = Field(65536, ge=1, description="Bytes per second at which a transfer can take longer than --body-timeout-s.")
     max_connections: int | None = Field(
-        None, ge=1, description="Open connections of each worker; by default as many as descriptors allow, at most 4096."
+        None, ge=1, description="Maximum open connections per worker (default: as many as file descriptors allow, at most 4096)."
     )
     default: Pairs = Field(
         default_factory=dict,
-        description="TASK=NAME: the model that a task's endpoint uses (comma list); needed where several could be it.",
+        description="TASK=NAME, separated by commas: default model of a task; needed if several models can answer it.",
     )
     allow_implicit_default: bool = Field(
         False,
-        description="Where several models could be a task's default and --default names none, take the first by name; otherwise "
-        "that is an error.",
+        description="If several models can be a task's default and --default names none, use the first by name; otherwise this is an "
+        "error.",
     )
     admin_key_file: Path | None = Field(
-        None, description="File of API keys that may load, reload and unload models; without it nobody may."
+        None, description="File with API keys that can load, reload and unload models; without it model management is disabled."
     )
     max_concurrent_per_key: int | None = Field(
-        None, ge=1, description="Requests that one API key may have under way in a worker; more get 429."
+        None, ge=1, description="Maximum concurrent requests of an API key per worker; more get 429."
     )
-    public_metrics: bool = Field(True, description="Answer /metrics without a key.")
+    public_metrics: bool = Field(True, description="Answer /metrics without an API key.")
     root_path: RootPath = Field(
         "",
-        description="Path below which a proxy offers the service, such as /bert; requests are taken with it and without it.",
+        description="Path prefix under which a proxy exposes the service, such as /bert; requests work with and without it.",
     )
     forwarded_allow_ips: Addresses = Field(
-        (), description="Proxies (addresses or networks, comma list) whose X-Forwarded-For is believed, for the log; nobody's by default."
+        (), description="Addresses or networks of proxies, separated by commas, whose X-Forwarded-For is used in the log."
     )
-    cors_origin: Origins = Field(
-        (), description="Origins of pages (comma list, or *) whose scripts a browser lets read answers; none by default."
-    )
+    cors_origin: Origins = Field((), description="Origins, separated by commas, or *, whose pages can read answers in a browser.")
     otlp_endpoint: OtlpEndpoint = Field(
         None,
-        description="Address of an OpenTelemetry collector, such as http://localhost:4318, which gets a trace of each request by OTLP over "
-        "HTTP; none by default. Needs the extra `otel`. The variables OTEL_* say the rest.",
+        description="URL of an OpenTelemetry collector, such as http://localhost:4318, that gets a trace of each request by OTLP over "
+        "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
-    access_log: bool = Field(False, description="Log a line for each request.")
-    pid_file: Path | None = Field(None, description="File for the process ID to send signals to, such as SIGHUP; it is removed at the end.")
+    access_log: bool = Field(False, description="Log one line per request.")
+    pid_file: Path | None = Field(None, description="File for the ID of the process that takes signals such as SIGHUP; it is removed at the end.")
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:

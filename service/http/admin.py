@@ -42,11 +42,11 @@ def routers(state: AppState) -> list[APIRouter]:
 
 
 def _add_task(probes: APIRouter, models: APIRouter, state: AppState, task: str, base: str) -> None:
-    @models.get(f"{base}/info", summary=f"The model that {base} uses", responses=_FOUND)
+    @models.get(f"{base}/info", summary=f"Default model of {base}", responses=_FOUND)
     async def info() -> Response:
         return json_answer(_describe(state, state.registry.for_task(task)))
 
-    @probes.get(f"{base}/health", summary=f"Whether {base} answers", responses=_FOUND)
+    @probes.get(f"{base}/health", summary=f"Readiness of {base}", responses=_FOUND)
     async def health() -> Response:
         return _health(probed(lambda: state.registry.for_task(task)).ready)
 
@@ -67,18 +67,18 @@ def _add_models(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
     async def model_info(name: str) -> Response:
         return json_answer(_describe(state, state.registry.get(name)) | (await _differing(state)).get(name, {}))
 
-    @probes.get(f"{_NAMED}/health", summary="Whether one model answers", responses=_FOUND)
+    @probes.get(f"{_NAMED}/health", summary="Readiness of one model", responses=_FOUND)
     async def model_health(name: str) -> Response:
         return _health(probed(lambda: state.registry.get(name)).ready)
 
 
 def _add_changes(routes: APIRouter, state: AppState) -> None:
-    @routes.post(f"{_NAMED}/load", summary="Load a model, or load it again as its folder has it now (admin key)")
-    @routes.post(f"{_NAMED}/reload", summary="The same: load a model again as its folder has it now (admin key)")
+    @routes.post(f"{_NAMED}/load", summary="Load or reload a model from its folder (admin key)")
+    @routes.post(f"{_NAMED}/reload", summary="The same as load (admin key)")
     async def load(name: str) -> Response:
         return json_answer(_describe(state, await state.reloader.load(name)))
 
-    @routes.post(f"{_NAMED}/unload", summary="Take a model out of service (admin key)")
+    @routes.post(f"{_NAMED}/unload", summary="Unload a model (admin key)")
     async def unload(name: str) -> Response:
         await state.reloader.unload(name)
         return json_answer({"name": name, "unloaded": True})
@@ -99,12 +99,12 @@ def _add_model_list(routes: APIRouter, state: AppState) -> None:
             "ready": model.ready,
         }
 
-    @routes.get("/v1/models", summary="All loaded models, as OpenAI's API lists them", responses=error_responses(path="/v1/models/"))
+    @routes.get("/v1/models", summary="All models, in OpenAI's format", responses=error_responses(path="/v1/models/"))
     async def models() -> Response:
         served = state.registry.models.values()
         return json_answer({"object": "list", "data": [described(model) for model in served], "models": [model.name for model in served]})
 
-    @routes.get(_LISTED, summary="One model, as OpenAI's API shows it", responses=error_responses(404, path=_LISTED))
+    @routes.get(_LISTED, summary="One model, in OpenAI's format", responses=error_responses(404, path=_LISTED))
     async def model(name: str) -> Response:
         return json_answer(described(state.registry.get(name)))
 
@@ -116,17 +116,17 @@ async def _differing(state: AppState) -> dict[str, dict[str, Any]]:
 
 
 def _add_operations(probes: APIRouter, models: APIRouter, state: AppState) -> None:
-    @probes.get("/health/live", summary="Whether the process runs")
+    @probes.get("/health/live", summary="Liveness: the process runs")
     async def live() -> Response:
         return json_answer({"live": True})
 
-    @probes.get("/health", summary="Whether requests are answered")
-    @probes.get("/health/ready", summary="Whether requests are answered")
-    @probes.get("/ping", summary="Whether requests are answered, as SageMaker asks")
+    @probes.get("/health", summary="Readiness: requests are answered")
+    @probes.get("/health/ready", summary="Readiness: requests are answered")
+    @probes.get("/ping", summary="Readiness, for SageMaker")
     async def ready() -> Response:
         return _health(state.scheduler.ready)
 
-    @models.get("/info", summary="Version, limits and models")
+    @models.get("/info", summary="Version, limits, machine and models")
     async def info() -> Response:
         return json_answer(
             {

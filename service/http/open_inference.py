@@ -59,15 +59,15 @@ def routers(state: AppState) -> list[APIRouter]:
 
 def _add_server(probes: APIRouter, routes: APIRouter, state: AppState) -> None:
     @routes.get("/v2/", include_in_schema=False)
-    @routes.get("/v2", summary="The service and what it can do beside the protocol")
+    @routes.get("/v2", summary="Name, version and extensions of the service")
     async def server() -> Response:
         return json_answer({"name": "bertserve", "version": __version__, "extensions": list(EXTENSIONS)})
 
-    @probes.get("/v2/health/live", summary="Whether the process runs")
+    @probes.get("/v2/health/live", summary="Liveness: the process runs")
     async def live() -> Response:
         return json_answer({"live": True})
 
-    @probes.get("/v2/health/ready", summary="Whether requests are answered")
+    @probes.get("/v2/health/ready", summary="Readiness: requests are answered")
     async def ready() -> Response:
         check_ready(state.scheduler.ready)
         return json_answer({"ready": True, "live": True})
@@ -95,18 +95,18 @@ def _add_models(probes: APIRouter, models: APIRouter, state: AppState) -> None:
         async def served(name: str) -> Response:
             return await answer(find(name))
 
-        @models.get(f"{_MODEL}/versions/{{version}}{suffix}", summary=f"{summary}, if it is of this version", responses=_FOUND)
+        @models.get(f"{_MODEL}/versions/{{version}}{suffix}", summary=f"{summary}, if it has this version", responses=_FOUND)
         async def of_version(name: str, version: str) -> Response:
             return await answer(find(name, version))
 
     async def described(model: Model) -> Response:
         return json_answer(metadata(model.name, model.bundle.version, model.bundle.manifest, model.graph))
 
-    @probes.get(f"{_MODEL}/ready", summary="Whether a model answers", responses=_FOUND)
+    @probes.get(f"{_MODEL}/ready", summary="Readiness of a model", responses=_FOUND)
     async def ready(name: str) -> Response:
         return _ready(probed(lambda: find(name)))
 
-    @probes.get(f"{_MODEL}/versions/{{version}}/ready", summary="Whether a model answers, if it is of this version", responses=_FOUND)
+    @probes.get(f"{_MODEL}/versions/{{version}}/ready", summary="Readiness of a model, if it has this version", responses=_FOUND)
     async def ready_of_version(name: str, version: str) -> Response:
         return _ready(probed(lambda: find(name, version)))
 
@@ -117,7 +117,7 @@ def _add_models(probes: APIRouter, models: APIRouter, state: AppState) -> None:
         return await statistics_of([model])
 
     add("", "Inputs and outputs of a model", described)
-    add("/config", "Configuration of a model, as Triton's clients read it", configured)
+    add("/config", "Configuration of a model, in Triton's format", configured)
     add("/stats", "Statistics of a model", statistics)
 
 
@@ -147,14 +147,14 @@ def _add_repository(models: APIRouter, changes: APIRouter, state: AppState) -> N
     changed, takes = error_responses(*wrong, 403, 404), _takes(ChangeBody)
 
     @changes.post(
-        f"{_REPOSITORY}/load", summary="Load a model as its folder has it now (admin key)", responses=changed, openapi_extra=takes
+        f"{_REPOSITORY}/load", summary="Load or reload a model from its folder (admin key)", responses=changed, openapi_extra=takes
     )
     async def load(name: str, request: Request) -> Response:
         _check_parameters(await _body(request, ChangeBody), ())
         await state.reloader.load(name)
         return json_answer({})
 
-    @changes.post(f"{_REPOSITORY}/unload", summary="Take a model out of service (admin key)", responses=changed, openapi_extra=takes)
+    @changes.post(f"{_REPOSITORY}/unload", summary="Unload a model (admin key)", responses=changed, openapi_extra=takes)
     async def unload(name: str, request: Request) -> Response:
         _check_parameters(await _body(request, ChangeBody), ("unload_dependents",))
         await state.reloader.unload(name)

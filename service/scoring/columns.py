@@ -58,7 +58,7 @@ def described_inputs() -> dict[str, str]:
             paths.setdefault(name, []).append(f"/{spec.path}")
             lists |= {name} if field.is_list else set()
     return {
-        name: f"Column of `{name}`, for {', '.join(answering)}{'; a list, in text files as JSON' if name in lists else ''}."
+        name: f"Column with `{name}`, for {', '.join(answering)}{'; a list, written as JSON in text files' if name in lists else ''}."
         for name, answering in paths.items()
     }
 

@@ -38,13 +38,11 @@ _Numbers = Annotated[list[int], Field(fail_fast=True, min_length=1, max_length=M
 class AttentionParameters(TaskParameters):
     """Parameters of an attention request."""
 
-    output_attentions: Annotated[
-        Literal[True] | None, Field(description="Ask for attention at the path of a model, which otherwise does its own task.")
-    ] = None
+    output_attentions: Annotated[Literal[True] | None, Field(description="Request attention at a model's own path.")] = None
     layers: Annotated[
-        _Numbers | None, Field(description="Layers to return, in this order; 0 is the first, -1 the last; all when absent.")
+        _Numbers | None, Field(description="Layers to return, in this order; 0 is the first, -1 the last. By default all.")
     ] = None
-    heads: Annotated[_Numbers | None, Field(description="Heads of each to return, in this order; 0 is the first. All when absent.")] = None
+    heads: Annotated[_Numbers | None, Field(description="Heads of each layer to return, in this order. By default all.")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +213,7 @@ def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
 SPEC = TaskSpec(
     name=TASK,
     path="attention",
-    title="Show which tokens look at which",
+    title="Return attention weights",
     body=AttentionBody,
     answer=Attention | list[Attention],
     estimate=estimate,

@@ -51,19 +51,19 @@ STOP = Field(fail_fast=True, max_length=MAX_ITEMS)
 TextOrTexts = Annotated[
     Annotated[str, Tag(TEXT)] | Annotated[list[str], STOP, Tag(LIST)],
     one_of("a text or a list of texts", TEXT, LIST),
-    Field(description="A text, or a list of texts."),
+    Field(description="One or more texts."),
 ]
-Truncate = Annotated[bool | None, Field(description="Cut a text over the model's length, with a warning; false makes it an error.")]
+Truncate = Annotated[bool | None, Field(description="Truncate long texts; otherwise they are an error.")]
 TruncationDirection = Annotated[
     Literal["left", "right"] | None,
     BeforeValidator(lower),
-    Field(description="Which end of a text over the model's length is cut; by default the one that the model's tokenizer cuts."),
+    Field(description="End to truncate; by default the model's own."),
 ]
-Stride = Annotated[int | None, Field(ge=0, description="Tokens that neighboring windows share; 128, at most half a window.")]
+Stride = Annotated[int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half a window if less.")]
 OffsetUnit = Annotated[
     Unit,
     BeforeValidator(lower),
-    Field(description="What `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."),
+    Field(description="Unit of `start` and `end`; `utf16` for JavaScript."),
 ]
 
 
@@ -119,7 +119,7 @@ class TaskBody(BaseModel):
     counted: ClassVar[str] = "`inputs` has {} items"
     subject: ClassVar[str] = "inputs"
 
-    model: Annotated[str | None, Field(description="Name of the model, where several are loaded for the task.")] = None
+    model: Annotated[str | None, Field(description="Name of the model, if several can do the task.")] = None
     # pydantic is not told: one body has a query and texts in its place
     if TYPE_CHECKING:
         inputs: Any

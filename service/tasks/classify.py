@@ -47,34 +47,32 @@ class LabelScore(TypedDict):
 class ClassifiedLabel(LabelScore, total=False):
     """One label with its score, and on request what each word does to the score."""
 
-    explanation: Annotated[list[WordImportance], Field(description="What each word does to the score, where `explain` asks for it.")]
+    explanation: Annotated[list[WordImportance], Field(description="Importance of each word for the score, with `explain`.")]
 
 
 class ClassifyParameters(TaskParameters):
     """Parameters of text classification."""
 
-    top_k: Annotated[int | None, Field(ge=1, description="How many labels to return; all when absent.")] = None
+    top_k: Annotated[int | None, Field(ge=1, description="Number of labels to return; by default all.")] = None
     function_to_apply: Annotated[
         Literal["softmax", "sigmoid", "none"] | None,
         BeforeValidator(lower),
-        Field(description="What turns logits into scores, in place of the model's own."),
+        Field(description="Function from logits to scores, instead of the model's own."),
     ] = None
-    truncation: Annotated[bool, Field(description="Cut a text over the model's length, with a warning; false makes it an error.")] = True
+    truncation: Annotated[bool, Field(description="Truncate long texts; otherwise they are an error.")] = True
     window: Annotated[
         Literal["mean", "max"] | None,
-        Field(description="Score every window of a long text and combine the scores, instead of cutting."),
+        Field(description="Score all windows of a long text and combine the scores, instead of truncating."),
     ] = None
     stride: Stride = None
     explain: Annotated[
         bool,
-        Field(description="Say what each word does to the best label's score, by leaving it out: a text of n words is run n times more."),
+        Field(description="Explain the best label: n words need n more runs."),
     ] = False
     offset_unit: Annotated[
         Unit | None,
         BeforeValidator(lower),
-        Field(
-            description="With `explain`, what `start` and `end` count: Python's code points, JavaScript's UTF-16 units, or bytes of UTF-8."
-        ),
+        Field(description="With `explain`, the unit of `start` and `end`."),
     ] = None
 
 
@@ -274,7 +272,7 @@ _TextOrPair = Annotated[_Text | _Pair, one_of("a text or {text, text_pair}", TEX
 TextsOrPairs = Annotated[
     _Text | _Pair | Annotated[list[_TextOrPair], STOP, Tag(LIST)],
     one_of("a text, {text, text_pair}, or a list of these", TEXT, PAIR, LIST),
-    Field(description="A text, a pair, or a list of these."),
+    Field(description="One or more texts or pairs."),
 ]
 
 

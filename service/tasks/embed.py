@@ -136,23 +136,23 @@ _LEAST_NORM = np.float32(1e-12)
 Pool = Annotated[
     Literal["none", "cls", "mean", "max"] | None,
     BeforeValidator(lower),
-    Field(description="How the tokens' vectors become one, in place of the model's own way; `none` keeps them all."),
+    Field(description="Pooling of token vectors; `none` keeps them all. By default the model's own."),
 ]
-PromptName = Annotated[str | None, Field(description="Which of the model's prompts is put before each text.")]
+PromptName = Annotated[str | None, Field(description="Name of the model's prompt to put before texts.")]
 
 
 class EmbedOptions(BaseModel):
     """How a text is embedded; each may stand beside `inputs`, as the official client sends them, or within `parameters`."""
 
-    normalize: Annotated[bool | None, Field(description="Bring vectors to length 1; by default as the model says.")] = None
+    normalize: Annotated[bool | None, Field(description="Scale vectors to length 1; by default the model's own setting.")] = None
     prompt_name: PromptName = None
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Keep that many of the first values; normalizing comes after.")] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
         BeforeValidator(lower),
-        Field(description="A vector is a list of numbers, or one text: the base64 of its values as float32, little-endian."),
+        Field(description="Lists of numbers, or base64 of little-endian float32 values."),
     ] = None
     pooling: Pool = None
     layers: Annotated[
@@ -164,14 +164,14 @@ class EmbedOptions(BaseModel):
         | None,
         BeforeValidator(lower),
         Field(
-            description="The last layer, the last four, or a list of layers, -1 for the last and 0 for what the embeddings give; a bundle has those "
-            "that it was exported with, and uses its own choice where none are named."
+            description="The last layer, the last four, or a list of layers of the bundle (-1 is the last, 0 the embedding output); by "
+            "default the bundle's own choice."
         ),
     ] = None
     combine: Annotated[
         Combine | None,
         BeforeValidator(lower),
-        Field(description="How several layers become one: side by side, their sum or their mean; by default as the model says."),
+        Field(description="How several layers become one vector; by default the model's own setting."),
     ] = None
 
 

@@ -62,23 +62,21 @@ def _check_targets(targets: list[str] | None) -> list[str] | None:
 class FillMaskParameters(TaskParameters):
     """Parameters of fill-mask."""
 
-    top_k: Annotated[int, Field(ge=1, description="How many tokens to return for each mask.")] = 5
+    top_k: Annotated[int, Field(ge=1, description="Number of tokens for each mask.")] = 5
     targets: Annotated[
         Annotated[list[Annotated[str, Field(max_length=MAX_TARGET_CHARS)]], Field(fail_fast=True, min_length=1, max_length=MAX_TARGETS)]
         | None,
         BeforeValidator(_listed),
         AfterValidator(_check_targets),
-        Field(description="The only words to consider."),
+        Field(description="Only consider these words."),
     ] = None
-    joint: Annotated[
-        bool, Field(description="Fill several masks together: the best fillings of all of them, in place of each one's best tokens.")
-    ] = False
+    joint: Annotated[bool, Field(description="Fill all masks of a text together, instead of each by itself.")] = False
     beam: Annotated[
         int | None,
         Field(
             ge=1,
             le=MAX_BEAM,
-            description=f"With `joint`, how many fillings of the first masks are followed to the next; {DEFAULT_BEAM} by default.",
+            description=f"With `joint`, the beam width; by default {DEFAULT_BEAM}.",
         ),
     ] = None
 
@@ -317,7 +315,7 @@ class FillMaskBody(TaskBody):
     model_config = body_config(inputs="The king of [MASK] died in 1066.", parameters={"top_k": 3})
     parameters_type: ClassVar[type[TaskParameters]] = FillMaskParameters
 
-    inputs: Annotated[TextOrTexts, Field(description="A text with one or more masks, or a list of such texts.")]
+    inputs: Annotated[TextOrTexts, Field(description="One or more texts with masks.")]
     parameters: FillMaskParameters | None = None
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:

@@ -33,9 +33,7 @@ CHOICE_BYTES = 32 + SCORE_BYTES  # of a choice in an answer, beside its text
 class ChooseParameters(TaskParameters):
     """Parameters of multiple choice."""
 
-    truncation: Annotated[
-        bool, Field(description="Cut a pair over the model's length, the longer text first, with a warning; false makes it an error.")
-    ] = True
+    truncation: Annotated[bool, Field(description="Truncate long pairs, the longer text first; otherwise they are an error.")] = True
 
 
 DEFAULTS = ChooseParameters()
@@ -151,7 +149,7 @@ class ChooseBody(TaskBody):
     inputs: Annotated[
         Annotated[Choices, Tag(PAIR)] | Annotated[list[Choices], STOP, Tag(LIST)],
         one_of("{question, choices} or a list of these", PAIR, LIST),
-        Field(description="A question, or a `prompt` to be completed, with its choices and maybe a context; or a list of these."),
+        Field(description="One or more questions with choices."),
     ]
     parameters: ChooseParameters | None = None
 
@@ -186,7 +184,7 @@ def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
 SPEC = TaskSpec(
     name=TASK,
     path="choose",
-    title="Choose what goes with a question or a text",
+    title="Choose the best answer or continuation",
     body=ChooseBody,
     answer=list[Chosen] | list[list[Chosen]],
     estimate=estimate,

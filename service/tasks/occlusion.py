@@ -33,7 +33,7 @@ class WordImportance(TypedDict):
     start: Annotated[int, Field(examples=[31])]
     end: Annotated[int, Field(examples=[39])]
     importance: Annotated[float, Field(examples=[0.002])]
-    field: NotRequired[Annotated[str, Field(description="The text of the input that the word stands in, where the input has two.")]]
+    field: NotRequired[Annotated[str, Field(description="The text that has the word, if the input has two texts.")]]
 
 
 @dataclass(frozen=True, slots=True)

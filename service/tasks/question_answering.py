@@ -44,26 +44,26 @@ _LONG_ANSWERS = 2**16
 class AnswerParameters(TaskParameters):
     """Parameters of question answering."""
 
-    top_k: Annotated[int, Field(ge=1, le=1000, description="How many answers to return; a list if over 1.")] = 1
+    top_k: Annotated[int, Field(ge=1, le=1000, description="Number of answers; more than 1 gives a list.")] = 1
     doc_stride: Annotated[
-        int | None, Field(ge=0, description="Tokens that neighboring windows share; half of max_seq_len, at most 128.")
+        int | None, Field(ge=0, description="Tokens shared by neighboring windows; by default 128, or half of `max_seq_len` if less.")
     ] = None
-    max_answer_len: Annotated[int, Field(ge=1, le=512, description="Most tokens of an answer.")] = 15
-    max_question_len: Annotated[int | None, Field(ge=1, description="Without effect, as in transformers.")] = None
-    max_seq_len: Annotated[int | None, Field(ge=1, description="Tokens of a window, question included; 384, at most the model's.")] = None
-    handle_impossible_answer: Annotated[bool, Field(description='Whether "no answer" may be the answer.')] = False
-    align_to_words: Annotated[bool, Field(description="Whether answers are widened to whole words.")] = True
+    max_answer_len: Annotated[int, Field(ge=1, le=512, description="Maximum tokens of an answer.")] = 15
+    max_question_len: Annotated[int | None, Field(ge=1, description="Has no effect, as in transformers.")] = None
+    max_seq_len: Annotated[
+        int | None, Field(ge=1, description="Tokens of a window with the question; by default 384 or the model's limit.")
+    ] = None
+    handle_impossible_answer: Annotated[bool, Field(description='Allow "no answer" as an answer.')] = False
+    align_to_words: Annotated[bool, Field(description="Extend answers to whole words.")] = True
     duplicates: Annotated[
         Literal["best", "sum"],
         BeforeValidator(lower),
-        Field(description="Equal answers keep their best score, or add up as in transformers 5.2.0."),
+        Field(description="Equal answers keep the best score, or add up as in transformers 5.2.0."),
     ] = "best"
     offset_unit: OffsetUnit = "code_points"
     explain: Annotated[
         bool,
-        Field(
-            description="Say what each word does to the best answer's score, by leaving it out: a window of n words is run n times more."
-        ),
+        Field(description="Explain the best answer: n words in its window need n more runs."),
     ] = False
 
 
@@ -296,7 +296,7 @@ class AnswerBody(TaskBody):
     inputs: Annotated[
         Annotated[Question, Tag(PAIR)] | Annotated[list[Question], STOP, Tag(LIST)],
         one_of("{question, context} or a list of these", PAIR, LIST),
-        Field(description="A question with its passage, or a list of these."),
+        Field(description="One or more questions with their passages."),
     ]
     parameters: AnswerParameters | None = None
 
@@ -324,7 +324,7 @@ class Answer(BaseModel):
     explanation: Annotated[
         list[WordImportance],
         Field(
-            description="What each word does to the score, for the best answer where `explain` asks for it.",
+            description="Importance of each word for the best answer's score, with `explain`.",
             examples=[[{"word": "Where", "start": 0, "end": 5, "importance": 0.789, "field": "question"}]],
         ),
     ] = []

@@ -40,8 +40,8 @@ class RerankOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    raw_scores: Annotated[bool, Field(description="Return the model's logits; else their sigmoids.")] = False
-    return_text: Annotated[bool, Field(description="Return each text too.")] = False
+    raw_scores: Annotated[bool, Field(description="Return logits instead of probabilities.")] = False
+    return_text: Annotated[bool, Field(description="Include each text in the answer.")] = False
     truncate: Truncate = None
     truncation_direction: TruncationDirection = None
 
@@ -129,7 +129,7 @@ def rerank(request: Request, model: TaskModel) -> TaskRun:
 class QueryBody(TaskBody):
     """Base of bodies with a query and its texts, which make one item: one query makes one list."""
 
-    query: Annotated[str, Field(description="What the texts are ranked by.")]
+    query: Annotated[str, Field(description="The query to rank by.")]
 
     @property
     def ranked(self) -> Sequence[str]:
@@ -163,7 +163,7 @@ class RerankBody(RerankOptions, QueryBody):
     counted: ClassVar[str] = "`texts` has {} items"
     subject: ClassVar[str] = "texts"
 
-    texts: Annotated[list[str], STOP, Field(description="The texts to be ranked.")]
+    texts: Annotated[list[str], STOP, Field(description="The texts to rank.")]
     # there are none; huggingface_hub sends an empty object
     parameters: TaskParameters | None = None
 

@@ -86,7 +86,7 @@ class SimilarityParameters(TaskParameters):
     pooling: Annotated[
         Literal["cls", "mean", "max"] | None,
         BeforeValidator(lower),
-        Field(description="How the tokens' vectors become one, in place of the model's own way."),
+        Field(description="Pooling of token vectors; by default the model's own."),
     ] = None
 
 
@@ -104,7 +104,7 @@ class SimilarityBody(TaskBody):
     parameters_type: ClassVar[type[TaskParameters]] = SimilarityParameters
     counted: ClassVar[str] = "`sentences` has {} items"
 
-    inputs: Annotated[Sentences, Field(description="A sentence and the list of those that it is compared with.")]
+    inputs: Annotated[Sentences, Field(description="A sentence and the sentences to compare it with.")]
     parameters: SimilarityParameters | None = None
 
     @property

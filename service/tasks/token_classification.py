@@ -75,11 +75,11 @@ class NerParameters(TaskParameters):
     aggregation_strategy: Annotated[
         Strategy,
         BeforeValidator(lower),
-        Field(description="How tokens become entities; `none` returns the tokens."),
+        Field(description="How tokens are grouped into entities; `none` returns the tokens."),
     ] = "simple"
     ignore_labels: Annotated[
         list[Annotated[str, Field(max_length=MAX_LABEL_CHARS)]],
-        Field(fail_fast=True, max_length=MAX_IGNORED, description="Labels and entity groups that are left out."),
+        Field(fail_fast=True, max_length=MAX_IGNORED, description="Labels and entity groups to leave out."),
     ] = ["O"]  # noqa: RUF012 - pydantic copies it
     stride: Stride = None
     offset_unit: OffsetUnit = "code_points"
@@ -323,9 +323,9 @@ class NerBody(TaskBody):
 class Entity(BaseModel):
     """One entity; offsets are code points unless asked otherwise, end exclusive. With the strategy `none`, a token with `entity` and `index`."""
 
-    entity_group: Annotated[str | None, Field(examples=["LOC"], description="The kind, where tokens are aggregated.")] = None
-    entity: Annotated[str | None, Field(examples=["B-LOC"], description="The label of a token, where they are not.")] = None
-    index: Annotated[int | None, Field(examples=[6], description="Which token, where they are not aggregated.")] = None
+    entity_group: Annotated[str | None, Field(examples=["LOC"], description="The label of the entity, if tokens are grouped.")] = None
+    entity: Annotated[str | None, Field(examples=["B-LOC"], description="The label of the token, if tokens are not grouped.")] = None
+    index: Annotated[int | None, Field(examples=[6], description="The index of the token, if tokens are not grouped.")] = None
     score: Annotated[float, Field(examples=[0.995])]
     word: Annotated[str, Field(examples=["London"])]
     start: Annotated[int, Field(examples=[22])]

@@ -127,7 +127,7 @@ class TokenizeBody(ForeignBody):
     model_config = body_config(inputs="A warm, funny film.")
 
     inputs: TextOrTexts
-    add_special_tokens: Annotated[bool, Field(description="Put the special tokens of the model around the text's.")] = True
+    add_special_tokens: Annotated[bool, Field(description="Add the model's special tokens.")] = True
 
     def requests(self, config: ModelConfig | None = None) -> list[Any]:
         """Returns one request per text."""
@@ -158,9 +158,9 @@ class DecodeBody(ForeignBody):
         list[_Ids],
         STOP,
         BeforeValidator(_lists, json_schema_input_type=_Ids | Annotated[list[_Ids], STOP]),
-        Field(description="A list of token ids, or a list of such lists."),
+        Field(description="One or more lists of token ids."),
     ]
-    skip_special_tokens: Annotated[bool, Field(description="Leave special tokens out.")] = True
+    skip_special_tokens: Annotated[bool, Field(description="Leave out special tokens.")] = True
 
     @property
     def items(self) -> list[list[int]]:
@@ -187,7 +187,7 @@ TOOLS: Mapping[str, TaskSpec] = {
         TaskSpec(
             name=TOKENIZE,
             path=TOKENIZE,
-            title="Show the tokens of texts",
+            title="Tokenize texts",
             body=TokenizeBody,
             answer=list[list[Token]],
             estimate=lambda request, max_length: estimate_tokens(request.text),
@@ -196,7 +196,7 @@ TOOLS: Mapping[str, TaskSpec] = {
         TaskSpec(
             name=DECODE,
             path=DECODE,
-            title="Make texts of token ids",
+            title="Decode token ids to texts",
             body=DecodeBody,
             answer=list[str],
             estimate=lambda request, max_length: len(request.ids) + 1,

@@ -69,14 +69,14 @@ class ZeroShotParameters(TaskParameters):
         Field(fail_fast=True, max_length=MAX_LABELS),
         BeforeValidator(_split),
         AfterValidator(_check_labels),
-        Field(description="The labels: a list, or a text with commas between them."),
+        Field(description="The labels: a list, or one text separated by commas."),
     ]
     hypothesis_template: Annotated[
         str,
         AfterValidator(_check_template),
-        Field(max_length=MAX_HYPOTHESIS_CHARS, description="The sentence that a label makes; `{}` is where the label goes."),
+        Field(max_length=MAX_HYPOTHESIS_CHARS, description="The hypothesis; `{}` stands for the label."),
     ] = TEMPLATE
-    multi_label: Annotated[bool, Field(description="Score each label by itself; else their scores add up to 1.")] = False
+    multi_label: Annotated[bool, Field(description="Score each label by itself; otherwise the scores add up to 1.")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def _load_body(inputs: Sequence[Any]) -> dict[str, Any]:
 SPEC = TaskSpec(
     name=TASK,
     path="zero-shot",
-    title="Classify texts by labels of the caller's own",
+    title="Classify texts by your own labels",
     body=ZeroShotBody,
     answer=list[LabelScore] | list[list[LabelScore]],
     estimate=estimate,

@@ -39,9 +39,9 @@ class DocumentsBody(ForeignBody, rerank.QueryBody):
     counted: ClassVar[str] = "`documents` has {} items"
     subject: ClassVar[str] = "documents"
 
-    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`. What else an object has is not read.")]
-    top_n: Annotated[int | None, Field(ge=1, description="How many of the best to return; all when absent.")] = None
-    return_documents: Annotated[bool | None, Field(description="Return each document too.")] = None
+    documents: Annotated[list[_Document], STOP, Field(description="Texts, or objects with a `text`; other keys are ignored.")]
+    top_n: Annotated[int | None, Field(ge=1, description="Number of results to return; by default all.")] = None
+    return_documents: Annotated[bool | None, Field(description="Include each document in the answer.")] = None
 
     @property
     def ranked(self) -> tuple[str, ...]:

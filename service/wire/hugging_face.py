@@ -91,7 +91,7 @@ class PredictBody(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"instances": ["A warm, funny film.", "Dull."]}]})
 
-    instances: list[Any] = Field(description="What the model's own endpoint takes as `inputs`, a list of these.")
+    instances: list[Any] = Field(description="List of inputs, as the model's own endpoint takes them.")
     parameters: dict[str, Any] | None = Field(None, description="Parameters of the task.")
 
 

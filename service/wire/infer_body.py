@@ -202,7 +202,7 @@ _EXAMPLE: dict[str, Any] = {"inputs": [{"name": "inputs", "shape": [2], "datatyp
 class InferInputParameters(Closed):
     """What a request says of one of its tensors."""
 
-    binary_data_size: Annotated[int | None, Field(ge=0, description="Bytes of it after the JSON, in place of `data`.")] = None
+    binary_data_size: Annotated[int | None, Field(ge=0, description="Bytes of this tensor after the JSON, instead of `data`.")] = None
 
 
 class InferInput(Closed):
@@ -211,19 +211,19 @@ class InferInput(Closed):
     name: Annotated[str, Field(max_length=256)]
     shape: Annotated[
         list[Annotated[int, Field(ge=0, le=2**63 - 1)]],
-        Field(fail_fast=True, min_length=1, max_length=MAX_AXES, description="Its axes, rows first."),
+        Field(fail_fast=True, min_length=1, max_length=MAX_AXES, description="Dimensions of the tensor, rows first."),
     ]
     datatype: Datatype
     parameters: InferInputParameters | None = None
-    data: Annotated[list[Any] | None, Field(description="Its values, row by row, flat or nested.")] = None
+    data: Annotated[list[Any] | None, Field(description="Values of the tensor, row by row, flat or nested.")] = None
 
 
 class InferOutputParameters(Closed):
     """How a tensor is wanted."""
 
-    binary_data: Annotated[bool | None, Field(description="Bytes after the JSON, in place of `data`.")] = None
+    binary_data: Annotated[bool | None, Field(description="Send the values as bytes after the JSON, instead of `data`.")] = None
     classification: Annotated[
-        int | None, Field(ge=0, description="Of `scores`: the best so many as texts `score:index:label`, in place of the numbers.")
+        int | None, Field(ge=0, description="For `scores`: return this many of the best as texts `score:index:label`, instead of numbers.")
     ] = None
 
 
@@ -239,10 +239,10 @@ class InferBody(Closed):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
-    id: Annotated[str | None, Field(description="Comes back with the answer.")] = None
+    id: Annotated[str | None, Field(description="Returned with the answer.")] = None
     inputs: Annotated[list[InferInput], Field(fail_fast=True, min_length=1, max_length=MAX_TENSORS)]
     outputs: Annotated[
-        list[InferOutput] | None, Field(fail_fast=True, max_length=MAX_TENSORS, description="The tensors that are wanted; all when absent.")
+        list[InferOutput] | None, Field(fail_fast=True, max_length=MAX_TENSORS, description="Tensors to return; by default all.")
     ] = None
     parameters: Annotated[
         dict[str, Any] | None, Field(description="Parameters of the task, and `binary_data_output`, `timeout` (microseconds).")

@@ -38,10 +38,10 @@ class EmbeddingsBody(ForeignBody):
     input: Annotated[TextOrTexts, BeforeValidator(_no_token_ids)]
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
-        Field(description="A vector is a list of numbers, or one text: the base64 of its values as float32, little-endian."),
+        Field(description="Lists of numbers, or base64 of little-endian float32 values."),
     ] = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Keep that many of the first values; normalizing comes after.")] = None
-    user: Annotated[str | None, Field(description="Without effect.")] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Keep this many leading values; normalization comes after.")] = None
+    user: Annotated[str | None, Field(description="Has no effect.")] = None
 
     @property
     def items(self) -> list[str]:

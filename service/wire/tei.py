@@ -45,12 +45,12 @@ class SequencesBody(ForeignBody):
         one_of("a text, a pair of texts, or a list of lists of one or two texts", TEXT, LIST),
         Field(description="A text, a pair `[text, text]`, or a batch `[[text], [text, text]]`."),
     ]
-    raw_scores: Annotated[bool, Field(description="Return the model's logits.")] = False
+    raw_scores: Annotated[bool, Field(description="Return logits instead of scores.")] = False
     truncate: Truncate = None
     truncation_direction: Annotated[
         Literal["right"] | None,
         BeforeValidator(lower),
-        Field(description="Cut the end, also where the model's tokenizer cuts the beginning."),
+        Field(description="Truncate at the end, even if the model's tokenizer truncates at the start."),
     ] = None
 
     @field_validator("inputs")

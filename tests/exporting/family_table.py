@@ -1,4 +1,4 @@
-"""The table of families in docs/reference/supported-models.md: read by a test, and written by `make families`."""
+"""The table of families in bench/results/model-families.md: read by a test, and written by `make families`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from families import CASES
 from grid import Measured, measure
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "supported-models.md"
+DOCUMENT = Path(__file__).parents[2] / "bench" / "results" / "model-families.md"
 BEGIN, END = "<!-- families: written by `make families` -->", "<!-- end of families -->"
 HEADER = (
     "| family | head | fp32: worst logit error | int8: error over spread, validation texts | int8: the same, other texts | attention |",
