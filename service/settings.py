@@ -296,7 +296,9 @@ class Settings(ModelSettings, AddressSettings):
         "HTTP. Needs the extra `otel`; OTEL_* variables configure the rest.",
     )
     access_log: bool = Field(False, description="Log one line per request.")
-    pid_file: Path | None = Field(None, description="File for the ID of the process that takes signals such as SIGHUP; it is removed at the end.")
+    pid_file: Path | None = Field(
+        None, description="File for the ID of the process that takes signals such as SIGHUP; it is removed at the end."
+    )
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
