@@ -45,10 +45,30 @@ def test_the_evidence_is_printed(source: Path, output: Path, tmp_path: Path, cap
 
     out = capsys.readouterr().out
     assert out.startswith(f"{output / 'tiny-bert'}: text-classification, labels negative, positive, neutral\n")
-    assert all(
-        fact in out
-        for fact in ("model.cpu.fp32.onnx", "model.cpu.int8.onnx", "MiB  default", "answers agree on 100.0%", "(batch-invariant)", "fused")
-    )
+    _, fp32, int8 = out.splitlines()  # a line for each graph
+    assert all(fact in fp32 for fact in ("model.cpu.fp32.onnx", "MiB  default", "100.0% of", "at least 98% is expected"))
+    assert "model.cpu.int8.onnx" in int8
+
+
+@pytest.mark.usefixtures("played_back")
+def test_all_measurements_are_printed_on_request(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--verbose adds what was measured of each graph."""
+    assert 0 == cli.main([str(source), "--output", str(output), *FAST, "--verbose"])
+
+    out = capsys.readouterr().out
+    assert all(fact in out for fact in ("answers agree on 100.0%", "(batch-invariant)", "fused", "milliseconds by tokens"))
+
+
+def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
+    """The message says what to do with it."""
+    bundle = tiny.bundle(tmp_path)
+    assert (1, f"bert-export: `{bundle}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {bundle}`.") == run(bundle)
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path, run: Run) -> None:
+    """In words of ours, not of transformers."""
+    code, message = run(tmp_path)
+    assert (1, True) == (code, "has no `config.json`" in message)
 
 
 @pytest.mark.usefixtures("played_back")
