@@ -11,20 +11,21 @@ from typing import get_args
 
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
+from bertserve.service.errors import install_command
 from bertserve.service.providers import PROVIDERS, Provider
 
 
-def say_missing(packages: Iterable[str], purpose: str, extra: str) -> bool:
+def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
     """Says which packages are not installed and what to install; returns whether there are any.
 
     Args:
         packages: Names of modules.
         purpose: What needs them, for the message.
-        extra: The extras to install.
+        extras: The extras to install.
     """
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        print(f"bert-export: {', '.join(missing)} not installed; {purpose}: pip install 'bertserve[{extra}]'", file=sys.stderr)
+        print(f"bert-export: {', '.join(missing)} not installed; {purpose}: {install_command(*extras)}", file=sys.stderr)
     return bool(missing)
 
 

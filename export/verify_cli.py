@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     if args.validation is not None and not args.update:
         parser.error("--validation gives the texts that --update judges int8 on; give --update too")
     needs_torch = args.checkpoint is not None
-    if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", "export,cpu" if needs_torch else "cpu"):
+    if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", *(("export", "cpu") if needs_torch else ("cpu",))):
         return 3
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
     from bertserve.export.verify.verify import VerifySpec, verify

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from bertserve.bench.errors import MissingExtraError
+from bertserve.service.errors import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,7 +144,7 @@ def require_matplotlib() -> None:
         MissingExtraError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise MissingExtraError("the HTML report needs matplotlib: pip install 'bertserve[bench]'; --json needs nothing.")
+        raise MissingExtraError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
 
 
 def draw_plots(runs: Runs) -> dict[str, str]:

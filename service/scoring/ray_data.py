@@ -24,7 +24,7 @@ from typing import Any
 from bertserve.service import __version__
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BertServeError, SettingsError, StartError
+from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command
 from bertserve.service.scoring.columns import Columns, read_parameters, task_for
 from bertserve.service.scoring.formats import PARQUET, make_writer
 from bertserve.service.scoring.order import LoadedModel, Order
@@ -40,7 +40,7 @@ try:
     import ray
     import ray.data
 except ImportError as absent:
-    raise SettingsError("--ray needs Ray, which is not installed; `pip install 'bertserve[ray,cpu]'` adds it.") from absent
+    raise SettingsError(f"--ray needs Ray, which is not installed; `{install_command('ray')}` adds it.") from absent
 
 
 @dataclass(frozen=True, slots=True)
