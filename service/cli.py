@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ from pydantic_settings import (
 from bertserve.service import __version__, listing
 from bertserve.service.api_keys import new_key
 from bertserve.service.bundle import files
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.bundle.manifest import NAME_PATTERN
+from bertserve.service.errors import SettingsError, StartError, nearest
 from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
@@ -152,12 +154,20 @@ def _with_one_model(score: Score) -> Settings:
     """Returns settings of a service with one model: the bundle of that name in the folders of --models, or the source that it is.
 
     Raises:
-        SettingsError: None is named, or several are.
+        SettingsError: None is named, or several are, or no bundle has the name.
     """
     if len(score.model) != 1:
         raise SettingsError(f"--model names {len(score.model)} models, and score takes one; give --model NAME or --model SOURCE.")
     (name,) = score.model
     found = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
+    if found is None and re.fullmatch(NAME_PATTERN, name) and not Path(name).exists():
+        near = nearest(name, (path.parent.name for folder in score.models for path in folder.glob(f"*/{files.MANIFEST_FILE}")))
+        hint = (
+            f"did you mean `{near}`?"
+            if near
+            else f"give the folder that has it with --models, or a hub id with its owner, such as org/{name}."
+        )
+        raise SettingsError(f"no bundle `{name}` in {', '.join(f'`{folder}`' for folder in score.models)}; {hint}")
     made = with_sources(score.model_copy(update={"model": (name if found is None else str(found),)}))
     shared = {name: getattr(made, name) for name in ModelSettings.model_fields}
     # not read again: variables and files may have settings of `serve`

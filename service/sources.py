@@ -285,7 +285,7 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
                 elif code != 0:
                     if code < _SIGNALED:
                         logger.error(
-                            "flags that the line above names are those of `bert-export`: give them there, and its bundle to --models"
+                            "the export failed; flags in the message above are flags of `bert-export`: run it yourself, and give its bundle with --model"
                         )
                     raise SystemExit(code)
                 return bundle

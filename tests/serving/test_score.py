@@ -80,6 +80,16 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
     return play(build(Settings(models=models)), ask)
 
 
+def test_an_unknown_bundle_is_not_asked_for_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the folder, and a near name. Nothing is exported."""
+    source = tmp_path / "in.csv"
+    source.write_text("text\ngood\n")
+    for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
+        assert 2 == main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")])
+        assert f"no bundle `{name}` in `{folder}`; " in (message := capsys.readouterr().err)
+        assert hint in message
+
+
 def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path) -> None:
     """Each row keeps its columns as they stood and its place, and has the endpoint's answer to its text behind them."""
     source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
