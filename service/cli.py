@@ -77,6 +77,7 @@ class Score(ModelSettings):
         description="New file for rows without an answer, with their reasons; by default OUTPUT.rejected.jsonl, and none for stdout.",
     )
     max_rejected: int = Field(1000, ge=0, description="Rows that may have no answer; one more ends the run.")
+    empty: Literal["warn", "reject"] = Field("warn", description="Rows whose text is empty: answer them with a warning, or reject them.")
     restart: bool = Field(False, description="Begin from the first row, and replace the output and the file of rejected rows.")
 
     ray: str | None = Field(
@@ -106,6 +107,7 @@ class Score(ModelSettings):
             parameters=self.parameters,
             names=(self.prediction_column, self.warnings_column),
             max_rejected=self.max_rejected,
+            empty=self.empty,
             restart=self.restart,
             input_format=self.input_format,
             output_format=self.output_format,

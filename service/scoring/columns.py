@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -17,6 +17,7 @@ from bertserve.service.wire.keys import listed, required
 from bertserve.service.wire.reading import parse_json, validate_body
 
 TEXT = "text"
+Empty = Literal["warn", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def read_parameters(text: str) -> dict[str, Any]:
 class Columns:
     """Makes request bodies of rows, and reads them as the endpoint does."""
 
-    def __init__(self, task: str, named: Mapping[str, str], parameters: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(self, task: str, named: Mapping[str, str], parameters: Mapping[str, Any], limits: Limits, empty: Empty = "warn") -> None:
         """Creates it.
 
         Args:
@@ -125,11 +126,12 @@ class Columns:
             named: Field -> column. Without any, columns are found by the names of the fields.
             parameters: Parameters of each request, as the endpoint takes them.
             limits: What a request may measure.
+            empty: What becomes of a row without a text.
 
         Raises:
             SettingsError: A field is not the task's, one that it needs has no column, or the endpoint refuses the parameters.
         """
-        self._task, self._limits = task, limits
+        self._task, self._limits, self._empty = task, limits, empty
         self._spec = TASKS[task]
         fields = input_fields(self._spec)
         if wrong := [name for name in named if name not in fields]:
@@ -187,6 +189,8 @@ class Columns:
             value = values.get(column)
             if column not in values and field.needed:
                 raise InvalidValueError("the row has no column `{column}`; it has {known}.", column=column, known=listed(list(values)[:20]))
+            if self._empty == "reject" and field.needed and isinstance(value, str) and not value.strip():
+                raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             if field.is_list and isinstance(value, str):
                 value = self._list(column, value)
             if field.needed or value not in (None, ""):

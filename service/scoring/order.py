@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.service.errors import BertServeError, CallerError, RefusedError, UnavailableError
-from bertserve.service.scoring.columns import Columns, read_parameters, task_for
+from bertserve.service.scoring.columns import Columns, Empty, read_parameters, task_for
 from bertserve.service.scoring.row import Answer, Row
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
@@ -154,6 +154,7 @@ class Order:
         parameters: JSON object, as the endpoint takes it.
         names: Of the columns for predictions and warnings.
         max_rejected: How many rows there may be without an answer.
+        empty: What becomes of a row whose text is empty.
         restart: Whether to begin again, and to replace what an earlier run made.
         input_format: Of the input; None goes by its name.
         output_format: Of the output; None goes by its name, and else by the input's.
@@ -171,6 +172,7 @@ class Order:
     names: tuple[str, str]
     max_rejected: int
     restart: bool
+    empty: Empty = "warn"
     input_format: str | None = None
     output_format: str | None = None
     rejected: Path | None = None
@@ -200,6 +202,6 @@ class LoadedModel:
         (self.model,) = self.state.registry.models.values()
         self.parameters = read_parameters(order.parameters)
         task = task_for(self.model.tasks, order.task, self.parameters, order.columns)
-        self.columns = Columns(task, order.columns, self.parameters, self.state.limits)
+        self.columns = Columns(task, order.columns, self.parameters, self.state.limits, order.empty)
         lanes, most = self.state.worker["lanes"], settings.max_batch_tokens
         self.scorer = Scorer(self.model, self.columns, lanes=lanes, max_batch_tokens=most, taken=order.names)

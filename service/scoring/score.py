@@ -184,6 +184,7 @@ class _Run:
             "task": loaded.columns.task,
             "columns": [loaded.columns.by_field, *self._order.names],
             "parameters": loaded.parameters,
+            "--empty": self._order.empty,
             "format": self._kinds,
             "limits": [state.limits.max_chars, state.limits.max_inputs, state.max_body_bytes],
             "batches": [loaded.scorer.batch_tokens, WINDOW_ROWS, WINDOW_BYTES],

@@ -90,6 +90,21 @@ def test_an_unknown_bundle_is_not_asked_for_on_the_hub(models: Path, tmp_path: P
         assert hint in message
 
 
+def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) -> None:
+    """Or rejected with --empty reject. A run that begins with one does not go on with the other."""
+    source = tmp_path / "in.csv"
+    source.write_text("id,text\n1,good\n2,\n3,  \n")
+    assert 0 == run(models, source, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        warnings = [row["warnings"] for row in csv.DictReader(file)]
+    assert ["", True, True] == [warnings[0], *(warning.startswith('["empty; ') for warning in warnings[1:])]
+
+    assert 3 == run(models, source, tmp_path / "rest.csv", "--empty", "reject")
+    assert 2 == len((tmp_path / "rest.csv").read_text().splitlines())
+    rejected = read_lines(tmp_path / "rest.csv.rejected.jsonl")
+    assert [(2, "InvalidValueError"), (3, "InvalidValueError")] == [(row["row"], row["error_type"]) for row in rejected]
+
+
 def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path) -> None:
     """Each row keeps its columns as they stood and its place, and has the endpoint's answer to its text behind them."""
     source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
