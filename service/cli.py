@@ -36,6 +36,7 @@ from bertserve.service.sources import with_sources
 _ON_RAY = {
     "--input-format": "files are Parquet",
     "--output-format": "files are Parquet",
+    "--json-cells": "the output is Parquet",
     "--rejected": "the rejected rows of each file stand beside its output",
     "--lanes": "an actor has as many lanes as CPUs (--actor-cpus)",
 }
@@ -72,6 +73,10 @@ class Score(ModelSettings):
     parameters: str = Field("{}", description="Parameters of each request as JSON, as the endpoint takes them, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Name of the column that predictions come in.")
     warnings_column: str = Field("warnings", min_length=1, description="Name of the column that warnings come in, such as of a cut text.")
+    json_cells: bool = Field(
+        False,
+        description="In CSV and TSV, write whole predictions and warnings as JSON; by default the best label and its score have columns of their own.",
+    )
     rejected: Path | None = Field(
         None,
         description="New file for rows without an answer, with their reasons; by default OUTPUT.rejected.jsonl, and none for stdout.",
@@ -107,6 +112,7 @@ class Score(ModelSettings):
             parameters=self.parameters,
             names=(self.prediction_column, self.warnings_column),
             max_rejected=self.max_rejected,
+            json_cells=self.json_cells,
             empty=self.empty,
             restart=self.restart,
             input_format=self.input_format,
@@ -133,6 +139,7 @@ class Score(ModelSettings):
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
+            ("--json-cells", self.json_cells, (False,)),
             ("--rejected", self.rejected, (None,)),
             ("--lanes", self.lanes, (None,)),
         ):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, nearest
+from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
@@ -113,6 +114,22 @@ def read_parameters(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SettingsError("--parameters must be a JSON object, such as '{\"top_k\": 1}'.")
     return value
+
+
+def has_one_label(task: str, parameters: Mapping[str, Any], config: ModelConfig) -> bool:
+    """Returns whether the best label with its score says all that most readers want of an answer.
+
+    Args:
+        task: The task.
+        parameters: The parameters.
+        config: The model's labels and activation.
+    """
+    if task == "zero-shot-classification":
+        return not parameters.get("multi_label")
+    if task != "text-classification" or parameters.get("explain") or parameters.get("top_k") not in (None, 1):
+        return False
+    # independent labels: any number of them may be right
+    return len(config.labels) == 1 or (parameters.get("function_to_apply") or config.activation) != "sigmoid"
 
 
 class Columns:
@@ -219,8 +236,9 @@ class Columns:
 
     @staticmethod
     def _check_taken(columns: Any, taken: Sequence[str], kind: type[BertServeError]) -> None:
-        for name, flag in zip(taken, ("--prediction-column", "--warnings-column"), strict=True):
+        for name in taken:
             if name in columns:
+                flag = "--warnings-column" if name == taken[-1] else "--prediction-column"
                 raise kind(f"the input has a column `{name}`, which the output adds; give another name with {flag}.")
 
 
