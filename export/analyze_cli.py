@@ -128,7 +128,7 @@ def _say_plots(written: Sequence[Path]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = flags.FlagParser(
         prog="bert-export analyze",
         description="Measure where inference time goes: of a model and of others that differ from it in one thing, or of a bundle by layer.",
         epilog="To export a local folder that is called analyze, write ./analyze.",

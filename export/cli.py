@@ -179,7 +179,7 @@ def _print_details(graph: GraphSpec, manifest: Manifest) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = flags.FlagParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
         epilog="`bert-export verify BUNDLE` checks a bundle again, and `bert-export analyze` says where inference time goes; each has --help.",

@@ -116,7 +116,7 @@ def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, s
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = flags.FlagParser(
         prog="bert-export verify",
         description="Check a bundle again: digests, the stored example, rows in batches, and what you give it to compare with.",
         epilog="To export a local folder that is called verify, write ./verify.",

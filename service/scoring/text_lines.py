@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError
 from bertserve.service.scoring.row import Answer, Place, Row, Window
 from bertserve.service.wire.json_text import to_json
+from bertserve.service.wire.keys import at_column
 from bertserve.service.wire.reading import parse_json
 
 _BOM = b"\xef\xbb\xbf"
@@ -97,7 +98,9 @@ class JsonLinesReader:
         except BertServeError as error:
             row.error, row.raw = error, b""
             if isinstance(error.__cause__, ValueError):
-                row.error = InvalidValueError("the line is not valid JSON: {detail}.", detail=_reason(line) or error.__cause__)
+                row.error = InvalidValueError(
+                    "the line is not valid JSON: {detail}.", detail=_reason(line) or at_column(line, str(error.__cause__))
+                )
         return row
 
 

@@ -187,7 +187,7 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
         (("--name", "a" * 65), "does not match"),
         (("--task", "translation"), "invalid choice: 'translation'"),
         (("--figures", "no/such/file.json"), "`no/such/file.json` is not a list of figures"),
-        (("--precison", "fp32"), "unrecognized arguments: --precison"),
+        (("--precison", "fp32"), "did you mean --precision?"),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error(
@@ -224,6 +224,14 @@ def test_malformed_figures_are_a_usage_error(source: Path, output: Path, tmp_pat
         cli.main([str(source), "--output", str(output), *FAST, "--figures", str(tmp_path / "figures.json")])
 
     assert 2 == exit_.value.code
+
+
+@pytest.mark.parametrize("command", [("x", "--output", "y", "--presicion", "int8"), ("verify", "x", "--presicion", "int8")])
+def test_an_unknown_flag_gets_a_near_one(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """A typo is answered with the flag that was meant."""
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    assert "unknown argument `--presicion`; did you mean --precision?" in capsys.readouterr().err
 
 
 def test_an_output_folder_must_be_given(source: Path) -> None:
