@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("a bundle is analyzed as it is; --batch and --by are for configurations and checkpoints")
     if not is_bundle and "fp16" in (args.precision or ()):
         parser.error("argument --precision: fp16 is for GPUs, and runs are measured on the CPU; give fp32, int8 or both")
-    if flags.say_missing(OF_A_BUNDLE if is_bundle else PACKAGES, "analyzing needs the export extra", "export,cpu"):
+    if flags.say_missing(OF_A_BUNDLE if is_bundle else PACKAGES, "analyzing needs the export extra", "export", "cpu"):
         return 3
     try:
         if args.output is not None:
@@ -128,7 +128,7 @@ def _say_plots(written: Sequence[Path]) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = flags.FlagParser(
         prog="bert-export analyze",
         description="Measure where inference time goes: a model and variants of it, or a bundle by layer.",
         epilog="To export a local folder named analyze, write ./analyze.",

@@ -22,7 +22,7 @@ from bertserve.export.tasks.catalog import TASKS
 from bertserve.export.workspace import Stopped, raise_on_signals
 from bertserve.service import __version__
 from bertserve.service.bundle.manifest import NAME_PATTERN, Combine, Metric, read_metrics
-from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low
+from bertserve.service.bundle.validation_policy import ENOUGH_AGREEMENT, describe_agreement, is_low, summarize_agreement
 from bertserve.service.providers import PROVIDERS
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {"verify": verify_cli.main, "analyze": analyze_cli.main}  # the first argument; a folder of that name is exported as ./verify
 GRAPH_MISSING = 4
+_SHOWN_LABELS = 10  # of a model with many
 PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -58,7 +59,7 @@ def _export(argv: Sequence[str]) -> int:
         choose_precisions(args.providers, args.precisions)
     except ValueError as error:
         parser.error(f"argument --precision: {error}")
-    if flags.say_missing(PACKAGES, "exporting needs the export extra", "export,cpu"):
+    if flags.say_missing(PACKAGES, "exporting needs the export extra", "export", "cpu"):
         return 3
     return _run(args)
 
@@ -73,7 +74,11 @@ def _run(args: argparse.Namespace) -> int:
         logging.disable_progress_bar()  # a log has one line for each stage
     if args.module is not None:
         print(f"bert-export: running the code of `{args.module}` with your rights, as --trust-module says.", file=sys.stderr, flush=True)
-    given = {name: value for name, value in vars(args).items() if name not in ("source", "module", "trust_module") and value is not None}
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if name not in ("source", "module", "trust_module", "verbose") and value is not None
+    }
     spec = ExportSpec(source=args.source or args.module, module=args.module is not None, **given)
     try:
         target, manifest = export(spec, lambda line: print(line, file=sys.stderr, flush=True))
@@ -88,7 +93,7 @@ def _run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 1
-    _print_validation_reports(target, manifest)
+    _print_validation_reports(target, manifest, verbose=args.verbose)
     for graph in manifest.graphs:
         if is_low(graph):
             print(f"bert-export: WARNING: {low_agreement(graph)}", file=sys.stderr)
@@ -142,29 +147,39 @@ def missing_graphs(manifest: Manifest) -> list[str]:
     ]
 
 
-def _print_validation_reports(target: Path, manifest: Manifest) -> None:
-    print(f"{target}: {manifest.task}" + (f", labels {', '.join(manifest.labels)}" if manifest.labels else ""))
+def _print_validation_reports(target: Path, manifest: Manifest, *, verbose: bool) -> None:
+    labels = ", ".join(manifest.labels[:_SHOWN_LABELS])
+    more = f" and {len(manifest.labels) - _SHOWN_LABELS} more" if len(manifest.labels) > _SHOWN_LABELS else ""
+    print(f"{target}: {manifest.task}" + (f", labels {labels}{more}" if labels else ""))
     for graph in manifest.graphs:
-        validation = graph.evidence
         print(
-            f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}\n"
-            f"    worst logit error to PyTorch {validation.worst_abs_error:.1e}, {describe_agreement(validation)}, row in batch against row alone {validation.worst_row_error:.1e}"
-            f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
-            f"    {validation.nodes} nodes; fused {describe_counts(validation.fusions)}; quantized {describe_quantization(validation)}"
-            + ("" if validation.provider == graph.provider else f"; measured on {validation.provider}, for {graph.provider} was not there")
+            f"  {graph.file}  {graph_mib(graph, target):.1f} MiB{'  default' if graph.default else ''}  agreement with the checkpoint: "
+            f"{summarize_agreement(graph.evidence.agreement)}; at least {ENOUGH_AGREEMENT:.0%} is expected"
+            + ("" if graph.evidence.provider == graph.provider else f"; measured on {graph.evidence.provider}, not on {graph.provider}")
         )
-        if validation.attention_error is not None:
-            print(f"    worst error of an attention weight to PyTorch {validation.attention_error:.1e}")
-        if validation.lengths:
-            print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in validation.lengths))
-            print(f"    longest compared row {validation.longest} of {manifest.tokenizer.max_length} tokens")
-        if validation.speed:
-            times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in validation.speed.timings)
-            print(f"    milliseconds by tokens, {validation.speed.threads} thread, {validation.speed.cpu}: {times}")
+        if verbose:
+            _print_details(graph, manifest)
+
+
+def _print_details(graph: GraphSpec, manifest: Manifest) -> None:
+    validation = graph.evidence
+    print(
+        f"    worst logit error to PyTorch {validation.worst_abs_error:.1e}, {describe_agreement(validation)}, row in batch against row alone {validation.worst_row_error:.1e}"
+        f" ({'batch-invariant' if graph.batch_invariant else 'not batch-invariant'})\n"
+        f"    {validation.nodes} nodes; fused {describe_counts(validation.fusions)}; quantized {describe_quantization(validation)}"
+    )
+    if validation.attention_error is not None:
+        print(f"    worst error of an attention weight to PyTorch {validation.attention_error:.1e}")
+    if validation.lengths:
+        print("    worst logit error by tokens: " + ", ".join(f"{e.up_to}: {e.worst_abs_error:.1e}" for e in validation.lengths))
+        print(f"    longest compared row {validation.longest} of {manifest.tokenizer.max_length} tokens")
+    if validation.speed:
+        times = ", ".join(f"{timing.length}: {timing.median_ms:.1f}" for timing in validation.speed.timings)
+        print(f"    milliseconds by tokens, {validation.speed.threads} thread, {validation.speed.cpu}: {times}")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = flags.FlagParser(
         prog="bert-export",
         description="Export a fine-tuned checkpoint to a bundle that bert-serve serves.",
         epilog="`bert-export verify BUNDLE` checks a bundle again; `bert-export analyze` measures where inference time goes. Each has "
@@ -211,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run the code of --module with your rights; read the file first",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle of that name")
+    parser.add_argument("--verbose", action="store_true", help="print all measurements of each graph, not only its size and agreement")
     parser.add_argument(
         "--metrics-file",
         dest="metrics",

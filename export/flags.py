@@ -7,24 +7,37 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
-from typing import get_args
+from typing import Any, get_args
 
 from bertserve.service.bundle.graph_spec import Precision
 from bertserve.service.bundle.manifest import Layers
+from bertserve.service.errors import install_command, nearest
 from bertserve.service.providers import PROVIDERS, Provider
 
 
-def say_missing(packages: Iterable[str], purpose: str, extra: str) -> bool:
+class FlagParser(argparse.ArgumentParser):
+    """Reads a command line, and suggests the flag that an unknown one is near to."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Returns the arguments."""
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unknown argument `{unknown[0]}`; " + (f"did you mean {near}?" if near else "see --help."))
+        return found
+
+
+def say_missing(packages: Iterable[str], purpose: str, *extras: str) -> bool:
     """Says which packages are not installed and what to install; returns whether there are any.
 
     Args:
         packages: Names of modules.
         purpose: What needs them, for the message.
-        extra: The extras to install.
+        extras: The extras to install.
     """
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        print(f"bert-export: {', '.join(missing)} not installed; {purpose}: pip install 'bertserve[{extra}]'", file=sys.stderr)
+        print(f"bert-export: {', '.join(missing)} not installed; {purpose}: {install_command(*extras)}", file=sys.stderr)
     return bool(missing)
 
 

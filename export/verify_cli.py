@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     if args.validation is not None and not args.update:
         parser.error("--validation gives the texts that --update judges int8 on; give --update too")
     needs_torch = args.checkpoint is not None
-    if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", "export,cpu" if needs_torch else "cpu"):
+    if flags.say_missing(PACKAGES[needs_torch], "verifying needs it", *(("export", "cpu") if needs_torch else ("cpu",))):
         return 3
     # onnxruntime takes a while to import; --help and wrong flags must not wait for it
     from bertserve.export.verify.verify import VerifySpec, verify
@@ -116,7 +116,7 @@ def _update(spec: VerifySpec, validation: Path | None, checks: list[Check], *, s
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = flags.FlagParser(
         prog="bert-export verify",
         description="Check a bundle again: digests, the stored example, rows in batches, and the references that you give.",
         epilog="To export a local folder named verify, write ./verify.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ from pydantic_settings import (
 from bertserve.service import __version__, listing
 from bertserve.service.api_keys import new_key
 from bertserve.service.bundle import files
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.bundle.manifest import NAME_PATTERN
+from bertserve.service.errors import SettingsError, StartError, nearest
 from bertserve.service.settings import PREFIX, AddressSettings, ModelSettings, Settings, SourceSettings, parse
 from bertserve.service.sources import with_sources
 
@@ -34,6 +36,7 @@ from bertserve.service.sources import with_sources
 _ON_RAY = {
     "--input-format": "files are Parquet",
     "--output-format": "files are Parquet",
+    "--json-cells": "the output is Parquet",
     "--rejected": "the rejected rows of each file stand beside its output",
     "--threads": "an actor has as many threads as CPUs (--actor-cpus)",
 }
@@ -70,11 +73,16 @@ class Score(ModelSettings):
     parameters: str = Field("{}", description="Parameters of each request as JSON, such as '{\"top_k\": 1}'.")
     prediction_column: str = Field("prediction", min_length=1, description="Column for predictions.")
     warnings_column: str = Field("warnings", min_length=1, description="Column for warnings, such as a truncated text.")
+    json_cells: bool = Field(
+        False,
+        description="In CSV and TSV, write whole predictions and warnings as JSON (default: the best label and its score in columns of their own).",
+    )
     rejected: Path | None = Field(
         None,
         description="New file for rejected rows and their errors (default: OUTPUT.rejected.jsonl, or none for stdout).",
     )
     max_rejected: int = Field(1000, ge=0, description="Maximum rejected rows; one more stops the run.")
+    empty: Literal["warn", "reject"] = Field("warn", description="Rows with an empty text: answer them with a warning, or reject them.")
     restart: bool = Field(False, description="Start from the first row, and replace the output and the rejected file.")
 
     ray: str | None = Field(
@@ -104,6 +112,8 @@ class Score(ModelSettings):
             parameters=self.parameters,
             names=(self.prediction_column, self.warnings_column),
             max_rejected=self.max_rejected,
+            json_cells=self.json_cells,
+            empty=self.empty,
             restart=self.restart,
             input_format=self.input_format,
             output_format=self.output_format,
@@ -129,6 +139,7 @@ class Score(ModelSettings):
         for flag, value, allowed in (
             ("--input-format", self.input_format, ("parquet", None)),
             ("--output-format", self.output_format, ("parquet", None)),
+            ("--json-cells", self.json_cells, (False,)),
             ("--rejected", self.rejected, (None,)),
             ("--threads", self.threads, (None,)),
         ):
@@ -152,12 +163,20 @@ def _with_one_model(score: Score) -> Settings:
     """Returns settings of a service with one model: the bundle of that name in the folders of --models, or the source that it is.
 
     Raises:
-        SettingsError: None is named, or several are.
+        SettingsError: None is named, or several are, or no bundle has the name.
     """
     if len(score.model) != 1:
         raise SettingsError(f"--model names {len(score.model)} models, and score takes one; give --model NAME or --model SOURCE.")
     (name,) = score.model
     bundle = next((folder / name for folder in score.models if (folder / name / files.MANIFEST_FILE).is_file()), None)
+    if bundle is None and re.fullmatch(NAME_PATTERN, name) and not Path(name).exists():
+        near = nearest(name, (path.parent.name for folder in score.models for path in folder.glob(f"*/{files.MANIFEST_FILE}")))
+        hint = (
+            f"did you mean `{near}`?"
+            if near
+            else f"give the folder that has it with --models, or a hub id with its owner, such as org/{name}."
+        )
+        raise SettingsError(f"no bundle `{name}` in {', '.join(f'`{folder}`' for folder in score.models)}; {hint}")
     resolved = with_sources(score.model_copy(update={"model": (name if bundle is None else str(bundle),)}))
     shared = {name: getattr(resolved, name) for name in ModelSettings.model_fields}
     # not read again: variables and files may have settings of `serve`

@@ -31,7 +31,9 @@ the server are a template and values: the caller gets the sentence, a log the te
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable
+from importlib.metadata import requires
 from typing import Any
 
 # Names of values that a log may have: settings, names of models, and sizes that the service measured. None of them is taken from a request.
@@ -47,6 +49,13 @@ SHOWN_CHARS = 64
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Returns the known name that a wrong one is nearest to, if any is near."""
     return next(iter(difflib.get_close_matches(name[:SHOWN_CHARS], list(known), n=1)), None)
+
+
+def install_command(*extras: str) -> str:
+    """Returns the command that installs the packages of extras. It works for every kind of installation, because no index has bertserve itself."""
+    requirements = [requirement.partition("; extra == ") for requirement in requires("bertserve") or ()]
+    packages = [shlex.quote(package) for extra in extras for package, _, marker in requirements if marker.strip("'\"") == extra]
+    return " ".join(["pip install", *packages])
 
 
 class BertServeError(Exception):

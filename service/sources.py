@@ -27,7 +27,7 @@ from typing import TypeVar
 from bertserve.service import __version__
 from bertserve.service.bundle.files import MANIFEST_FILE, digest, is_checkpoint
 from bertserve.service.bundle.manifest import NAME_PATTERN
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.providers import PROVIDERS
 from bertserve.service.settings import SourceSettings
 
@@ -166,8 +166,8 @@ def export_command() -> list[str]:
     missing = [name for name in (package, "torch", "transformers", "onnx") if find_spec(name) is None]
     if missing:
         raise StartError(
-            f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install bertserve with the extra "
-            "`export`, as `pip install 'bertserve[cpu,export]'`, or give a bundle that bert-export made elsewhere."
+            f"a checkpoint must be exported before it is served, and {', '.join(missing)} not installed; install the extra `export` "
+            f"(`{install_command('export', 'cpu')}`), or give a bundle that bert-export made elsewhere."
         )
     return [sys.executable, "-P", "-m", MODULE]  # -P: a folder `torch` beside the user's data is not the package
 
@@ -285,7 +285,7 @@ def obtain(source: Source, options: Sequence[str], cache: Path, *, export: bool 
                 elif code != 0:
                     if code < _SIGNALED:
                         logger.error(
-                            "flags that the line above names are those of `bert-export`: give them there, and its bundle to --models"
+                            "the export failed; flags in the message above are flags of `bert-export`: run it yourself, and give its bundle with --model"
                         )
                     raise SystemExit(code)
                 return bundle

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertserve.bench.errors import MissingExtraError
 from bertserve.bench.report import slo
+from bertserve.service.errors import install_command
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,7 +158,7 @@ def require_matplotlib() -> None:
         MissingExtraError: matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise MissingExtraError("the HTML report needs matplotlib: pip install 'bertserve[bench]'; --json needs nothing.")
+        raise MissingExtraError(f"the HTML report needs matplotlib: {install_command('bench')}; --json needs nothing.")
 
 
 def draw_plots(runs: Runs, conditions: Sequence[str] = ()) -> dict[str, str]:

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertserve.service.errors import install_command
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 _HEAD = ("precision", "tokens", "parameters", "GFLOP", "ms", "CPU ms", "GFLOP/s", "texts/s", "CPU ms a text", "MiB")
 _BUSY = 1.2  # from which share of wall time to CPU time on the reader is told
 
-MISSING = "no plots, for matplotlib is not installed: pip install 'bertserve[bench]'"
+MISSING = f"no plots, because matplotlib is not installed: {install_command('bench')}"
 _SIZE_INCHES = (6.4, 4.0)
 
 

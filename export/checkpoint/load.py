@@ -77,6 +77,8 @@ def load_checkpoint(
     # the checks below report what its warnings are about, each in one line
     transformers.utils.logging.set_verbosity_error()
     files = find_source(source, revision)
+    if not (files.model_folder / "config.json").is_file():
+        raise CheckpointError(f"`{files.model_folder}` has no `config.json`; give a folder that `save_pretrained` of transformers wrote.")
     config = read_with_transformers(f"the configuration of `{source}`", AutoConfig.from_pretrained, files.model_folder)
     if getattr(config, "transformers_weights", None) is not None:
         raise CheckpointError(

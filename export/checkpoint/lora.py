@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from bertserve.export.errors import CheckpointError, MissingPackageError
 from bertserve.export.tasks.catalog import TASKS
+from bertserve.service.errors import install_command
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -209,9 +210,7 @@ def read_adapter(folder: Path) -> LoraAdapter | None:
     use_dora = bool(config.get("use_dora"))
     updates, full_parameters = _sort_tensors(folder, tensors, use_dora=use_dora)
     if find_spec("peft") is None:
-        raise MissingPackageError(
-            f"`{folder.name}` is a LoRA adapter; merging it needs the lora extra: pip install 'bertserve[export,cpu,lora]'"
-        )
+        raise MissingPackageError(f"`{folder.name}` is a LoRA adapter; merging it needs peft: {install_command('lora')}")
     return LoraAdapter(
         folder=folder,
         base_model=str(config["base_model_name_or_path"]),

@@ -30,6 +30,7 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from bertserve.export.checkpoint.lora import CONFIG_FILE, WEIGHTS_FILE, LoraAdapter, read_adapter
 from bertserve.export.checkpoint.sentence_transformers import find_transformer, read_modules
 from bertserve.export.errors import CheckpointError
+from bertserve.service.bundle.files import MANIFEST_FILE, is_checkpoint
 
 logger = logging.getLogger("bertserve.export")
 MAX_CARD_BYTES = 2**20
@@ -262,6 +263,8 @@ def read_with_transformers(what: str, from_pretrained: Callable[..., Any], folde
 
 def _find_folder(source: str, revision: str | None) -> Path:
     """Returns the local folder of a source, downloading a hub id's small set of files first."""
+    if (Path(source) / MANIFEST_FILE).is_file() and not is_checkpoint(Path(source)):
+        raise CheckpointError(f"`{source}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {source}`.")
     if Path(source).is_dir():
         return Path(source)
     if source.count("/") > 1 or source.startswith((".", "/", "~")):

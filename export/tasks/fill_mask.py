@@ -84,6 +84,7 @@ TASK = ExportTask(
     decision=_decision,
     best_first=True,
     read_gold=_read_target,
+    gold_keys=("target",),
     figures=(TOP_1,),
     score=_score,
 )

@@ -115,6 +115,7 @@ TASK = ExportTask(
     decision=lambda result, config: result[0]["index"],
     best_first=True,
     read_gold=_read_choice,
+    gold_keys=("label",),
     figures=(ACCURACY,),
     score=_score,
 )

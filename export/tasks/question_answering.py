@@ -110,6 +110,7 @@ TASK = ExportTask(
     decision=_decision,
     best_first=True,
     read_gold=_read_answers,
+    gold_keys=("answers",),
     data_parameters=_data_parameters,
     figures=(EXACT_MATCH, F1),
     score=_score,

@@ -26,6 +26,9 @@ Document = dict[str, Any]
 # the two texts of a pair, as we and as the data sets of GLUE name them
 PAIRS = (("text", "text_pair"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence"))
 
+# the keys of a line of data that hold its input
+INPUT_KEYS = frozenset({"inputs", "parameters", "question", "prompt", "context", "choices", "text", "sentence", "tokens"}.union(*PAIRS))
+
 Text = TypeVar("Text")
 Pairs = Sequence[tuple[Text, Text]]
 Arranged = tuple[list[Text], list[tuple[Text, Text]]]  # texts that are read alone, and pairs
@@ -163,6 +166,7 @@ class ExportTask:
 
         read_gold: A line of data -> the right answer, or None for none. It raises ValueError for one that is not understood. None if the
             task has no right answers.
+        gold_keys: The keys of a line that `read_gold` reads.
         data_parameters: The parameters of all lines, and their right answers -> the parameters that requests get.
         figures: The names of what `score` returns, without those of which less is better.
         score: Right answers, and results -> metric -> its value.
@@ -197,6 +201,7 @@ class ExportTask:
     best_first: bool = False
 
     read_gold: Callable[[Document, ModelConfig], Any] | None = None
+    gold_keys: tuple[str, ...] = ()
     data_parameters: Callable[[Sequence[Document], Sequence[Any]], Sequence[Document]] = lambda own, golds: own
     figures: tuple[str, ...] = ()
     score: Callable[[Sequence[Any], Sequence[Any], ModelConfig], dict[str, float]] | None = None

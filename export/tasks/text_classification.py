@@ -219,6 +219,7 @@ TASK = ExportTask(
     decision=_decision,
     best_first=True,
     read_gold=_read_label,
+    gold_keys=("label",),
     figures=(ACCURACY, F1, MACRO_F1, MICRO_F1, MATTHEWS, PEARSON, SPEARMAN),
     score=_score,
     notes=_notes,

@@ -106,6 +106,7 @@ TASK = ExportTask(
     measure=lambda config: "span_f1",
     decision=lambda result, config: result_spans(result),
     read_gold=_read_entities,
+    gold_keys=("entities", "tags"),
     data_parameters=_data_parameters,
     figures=(ENTITY_F1,),
     score=_score,

@@ -6,6 +6,7 @@ Measured are the graphs' agreement with a baseline, and the scores of both where
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,17 +14,18 @@ from typing import Any
 
 from bertserve.export.errors import DataError
 from bertserve.export.tasks.catalog import TASKS
-from bertserve.export.tasks.spec import Document, read_input
+from bertserve.export.tasks.spec import INPUT_KEYS, Document, read_input
 from bertserve.export.validation.agreement import AgreementMeter
 from bertserve.export.validation.samples import read_request
 from bertserve.export.verify.graph_checks import Check, LoadedGraph, find_fp32
 from bertserve.service.bundle.files import Bundle
 from bertserve.service.bundle.graph_spec import Agreement
 from bertserve.service.bundle.validation_policy import MEASURES, NOT_MEASURED
-from bertserve.service.errors import BertServeError, CallerError, EngineError
+from bertserve.service.errors import SHOWN_CHARS, BertServeError, CallerError, EngineError, nearest
 from bertserve.service.tasks.batch import ModelConfig
 
 Answer = Callable[[Any], Any]  # a task's request to its result
+_SHOWN_KEYS = 10  # ignored keys that the report names
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,13 @@ class Line:
         number: Its number in the file, from 1.
         request: A request of the service's task.
         gold: The right answer, as the task reads it, or None.
+        ignored: Keys of the line that are neither an input nor a right answer of the task.
     """
 
     number: int
     request: Any
     gold: Any
+    ignored: tuple[str, ...] = ()
 
 
 def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
@@ -64,8 +68,11 @@ def read_dataset(path: Path, task: str, config: ModelConfig) -> list[Line]:
     golds = [
         None if record.read_gold is None else _on_line(path, number, record.read_gold, document, config) for number, document in documents
     ]
+    known = INPUT_KEYS.union(record.gold_keys)
     return [
-        Line(number, _on_line(path, number, _request, task, document, own, config), gold)
+        Line(
+            number, _on_line(path, number, _request, task, document, own, config), gold, tuple(key for key in document if key not in known)
+        )
         for (number, document), own, gold in zip(documents, record.data_parameters(parameters, golds), golds, strict=True)
     ]
 
@@ -165,6 +172,36 @@ def fp32_baseline(bundle: Bundle, graphs: list[LoadedGraph]) -> Baseline | None:
     """Returns the float32 graph as the baseline, or None if there is none, or none but the only graph that is checked."""
     fp32 = find_fp32(bundle, graphs)
     return None if fp32 is None or graphs == [fp32] else Baseline("the fp32 graph", fp32.answer, fp32)
+
+
+def check_labels(lines: Sequence[Line], task: str, *, needed: bool) -> Check:
+    """Counts the lines with a right answer, and names the keys that are ignored.
+
+    Args:
+        lines: The data.
+        task: Hugging Face name of the task.
+        needed: Whether data without any right answer fails the check.
+    """
+    gold_keys = TASKS[task].gold_keys
+    labeled = sum(line.gold is not None for line in lines)
+    counts = Counter(key for line in lines for key in line.ignored)
+    detail = f"{len(lines)} lines"
+    if gold_keys:
+        detail += f", {labeled} with a right answer ({' or '.join(f'`{key}`' for key in gold_keys)})"
+    if counts:
+        detail += "; ignored keys: " + ", ".join(_describe_key(key, count, gold_keys) for key, count in counts.most_common(_SHOWN_KEYS))
+        detail += f" and {len(counts) - _SHOWN_KEYS} more" if len(counts) > _SHOWN_KEYS else ""
+    passed = None
+    if gold_keys and not labeled and needed:
+        passed = False
+        detail += "; add right answers, or give --min-agreement to compare only the graphs"
+    return Check("data", passed, detail, {"inputs": len(lines), "labeled": labeled, "ignored_keys": dict(counts)})
+
+
+def _describe_key(key: str, count: int, gold_keys: Sequence[str]) -> str:
+    near = nearest(key, gold_keys)
+    hint = f", did you mean `{near}`?" if near else ""
+    return f"`{key[:SHOWN_CHARS]}` ({count} line{'s' if count > 1 else ''}{hint})"
 
 
 def check_data(

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bertserve.export.verify.data_checks import Baseline, check_data, fp32_baseline, read_dataset
+from bertserve.export.verify.data_checks import Baseline, check_data, check_labels, fp32_baseline, read_dataset
 from bertserve.export.verify.graph_checks import (
     Check,
     LoadedGraph,
@@ -67,6 +67,8 @@ def verify(spec: VerifySpec) -> Iterator[Check]:
     # read before the checks, which take minutes
     lines = [] if spec.data is None else read_dataset(spec.data, manifest.task, manifest)
     yield Check("files", True, f"the digests of tokenizer and {len(manifest.graphs)} graphs are those of the manifest")
+    if lines:
+        yield check_labels(lines, manifest.task, needed=spec.min_agreement is None and spec.checkpoint is None)
     try:
         chosen = choose_graphs(bundle, spec.providers, spec.precisions)
     except BertServeError as error:

@@ -14,14 +14,14 @@ from bertserve.service.backend import hardware
 from bertserve.service.backend.hardware import Gpu
 from bertserve.service.bundle.graph_spec import GraphSpec
 from bertserve.service.bundle.onnx_file import read_tables
-from bertserve.service.errors import ProviderError
+from bertserve.service.errors import ProviderError, install_command
 from bertserve.service.providers import PROVIDERS, Load, Options, Provider, profile
 
 try:
     import onnxruntime as ort
 except ImportError as error:  # both wheels share this import name, so neither is in the base install
     raise ProviderError(
-        "ONNX Runtime is not installed: `pip install 'bertserve[cpu]'`, or `'bertserve[gpu]'` on a machine with an NVIDIA GPU."
+        f"ONNX Runtime is not installed: `{install_command('cpu')}`, or `{install_command('gpu')}` on a machine with an NVIDIA GPU."
     ) from error
 
 VERSION: str = ort.__version__
@@ -126,8 +126,8 @@ def missing(provider: Provider, available: Sequence[str], load: Load = ctypes.CD
     record = PROVIDERS[provider]
     if record.ort_name not in available:
         return (
-            f"this onnxruntime {VERSION} lacks it (it has {', '.join(available)}); install 'bertserve[{record.extra}]' in place of "
-            "'bertserve[cpu]'."
+            f"this onnxruntime {VERSION} lacks it (it has {', '.join(available)}); run `pip uninstall onnxruntime`, then install the extra "
+            f"`{record.extra}`: `{install_command(record.extra)}`."
         )
     if record.library is None:
         return None

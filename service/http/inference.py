@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.datastructures import QueryParams
@@ -206,7 +206,7 @@ def _no_query(scope: Scope) -> InvalidValueError:
 
 
 def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
-    warnings = prediction.warnings
+    warnings = list(_warnings(prediction))
     headers = [
         (b"content-type", content.media_type.encode()),
         (b"x-model", model.name.encode()),
@@ -217,19 +217,30 @@ def _answer(model: Model, content: Content, prediction: Prediction) -> Answer:
         ),
     ]
     if prediction.truncated:
-        some = ", ".join(f"inputs[{index}]" for index in prediction.truncated[:10])
         headers.append((b"x-truncated", b"%d" % len(prediction.truncated)))
-        warnings = [
-            *warnings,
+        warnings.append(
             f"truncation; {len(prediction.truncated)} of {len(prediction.results)} inputs cut to the model's "
-            f"{model.bundle.manifest.tokenizer.max_length} tokens: {some}{', ...' if len(prediction.truncated) > 10 else ''}",
-        ]
+            f"{model.bundle.manifest.tokenizer.max_length} tokens: {_named(prediction.truncated)}"
+        )
     if prediction.read:
         headers.append((b"x-windows", _escaped(_windows(prediction.read))))
     headers.extend((name.encode(), _escaped(value)) for name, value in content.headers.items())
     # one header per warning, as the official client reads them
-    headers.extend((b"x-hf-warning", _escaped(warning)) for warning in dict.fromkeys(warnings))
+    headers.extend((b"x-hf-warning", _escaped(warning)) for warning in warnings)
     return Answer(content.data, headers)
+
+
+def _warnings(prediction: Prediction) -> Iterator[str]:
+    """Yields each warning once, with the inputs that it is about unless it is about all of them."""
+    about: dict[str, list[int]] = {}
+    for index, warning in zip(prediction.warned, prediction.warnings, strict=True):
+        about.setdefault(warning, []).append(index)
+    for warning, indices in about.items():
+        yield warning if len(indices) == len(prediction.results) else f"{warning}: {_named(indices)}"
+
+
+def _named(indices: Sequence[int]) -> str:
+    return ", ".join(f"inputs[{index}]" for index in indices[:10]) + (", ..." if len(indices) > 10 else "")
 
 
 def _windows(read: Sequence[ReadSpan]) -> str:

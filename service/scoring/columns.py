@@ -5,11 +5,12 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, nearest
+from bertserve.service.tasks.batch import ModelConfig
 from bertserve.service.tasks.body import Limits
 from bertserve.service.tasks.catalog import TASKS
 from bertserve.service.tasks.spec import TaskSpec
@@ -17,6 +18,7 @@ from bertserve.service.wire.reading import parse_json, validate_body
 from bertserve.service.wire.unknown_fields import listed, required
 
 TEXT = "text"
+Empty = Literal["warn", "reject"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,26 @@ def read_parameters(text: str) -> dict[str, Any]:
     return value
 
 
+def has_one_label(task: str, parameters: Mapping[str, Any], config: ModelConfig) -> bool:
+    """Returns whether the best label with its score says all that most readers want of an answer.
+
+    Args:
+        task: The task.
+        parameters: The parameters.
+        config: The model's labels and activation.
+    """
+    if task == "zero-shot-classification":
+        return not parameters.get("multi_label")
+    if task != "text-classification" or parameters.get("explain") or parameters.get("top_k") not in (None, 1):
+        return False
+    # independent labels: any number of them may be right
+    return len(config.labels) == 1 or (parameters.get("function_to_apply") or config.activation) != "sigmoid"
+
+
 class Columns:
     """Makes request bodies of rows, and reads them as the endpoint does."""
 
-    def __init__(self, task: str, named: Mapping[str, str], parameters: Mapping[str, Any], limits: Limits) -> None:
+    def __init__(self, task: str, named: Mapping[str, str], parameters: Mapping[str, Any], limits: Limits, empty: Empty = "warn") -> None:
         """Creates it.
 
         Args:
@@ -125,11 +143,12 @@ class Columns:
             named: Field -> column. Without any, columns are found by the names of the fields.
             parameters: Parameters of each request, as the endpoint takes them.
             limits: What a request may measure.
+            empty: What becomes of a row without a text.
 
         Raises:
             SettingsError: A field is not the task's, one that it needs has no column, or the endpoint refuses the parameters.
         """
-        self._task, self._limits = task, limits
+        self._task, self._limits, self._empty = task, limits, empty
         self._spec = TASKS[task]
         fields = input_fields(self._spec)
         if unknown := [name for name in named if name not in fields]:
@@ -187,6 +206,8 @@ class Columns:
             value = values.get(column)
             if column not in values and field.needed:
                 raise InvalidValueError("the row has no column `{column}`; it has {known}.", column=column, known=listed(list(values)[:20]))
+            if self._empty == "reject" and field.needed and isinstance(value, str) and not value.strip():
+                raise InvalidValueError("the column `{column}` is empty, and --empty is `reject`.", column=column)
             if field.is_list and isinstance(value, str):
                 value = self._list(column, value)
             if field.needed or value not in (None, ""):
@@ -215,8 +236,9 @@ class Columns:
 
     @staticmethod
     def _check_taken(columns: Any, taken: Sequence[str], kind: type[BertServeError]) -> None:
-        for name, flag in zip(taken, ("--prediction-column", "--warnings-column"), strict=True):
+        for name in taken:
             if name in columns:
+                flag = "--warnings-column" if name == taken[-1] else "--prediction-column"
                 raise kind(f"the input has a column `{name}`, which the output adds; give another name with {flag}.")
 
 

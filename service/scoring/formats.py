@@ -97,21 +97,23 @@ def open_reader(path: Path, kind: str, place: Place, *, max_bytes: int, inputs: 
         raise
 
 
-def make_writer(kind: str, reader: Reader, task: str, names: tuple[str, str], *, known: bytes) -> Writer:
+def make_writer(kind: str, reader: Reader, task: str, names: Sequence[str], *, known: bytes, json_cells: bool = False) -> Writer:
     """Returns what makes the output.
 
     Args:
         kind: Its format.
         reader: Of the input.
         task: The task.
-        names: Of the columns for predictions and warnings.
+        names: Of the columns for predictions and, at the end, warnings.
+        json_cells: Whether CSV and TSV have warnings as JSON.
         known: The beginning of what an earlier run wrote.
 
     Raises:
         SettingsError: The format has fixed columns, and the input has none.
     """
     if kind == JSONL:
-        return JsonLinesWriter(*names)
+        prediction, warnings = names
+        return JsonLinesWriter(prediction, warnings)
     if reader.columns is None:
         raise SettingsError(
             f"JSON Lines cannot become {kind}: their lines may differ in what they have, and {kind} has the same columns in each row; "
@@ -122,7 +124,7 @@ def make_writer(kind: str, reader: Reader, task: str, names: tuple[str, str], *,
 
         schema = reader.schema if isinstance(reader, parquet.ParquetReader) else parquet.text_schema(reader.columns)
         return parquet.ParquetWriter(schema, parquet.answer_types(answer_forms(TASKS[task])), *names, known=known)
-    return DelimitedWriter(reader.columns, *names, delimiter=DELIMITERS[kind])
+    return DelimitedWriter(reader.columns, names, delimiter=DELIMITERS[kind], json_cells=json_cells)
 
 
 def total_size(path: Path, reader: Reader) -> int | None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bertserve.service.errors import BertServeError, CallerError, RefusedError, UnavailableError
-from bertserve.service.scoring.columns import Columns, read_parameters, task_for
+from bertserve.service.scoring.columns import Columns, Empty, has_one_label, read_parameters, task_for
 from bertserve.service.scoring.row import Answer, Row
+from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import build
 from bertserve.service.serving.model import Model
 from bertserve.service.serving.prediction import Prediction
@@ -154,6 +155,8 @@ class Order:
         parameters: JSON object, as the endpoint takes it.
         names: Of the columns for predictions and warnings.
         max_rejected: How many rows there may be without an answer.
+        json_cells: Whether predictions in CSV and TSV are JSON, also those of one label.
+        empty: What becomes of a row whose text is empty.
         restart: Whether to begin again, and to replace what an earlier run made.
         input_format: Of the input; None goes by its name.
         output_format: Of the output; None goes by its name, and else by the input's.
@@ -171,6 +174,8 @@ class Order:
     names: tuple[str, str]
     max_rejected: int
     restart: bool
+    json_cells: bool = False
+    empty: Empty = "warn"
     input_format: str | None = None
     output_format: str | None = None
     rejected: Path | None = None
@@ -187,6 +192,7 @@ class LoadedModel:
         model: The model.
         parameters: Of each request.
         columns: Makes requests of rows.
+        names: The columns that the output adds; the last one is for warnings.
         scorer: Answers rows.
     """
 
@@ -200,6 +206,11 @@ class LoadedModel:
         (self.model,) = self.state.registry.models.values()
         self.parameters = read_parameters(order.parameters)
         task = task_for(self.model.tasks, order.task, self.parameters, order.columns)
-        self.columns = Columns(task, order.columns, self.parameters, self.state.limits)
+        self.columns = Columns(task, order.columns, self.parameters, self.state.limits, order.empty)
+        prediction, warnings = order.names
+        flat = (
+            order.output_format in DELIMITERS and not order.json_cells and has_one_label(task, self.parameters, self.model.bundle.manifest)
+        )
+        self.names = (f"{prediction}_label", f"{prediction}_score", warnings) if flat else order.names
         threads, most = self.state.worker["threads"], settings.max_batch_tokens
-        self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=most, taken=order.names)
+        self.scorer = Scorer(self.model, self.columns, threads=threads, max_batch_tokens=most, taken=self.names)

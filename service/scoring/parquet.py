@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError
+from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, install_command
 from bertserve.service.scoring.row import Answer, Place, Row, Window
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as missing:
-    raise SettingsError("Parquet needs pyarrow, which is not installed; `pip install 'bertserve[parquet]'` adds it.") from missing
+    raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.") from missing
 from bertserve.service.scoring.json_forms import JsonColumn, plain
 
 

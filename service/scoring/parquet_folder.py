@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from bertserve.service.errors import SettingsError, StartError
+from bertserve.service.errors import SettingsError, StartError, install_command
 from bertserve.service.scoring.parquet import ParquetReader, ParquetWriter
 from bertserve.service.scoring.part import Progress
 from bertserve.service.scoring.row import Place
@@ -24,7 +24,7 @@ try:
     import pyarrow.fs as pafs
     import pyarrow.parquet as pq
 except ImportError as missing:
-    raise SettingsError("Parquet needs pyarrow, which is not installed; `pip install 'bertserve[parquet]'` adds it.") from missing
+    raise SettingsError(f"Parquet needs pyarrow, which is not installed; `{install_command('parquet')}` adds it.") from missing
 
 SUFFIX = ".parquet"
 REJECTED_SUFFIX = ".rejected.jsonl"

@@ -24,7 +24,7 @@ from typing import Any
 from bertserve.service import __version__
 from bertserve.service.bundle import files
 from bertserve.service.bundle.manifest import Manifest
-from bertserve.service.errors import BertServeError, SettingsError, StartError
+from bertserve.service.errors import BertServeError, SettingsError, StartError, install_command
 from bertserve.service.scoring.columns import Columns, read_parameters, task_for
 from bertserve.service.scoring.formats import PARQUET, make_writer
 from bertserve.service.scoring.order import LoadedModel, Order
@@ -40,7 +40,7 @@ try:
     import ray
     import ray.data
 except ImportError as absent:
-    raise SettingsError("--ray needs Ray, which is not installed; `pip install 'bertserve[ray,cpu]'` adds it.") from absent
+    raise SettingsError(f"--ray needs Ray, which is not installed; `{install_command('ray')}` adds it.") from absent
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +213,11 @@ def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
     (bundle,) = files.find_bundles(settings.models)
     manifest, version = files.read_manifest(bundle)
     task = task_for(tasks_of(manifest), order.task, parameters, order.columns)
-    columns = Columns(task, order.columns, parameters, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars))
+    columns = Columns(task, order.columns, parameters, Limits(max_inputs=settings.max_inputs, max_chars=settings.max_chars), order.empty)
     first = source.reader(next(iter(there)), list(columns.by_field.values()))
     columns.check(first.columns, order.names)
     first.close()
-    facts = _facts(settings, manifest, version, columns, parameters, order.names)
+    facts = _facts(settings, manifest, version, columns, parameters, order)
     left = undone(there, {} if order.restart else _begun(output, facts))
     if order.restart or output.read(FACTS_FILE) is None:
         output.write(FACTS_FILE, json.dumps(facts, indent=1).encode())
@@ -225,15 +225,16 @@ def _plan(settings: Settings, order: Order) -> tuple[Work, dict[str, int], int]:
 
 
 def _facts(
-    settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], names: Sequence[str]
+    settings: Settings, manifest: Manifest, version: str, columns: Columns, parameters: Mapping[str, Any], order: Order
 ) -> dict[str, Any]:
     """Returns what the output depends on, in the words of an error about what differs."""
     facts = {
         "model": [manifest.name, version, settings.provider, settings.precision],
         "version": __version__,
         "task": columns.task,
-        "columns": [columns.by_field, *names],
+        "columns": [columns.by_field, *order.names],
         "parameters": parameters,
+        "--empty": order.empty,
         "limits": [settings.max_chars, settings.max_inputs, settings.max_batch_tokens],
     }
     return dict(json.loads(json.dumps(facts)))

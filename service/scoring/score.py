@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bertserve.service.scoring.order import LoadedModel, Order
 from bertserve.service.scoring.part import Part, Progress, check_distinct, check_stream, identity_of, refuse_existing
 from bertserve.service.scoring.row import Place
 from bertserve.service.scoring.runner import WINDOW_BYTES, WINDOW_ROWS, ProgressBar, Run, Sink
+from bertserve.service.scoring.text_lines import DELIMITERS
 from bertserve.service.serving.build import AppState
 from bertserve.service.settings import Settings
 
@@ -75,6 +77,9 @@ def score(settings: Settings, order: Order) -> int:
     kind = format_of(source, order.input_format, "--input-format")
     out_kind = order.output_format or (kind if output == STREAM else format_of(output, None, "--output-format"))
     format_of(output, out_kind, "--output-format")
+    if order.json_cells and out_kind not in DELIMITERS:
+        raise SettingsError(f"--json-cells is for CSV and TSV, and the output is {out_kind}; leave it out.")
+    order = replace(order, output_format=out_kind)
     rejected = order.rejected if output == STREAM else order.rejected or output.with_name(output.name + ".rejected.jsonl")
     _check_files(source, output, rejected)
     if source != STREAM:
@@ -142,7 +147,7 @@ class _Run:
         )
         try:
             if reader.columns is not None:
-                columns.check(reader.columns, self._order.names)
+                columns.check(reader.columns, self._loaded.names)
         except SettingsError:
             reader.close()
             raise
@@ -155,7 +160,7 @@ class _Run:
         reader = self._reader(progress.place)
         try:
             known = b"" if part is None else part.head()
-            writer = make_writer(self._kinds[1], reader, loaded.columns.task, order.names, known=known)
+            writer = make_writer(self._kinds[1], reader, loaded.columns.task, loaded.names, known=known, json_cells=order.json_cells)
             bar = ProgressBar(total_size(self._source, reader), progress.place.offset)
             run = Run(reader, loaded.scorer, writer, sink, progress, bar, order.max_rejected, rejected, window_rows=WINDOW_ROWS)
             try:
@@ -182,8 +187,10 @@ class _Run:
             "model": [model.name, model.bundle.version, model.graph.file, model.graph.provider],
             "version": [__version__, state.machine["onnxruntime"], state.machine["cpu"]],
             "task": loaded.columns.task,
-            "columns": [loaded.columns.by_field, *self._order.names],
+            "columns": [loaded.columns.by_field, *loaded.names],
             "parameters": loaded.parameters,
+            "--empty": self._order.empty,
+            "--json-cells": self._order.json_cells,
             "format": self._kinds,
             "limits": [state.limits.max_chars, state.limits.max_inputs, state.max_body_bytes],
             "batches": [loaded.scorer.batch_tokens, WINDOW_ROWS, WINDOW_BYTES],

@@ -6,12 +6,13 @@ import csv
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from bertserve.service.errors import BertServeError, InvalidValueError, SettingsError, StartError, TooLargeError
 from bertserve.service.scoring.row import Answer, Place, Row, Window
 from bertserve.service.wire.json_text import to_json
 from bertserve.service.wire.reading import parse_json
+from bertserve.service.wire.unknown_fields import at_column
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -97,7 +98,9 @@ class JsonLinesReader:
         except BertServeError as error:
             row.error, row.raw = error, b""
             if isinstance(error.__cause__, ValueError):
-                row.error = InvalidValueError("the line is not valid JSON: {detail}.", detail=_reason(line) or error.__cause__)
+                row.error = InvalidValueError(
+                    "the line is not valid JSON: {detail}.", detail=_reason(line) or at_column(line, str(error.__cause__))
+                )
         return row
 
 
@@ -237,9 +240,16 @@ class DelimitedReader:
 class DelimitedWriter:
     """Makes CSV or TSV of rows and answers; what is no text or number is JSON."""
 
-    def __init__(self, columns: Sequence[str], prediction: str, warnings: str, *, delimiter: str) -> None:
-        """Takes the columns of the input, and the names of the two that it adds."""
-        self._columns, self._added, self._delimiter = columns, (prediction, warnings), delimiter
+    def __init__(self, columns: Sequence[str], names: Sequence[str], *, delimiter: str, json_cells: bool) -> None:
+        """Creates it.
+
+        Args:
+            columns: Those of the input.
+            names: Of the columns that it adds: prediction and warnings, or label, score and warnings.
+            delimiter: What divides fields.
+            json_cells: Whether warnings are JSON, and not text.
+        """
+        self._columns, self._added, self._delimiter, self._json_cells = columns, names, delimiter, json_cells
 
     def begin(self) -> bytes:
         """Returns the header."""
@@ -250,12 +260,18 @@ class DelimitedWriter:
         return self._encoded(
             [
                 *(_cell(row.values[name]) for name in self._columns),
-                to_json(answer.prediction).decode(),
-                to_json(answer.warnings).decode() if answer.warnings else "",
+                *self._prediction(answer.prediction),
+                to_json(answer.warnings).decode() if answer.warnings and self._json_cells else " | ".join(answer.warnings),
             ]
             for row, answer in zip(window.rows, answers, strict=True)
             if answer.error is None
         ), {}
+
+    def _prediction(self, prediction: Any) -> list[str]:
+        if len(self._added) == 2:
+            return [to_json(prediction).decode()]
+        best = prediction[0]
+        return [best["label"], to_json(best["score"]).decode()]
 
     def _encoded(self, rows: Iterator[list[str]] | list[list[str]]) -> bytes:
         lines = _Lines()

@@ -39,6 +39,10 @@ def spans_read(tokens: Tokens, cuts: Sequence[range], field: str = "") -> tuple[
     return tuple(ReadSpan(field, *tokens.span(cut)) if cut else ReadSpan(field, 0, 0) for cut in cuts[: MAX_SPANS + 1])
 
 
+# the warning of an input without tokens: its scores or its vector are those of every other empty text
+EMPTY = ("empty; the text is empty, so the answer says nothing about it",)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Encodings of one input that run before its task goes on.

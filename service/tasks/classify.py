@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from bertserve.service.bundle.manifest import Manifest, Side
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import occlusion
-from bertserve.service.tasks.batch import Batch, ReadSpan, TaskModel, TaskRun, spans_read
+from bertserve.service.tasks.batch import EMPTY, Batch, ReadSpan, TaskModel, TaskRun, spans_read
 from bertserve.service.tasks.body import LIST, PAIR, STOP, TEXT, Closed, Stride, TaskBody, TaskParameters, body_config, lower, one_of
 from bertserve.service.tasks.cost import NOTHING, SCORE_BYTES, Cost, longest_label
 from bertserve.service.tasks.decoding.scores import Floats, Row, activate, best_first
@@ -140,7 +140,7 @@ def classify(request: Request, model: TaskModel) -> TaskRun:
         explained = min(count, MAX_EXPLAINED) if activation == "sigmoid" else 1
         words = sum(len(part.words) for part in text.parts)
         cost += occlusion.cost(words, len(text.encodings[0]), [part.text for part in text.parts], explained=explained)
-    rows = yield Batch(text.encodings, cost, truncated=text.truncated, read=text.read)
+    rows = yield Batch(text.encodings, cost, truncated=text.truncated, warnings=() if text.tokens else EMPTY, read=text.read)
     scores = [activate(row["logits"], activation) for row in rows]
     combine = np.max if parameters.window == "max" else np.mean
     combined: Floats = combine(scores, axis=0) if len(scores) > 1 else scores[0]
@@ -171,12 +171,14 @@ class _Read:
 
     Attributes:
         encodings: One per window, or the one of the (cut) text or pair.
+        tokens: How many tokens the text or pair has, before it is cut.
         truncated: Whether text was cut off.
         read: The parts that are read, if that is not all.
         parts: The text, or both, with the words to leave out for `explain`.
     """
 
     encodings: Sequence[Encoding]
+    tokens: int
     truncated: bool = False
     read: tuple[ReadSpan, ...] = ()
     parts: Sequence[Part] = ()
@@ -210,10 +212,10 @@ def _read(request: Request, tokenizer: Tokenizer) -> _Read:
     encodings = [tokenizer.assemble(*(tokens.ids[cut.start : cut.stop] for tokens, cut in zip(texts, kept, strict=True)))]
     truncated, read = total > room, _read_of_cut(texts, kept) if total > room else ()
     if not request.parameters.explain:
-        return _Read(encodings, truncated, read)
+        return _Read(encodings, total, truncated, read)
     parts = _parts(request, texts, kept)
     occlusion.check_count(sum(len(part.words) for part in parts), "the text" if b is None else "the pair", "shorten it")
-    return _Read(encodings, truncated, read, parts)
+    return _Read(encodings, total, truncated, read, parts)
 
 
 def _read_of_cut(texts: Sequence[Tokens], kept: Sequence[range]) -> tuple[ReadSpan, ...]:
@@ -256,7 +258,7 @@ def _in_windows(request: Request, tokenizer: Tokenizer, a: Tokens, b: Tokens | N
         )
     parts = [text.ids[cut.start : cut.stop] for cut in cuts]
     encodings = [tokenizer.assemble(part) if b is None else tokenizer.assemble(a.ids, part) for part in parts]
-    return _Read(encodings, read=spans_read(text, cuts, "" if b is None else SECOND))
+    return _Read(encodings, len(a) + len(b or ()), read=spans_read(text, cuts, "" if b is None else SECOND))
 
 
 class TextPair(Closed):

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, Tag
 
 from bertserve.service.bundle.manifest import LAST_FOUR, Combine, Embedding, Layers, Manifest, Pooling
 from bertserve.service.errors import InvalidValueError
-from bertserve.service.tasks.batch import Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import EMPTY, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import (
     LIST,
     TEXT,
@@ -254,7 +254,9 @@ def embed(request: Request, model: TaskModel) -> TaskRun:
     # base64 has four bytes for three
     size = 16 * width // 3 if request.parameters.encoding_format == "base64" else NUMBER_BYTES * width
     cost = Cost(answer_bytes=count * (size + VECTOR_BYTES), steps=count, memory_per_input=count * width)
-    [row] = yield Batch([encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated)
+    [row] = yield Batch(
+        [encoding], cost, lambda _, row: pooled_row(request, row), truncated=truncated, warnings=() if request.text.strip() else EMPTY
+    )
     result = vector(request, row)
     if request.parameters.encoding_format == "base64":
         return packed(result) if result.ndim == 1 else [packed(each) for each in result]

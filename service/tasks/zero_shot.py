@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from bertserve.service.errors import InvalidValueError
 from bertserve.service.tasks import classify
-from bertserve.service.tasks.batch import PAUSE, Batch, ModelConfig, TaskModel, TaskRun
+from bertserve.service.tasks.batch import EMPTY, PAUSE, Batch, ModelConfig, TaskModel, TaskRun
 from bertserve.service.tasks.body import TaskBody, TaskParameters, TextOrTexts, body_config
 from bertserve.service.tasks.classify import LABEL_BYTES, LabelScore
 from bertserve.service.tasks.cost import Cost, text_bytes
@@ -134,7 +134,7 @@ def classify_zero_shot(request: Request, model: TaskModel) -> TaskRun:
         steps=len(labels),
         memory_per_input=len(labels) * len(config.labels),
     )
-    rows = yield Batch(encodings, cost, truncated=truncated)
+    rows = yield Batch(encodings, cost, truncated=truncated, warnings=() if request.text.strip() else EMPTY)
     entails = entailment(config.labels)
     assert entails is not None, "only models that fit are asked"
     logits = np.stack([row["logits"] for row in rows])

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertserve.service.errors import SettingsError
+from bertserve.service.errors import SettingsError, install_command
 
 if TYPE_CHECKING:
     from bertserve.service.tracing.tracer import Tracer
@@ -102,7 +102,7 @@ def tracer_class() -> type[Tracer]:
         from bertserve.service.tracing.tracer import Tracer  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise SettingsError(
-            "--otlp-endpoint needs OpenTelemetry, which is not installed; pip install 'bertserve[otel]', or leave the setting out."
+            f"--otlp-endpoint needs OpenTelemetry, which is not installed: `{install_command('otel')}`, or leave the setting out."
         ) from error
     return Tracer
 

@@ -147,7 +147,14 @@ def no_json(raw: bytes, reason: str, body: type[TaskBody] | None) -> MalformedRe
         body: The class of body that was expected; None where it is not one of a task.
     """
     example = "" if body is None else f", such as {example_of(body)}"
-    return MalformedRequestError("the body is not valid JSON: {detail}; send JSON{example}.", detail=_looks(raw) or reason, example=example)
+    return MalformedRequestError(
+        "the body is not valid JSON: {detail}; send JSON{example}.", detail=_looks(raw) or at_column(raw, reason), example=example
+    )
+
+
+def at_column(raw: bytes, reason: str) -> str:
+    """Returns what a parser says of a document, without the line number of a document of one line: it may be any line of JSON Lines."""
+    return reason if b"\n" in raw.strip() else reason.replace(" at line 1 column ", " at column ")
 
 
 def no_object(value: object, body: type[TaskBody]) -> InvalidValueError:

@@ -45,10 +45,30 @@ def test_the_validation_is_printed(source: Path, output: Path, tmp_path: Path, c
 
     out = capsys.readouterr().out
     assert out.startswith(f"{output / 'tiny-bert'}: text-classification, labels negative, positive, neutral\n")
-    assert all(
-        fact in out
-        for fact in ("model.cpu.fp32.onnx", "model.cpu.int8.onnx", "MiB  default", "answers agree on 100.0%", "(batch-invariant)", "fused")
-    )
+    _, fp32, int8 = out.splitlines()  # a line for each graph
+    assert all(fact in fp32 for fact in ("model.cpu.fp32.onnx", "MiB  default", "100.0% of", "at least 98% is expected"))
+    assert "model.cpu.int8.onnx" in int8
+
+
+@pytest.mark.usefixtures("played_back")
+def test_all_measurements_are_printed_on_request(source: Path, output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--verbose adds what was measured of each graph."""
+    assert 0 == cli.main([str(source), "--output", str(output), *FAST, "--verbose"])
+
+    out = capsys.readouterr().out
+    assert all(fact in out for fact in ("answers agree on 100.0%", "(batch-invariant)", "fused", "milliseconds by tokens"))
+
+
+def test_a_bundle_is_not_exported(tmp_path: Path, run: Run) -> None:
+    """The message says what to do with it."""
+    bundle = tiny.bundle(tmp_path)
+    assert (1, f"bert-export: `{bundle}` is a bundle, not a checkpoint; serve it with `bert-serve serve --model {bundle}`.") == run(bundle)
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path: Path, run: Run) -> None:
+    """In words of ours, not of transformers."""
+    code, message = run(tmp_path)
+    assert (1, True) == (code, "has no `config.json`" in message)
 
 
 @pytest.mark.usefixtures("played_back")
@@ -167,7 +187,7 @@ def test_texts_of_ones_own_choose_the_scales(source: Path, output: Path, tmp_pat
         (("--name", "a" * 65), "does not match"),
         (("--task", "translation"), "invalid choice: 'translation'"),
         (("--metrics-file", "no/such/file.json"), "`no/such/file.json` is not a list of metrics"),
-        (("--precison", "fp32"), "unrecognized arguments: --precison"),
+        (("--precison", "fp32"), "did you mean --precision?"),
     ],
 )
 def test_a_wrong_flag_is_a_usage_error(
@@ -206,6 +226,14 @@ def test_malformed_metrics_are_a_usage_error(source: Path, output: Path, tmp_pat
     assert 2 == exit_.value.code
 
 
+@pytest.mark.parametrize("command", [("x", "--output", "y", "--presicion", "int8"), ("verify", "x", "--presicion", "int8")])
+def test_an_unknown_flag_gets_a_near_one(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """A typo is answered with the flag that was meant."""
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    assert "unknown argument `--presicion`; did you mean --precision?" in capsys.readouterr().err
+
+
 def test_an_output_folder_must_be_given(source: Path) -> None:
     """--output has no default."""
     with pytest.raises(SystemExit) as exit_:
@@ -229,8 +257,9 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     """Without the export extra the exit code is 3."""
     monkeypatch.setattr("bertserve.export.flags.find_spec", lambda name: None if name == module else importlib.util.find_spec(name))
 
-    message = f"bert-export: {module} not installed; exporting needs the export extra: pip install 'bertserve[export,cpu]'"
-    assert (3, message) == run(source)
+    code, message = run(source)
+    assert (3, True) == (code, message.startswith(f"bert-export: {module} not installed; exporting needs the export extra: pip install "))
+    assert all(f" '{package}<" in message or f" {package}==" in message for package in ("torch", "transformers", "onnx", "onnxruntime"))
     assert not output.exists()
 
 

@@ -294,8 +294,8 @@ def test_without_peft_the_extra_is_named(
     command = ["verify", str(bundle), "--checkpoint", str(source)] if verify else [str(source), "--output", str(tmp_path / "models")]
 
     assert 3 == cli.main(command)
-    message = "bert-export: `adapter` is a LoRA adapter; merging it needs the lora extra: pip install 'bertserve[export,cpu,lora]'"
-    assert [message] == [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
+    [message] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("bert-export: ")]
+    assert message.startswith("bert-export: `adapter` is a LoRA adapter; merging it needs peft: pip install 'peft<")
 
 
 def test_a_pickled_adapter_is_refused(tmp_path: Path) -> None:

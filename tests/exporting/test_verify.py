@@ -293,7 +293,7 @@ def test_agreement_is_measured_against_the_fp32_graph(tmp_path: Path, verify: Ve
     expected = sum(a == b for a, b in zip(*best, strict=True)) / len(TEXTS)
     assert 0 < expected < 1  # of all or none nothing could be told
 
-    code, checks = verify(path, "--data", data(tmp_path, *({"text": text} for text in TEXTS)))
+    code, checks = verify(path, "--data", data(tmp_path, *({"text": text, "label": 0} for text in TEXTS)))
     figures = checks["agreement cpu/int8"]["figures"]
     assert (0, None) == (code, checks["agreement cpu/int8"]["passed"])
     assert "agreement cpu/fp32" not in checks  # the graph that others are compared with
@@ -312,7 +312,7 @@ def test_a_floor_decides(tmp_path: Path, verify: Verify, seed: int, code: int) -
 
 def test_a_floor_needs_something_to_compare_with(tmp_path: Path, verify: Verify) -> None:
     """With one graph and no checkpoint there is no agreement, which is said, and fails a floor."""
-    path, lines = sound(tmp_path), data(tmp_path, {"text": "good"})
+    path, lines = sound(tmp_path), data(tmp_path, {"text": "good", "label": 0})
 
     assert (0, None) == (verify(path, "--data", lines)[0], verify(path, "--data", lines)[1]["agreement cpu/fp32"]["passed"])
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.5")
@@ -327,7 +327,7 @@ def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Ver
     def drop_cpu(manifest: dict[str, Any]) -> None:
         manifest["graphs"] = [graph for graph in manifest["graphs"] if graph["provider"] == "cuda"]
 
-    path, lines = edit(with_gpu_graph(sound(tmp_path), runnable=False), drop_cpu), data(tmp_path, {"text": "good"})
+    path, lines = edit(with_gpu_graph(sound(tmp_path), runnable=False), drop_cpu), data(tmp_path, {"text": "good", "label": 0})
 
     assert 0 == verify(path, "--data", lines)[0]
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.9")
@@ -679,6 +679,35 @@ def test_data_that_is_not_understood_is_a_usage_error(
     assert reason in own
 
 
+@pytest.mark.parametrize(
+    ("line", "ignored"),
+    [
+        ({"text": "good", "lable": 1}, "`lable` (1 line, did you mean `label`?)"),
+        ({"tokens": ["good"], "tags": ["O"]}, "`tags` (1 line)"),
+        ({"text": "good"}, ""),
+    ],
+)
+def test_data_without_a_right_answer_fails(tmp_path: Path, verify: Verify, line: dict[str, Any], ignored: str) -> None:
+    """A typo in the key, data of another task, or no answers: exit code 1, and the ignored keys by name. --min-agreement needs no answers."""
+    path = sound(tmp_path, other_seed=0)
+    code, checks = verify(path, "--data", data(tmp_path, line))
+    assert (1, False, 0) == (code, checks["data"]["passed"], checks["data"]["figures"]["labeled"])
+    assert ignored in checks["data"]["detail"]
+
+    code, checks = verify(path, "--data", data(tmp_path, line), "--min-agreement", "0.5")
+    assert (0, None) == (code, checks["data"]["passed"])
+
+
+def test_labeled_lines_are_counted_and_ignored_keys_named(tmp_path: Path, verify: Verify) -> None:
+    """Before the metrics, so that a reader knows what they rest on."""
+    lines = data(tmp_path, {"text": "good", "label": 1, "idx": 7}, {"text": "bad", "lable": 0, "idx": 8})
+    code, checks = verify(sound(tmp_path), "--data", lines)
+
+    assert (0, None) == (code, checks["data"]["passed"])
+    assert {"inputs": 2, "labeled": 1, "ignored_keys": {"idx": 2, "lable": 1}} == checks["data"]["figures"]
+    assert checks["data"]["detail"].startswith("2 lines, 1 with a right answer (`label`); ignored keys: `idx` (2 lines), `lable` (1 line")
+
+
 @pytest.mark.parametrize("label", ["NaN", "Infinity", "true", "1" + 400 * "0"])
 def test_a_value_that_is_no_number_is_a_usage_error(label: str) -> None:
     """Scores of a regression would be none either."""
@@ -771,7 +800,7 @@ def test_a_bundle_passes_against_its_checkpoint(exported: tuple[Path, Path], ver
     code, checks = verify(target, "--checkpoint", source, "--data", lines)
 
     graphs = ("cpu/fp32", "cpu/int8")
-    order = ["files", *(f"{check} {graph}" for graph in graphs for check in ("evidence", "example", "batches")), "checkpoint"]
+    order = ["files", "data", *(f"{check} {graph}" for graph in graphs for check in ("evidence", "example", "batches")), "checkpoint"]
     order += [f"parity {graph}" for graph in graphs] + [
         f"{check} {graph}" for graph in graphs for check in ("agreement", "accuracy", "macro F1", "Matthews correlation")
     ]

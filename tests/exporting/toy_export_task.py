@@ -87,6 +87,7 @@ TASK = ExportTask(
     example=lambda spec: {"inputs": "a good film"},
     decision=lambda result, config: result["grade"],
     read_gold=_read_grade,
+    gold_keys=("grade",),
     figures=("same grade",),
     score=_score,
 )

@@ -645,7 +645,7 @@ def test_a_warning_is_a_header_whatever_the_target(api: Send) -> None:
 
 def test_headers_have_printable_ascii_only(folder: Path) -> None:
     """A piece of a vocabulary with a newline, or a letter of no Latin alphabet, does not end a header's line or break it."""
-    prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"])
+    prediction = Prediction([[]], [], ["targets; the first pieces were used: \n\r\x00\x7f, é, 日, \U0001f600, a\\b"], warned=[0])
     answer = _answer(build(Settings(models=folder)).registry.models["mask"], Content(b"[]", "application/json", {}), prediction)
 
     assert (

@@ -63,6 +63,16 @@ def test_many_cut_inputs_keep_the_warning_short(models: Path) -> None:
     assert response.headers["x-hf-warning"].endswith("inputs[8], inputs[9], ...")
 
 
+def test_an_empty_text_is_answered_with_a_warning(models: Path) -> None:
+    """As the pipeline answers it. Of a list the empty inputs are named."""
+    for text in ("", " \n"):
+        response = classify(models, {"inputs": text})
+        assert (200, True) == (response.status_code, response.headers["x-hf-warning"].startswith("empty; "))
+        assert "inputs[" not in response.headers["x-hf-warning"]
+    assert classify(models, {"inputs": ["", "good", ""]}).headers["x-hf-warning"].endswith(": inputs[0], inputs[2]")
+    assert "x-hf-warning" not in classify(models, {"inputs": {"text": "", "text_pair": "good"}}).headers
+
+
 @pytest.mark.parametrize("parameters", [{}, {"truncation": False}, {"window": "mean"}])
 def test_a_text_that_just_fits_is_not_cut(models: Path, parameters: dict[str, Any]) -> None:
     """A text of exactly the model's length is scored whole, without a warning."""

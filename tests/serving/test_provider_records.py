@@ -73,7 +73,7 @@ def test_a_new_record_reaches_flags_manifests_and_sessions(tmp_path: Path) -> No
         (folder / "manifest.json").write_text(json.dumps(manifest))
         graph = files.load_bundle(folder).graph("toy")
         assert sessions._provider_options("toy", graph, None) == [("ToyExecutionProvider", {"file": graph.file}), ("CPUExecutionProvider", {})]
-        assert "bertserve[toy]" in sessions.missing("toy", ["CPUExecutionProvider"])
+        assert "the extra `toy`" in sessions.missing("toy", ["CPUExecutionProvider"])
         parse(Serve, ["--help"])
     """
     folder = tiny.bundle(tmp_path)

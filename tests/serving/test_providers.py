@@ -166,9 +166,9 @@ def test_a_missing_wheel_is_named() -> None:
     """The CPU's wheel has no CUDA: the message says which package has."""
     said = missing(loader(driver=Driver()), ["CPUExecutionProvider"])
 
-    assert said == (
-        f"this onnxruntime {sessions.VERSION} lacks it (it has CPUExecutionProvider); install 'bertserve[gpu]' in place of 'bertserve[cpu]'."
-    )
+    assert said is not None
+    assert said.startswith(f"this onnxruntime {sessions.VERSION} lacks it (it has CPUExecutionProvider); run `pip uninstall onnxruntime`")
+    assert "pip install 'onnxruntime-gpu[" in said
 
 
 def test_a_missing_driver_is_named() -> None:

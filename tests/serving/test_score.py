@@ -80,6 +80,56 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
     return play(build(Settings(models=models)), ask)
 
 
+def test_an_unknown_bundle_is_not_asked_for_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the folder, and a near name. Nothing is exported."""
+    source = tmp_path / "in.csv"
+    source.write_text("text\ngood\n")
+    for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):
+        assert 2 == main(["score", "--models", str(folder), "--model", name, str(source), str(tmp_path / "out.csv")])
+        assert f"no bundle `{name}` in `{folder}`; " in (message := capsys.readouterr().err)
+        assert hint in message
+
+
+def test_the_best_label_has_columns_of_its_own(models: Path, tmp_path: Path) -> None:
+    """In CSV, where one label is right. Whole answers are JSON: with --json-cells, and where more labels are asked for."""
+    source = tmp_path / "in.csv"
+    source.write_text("label,text\n1,good\n0,bad\n")
+
+    def cells(*flags: str) -> list[dict[str, str]]:
+        output = tmp_path / f"out{len(os.listdir(tmp_path))}.csv"
+        assert 0 == run(models, source, output, *flags)
+        with output.open(newline="") as file:
+            return list(csv.DictReader(file))
+
+    whole, flat = cells("--json-cells"), cells()
+    assert ["label", "text", "prediction_label", "prediction_score", "warnings"] == list(flat[0])
+    best = [json.loads(row["prediction"])[0] for row in whole]
+    assert [(each["label"], each["score"]) for each in best] == [(row["prediction_label"], float(row["prediction_score"])) for row in flat]
+    assert {"p_label", "p_score"} < set(cells("--prediction-column", "p")[0])
+    assert 2 == len(json.loads(cells("--parameters", '{"top_k": 2}')[0]["prediction"]))
+    sigmoid = cells("--parameters", '{"function_to_apply": "sigmoid"}')
+    assert len(json.loads(sigmoid[0]["prediction"])) > 1
+
+    assert 2 == run(models, source, tmp_path / "out.parquet", "--json-cells")
+    source.write_text("prediction_label,text\n1,good\n")
+    assert 2 == run(models, source, tmp_path / "out.csv")
+
+
+def test_an_empty_cell_is_answered_with_a_warning(models: Path, tmp_path: Path) -> None:
+    """Or rejected with --empty reject. A run that begins with one does not go on with the other."""
+    source = tmp_path / "in.csv"
+    source.write_text("id,text\n1,good\n2,\n3,  \n")
+    assert 0 == run(models, source, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        warnings = [row["warnings"] for row in csv.DictReader(file)]
+    assert ["", True, True] == [warnings[0], *(warning.startswith("empty; ") for warning in warnings[1:])]
+
+    assert 3 == run(models, source, tmp_path / "rest.csv", "--empty", "reject")
+    assert 2 == len((tmp_path / "rest.csv").read_text().splitlines())
+    rejected = read_lines(tmp_path / "rest.csv.rejected.jsonl")
+    assert [(2, "InvalidValueError"), (3, "InvalidValueError")] == [(row["row"], row["error_type"]) for row in rejected]
+
+
 def test_a_prediction_is_what_the_endpoint_answers(models: Path, tmp_path: Path) -> None:
     """Each row keeps its columns as they stood and its place, and has the endpoint's answer to its text behind them."""
     source = write_lines(tmp_path / "in.jsonl", [f'{{"id": {i}.10, "text": "{text}"}}' for i, text in enumerate(TEXTS)])
@@ -176,6 +226,7 @@ def test_each_task_scores_each_format(task: str, suffix: str, tmp_path: Path) ->
             csv.writer(file).writerows([columns, [value if isinstance(value, str) else json.dumps(value) for value in columns.values()]])
     flags = [word for name in row for word in (f"--{name.replace('_', '-')}", f"my {name}")]
 
+    flags += ["--json-cells"] if suffix == "csv" else []
     assert run(tmp_path / "models", source, output, *flags, "--parameters", json.dumps(parameters), "--task", TASKS[task].path) == 0
 
     expected = served(tmp_path / "models", path, body)

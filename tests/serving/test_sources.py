@@ -354,7 +354,7 @@ def test_what_is_missing_is_said_in_one_line(
     assert [1, 1] == [main(["serve", "--port", "0", *flags]), main(["check", *flags])]
     first, second = capsys.readouterr().err.splitlines()
     assert first == second
-    assert "torch, transformers not installed; install bertserve with the extra `export`" in first
+    assert "torch, transformers not installed; install the extra `export` (`pip install " in first
 
 
 def test_the_exporter_stands_beside_the_service() -> None:
