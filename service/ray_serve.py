@@ -33,6 +33,7 @@ LEFT_TO_RAY = {
     **dict.fromkeys(("max_header_bytes", "max_connections", "forwarded_allow_ips"), "the proxy in front of Ray"),
     **dict.fromkeys(("shutdown_timeout_s", "pre_stop_delay_s"), "graceful_shutdown_timeout_s of the deployment"),
     "workers": "num_replicas of the deployment",
+    "pid_file": "`serve.delete` or a new configuration: replicas take no signals",
     "admin_key_file": "a new configuration: a changed model would be changed in one replica alone",
 }
 MAX_QUEUE_S = 1.0  # of predicted work before each replica, above which there should be more of them

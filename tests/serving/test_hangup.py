@@ -100,8 +100,11 @@ def test_a_hangup_of_one_worker_is_for_all(models: Path, tmp_path: Path, serve: 
     assert "Traceback" not in served.log.read_text()
 
 
-def test_a_pid_file_that_cannot_be_written_ends_the_start(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pid_file_that_cannot_be_written_ends_the_start(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The message names the flag and the path."""
+    monkeypatch.setattr("bertserve.service.process.logs.configure_logging", lambda _: None)  # the handlers are those of the test run
     path = tmp_path / "none" / "pid"
     assert 1 == main(["serve", "--models", str(models), "--port", "0", "--pid-file", str(path)])
     assert f"cannot write --pid-file `{path}` (No such file or directory)" in capsys.readouterr().err

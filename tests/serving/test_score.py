@@ -80,8 +80,11 @@ def served(models: Path, path: str, body: dict[str, Any]) -> Any:
     return play(build(Settings(models=models)), ask)
 
 
-def test_an_unknown_bundle_is_not_asked_for_on_the_hub(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_bundle_is_not_asked_for_on_the_hub(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The message names the folder, and a near name. Nothing is exported."""
+    monkeypatch.setattr(logs, "configure_logging", lambda _: None)  # the handlers are those of the test run
     source = tmp_path / "in.csv"
     source.write_text("text\ngood\n")
     for folder, name, hint in ((tmp_path / "none", "tiny", "--models"), (models, "tinny", "did you mean `tiny`?")):

@@ -377,7 +377,7 @@ def test_nothing_of_it_is_there_where_it_is_off(models: Path) -> None:
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setting without the library ends the start with one sentence that says what to install."""
     monkeypatch.setitem(sys.modules, "bertserve.service.tracing.tracer", None)
-    with pytest.raises(SettingsError, match=r"^--otlp-endpoint needs OpenTelemetry, .* pip install 'bertserve\[otel\]'"):
+    with pytest.raises(SettingsError, match=r"^--otlp-endpoint needs OpenTelemetry, .*pip install 'opentelemetry-exporter"):
         tracer_to("http://localhost:4318")
 
 
