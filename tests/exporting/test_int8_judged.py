@@ -158,7 +158,7 @@ def test_too_few_texts_to_round_well_are_said(
         return replace(result, counts=result.counts | {"RoundedToNearest": 3})
 
     monkeypatch.setattr("bertserve.export.int8.quantize.quantize", with_few)
-    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path))])
+    assert 0 == cli.main([str(source), "--output", str(output), "--calibration", str(few_texts(tmp_path)), "--verbose"])
 
     words = "3 of these matrices are rounded to the nearest step, without GPTQ, because there were too few calibration texts for them"
     assert words in capsys.readouterr().out

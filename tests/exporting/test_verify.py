@@ -903,7 +903,7 @@ def test_a_checkpoint_that_cannot_be_loaded_ends_with_1(
 
     assert 1 == cli.main(["verify", str(exported[1]), "--checkpoint", str(tmp_path / "empty")])
     [own] = capsys.readouterr().err.splitlines()
-    assert "bert-export: the configuration of" in own
+    assert "has no `config.json`" in own
 
 
 @pytest.mark.torch
