@@ -108,7 +108,7 @@ def test_a_text_without_a_second_one_is_refused(following: tuple[Path, Path, Man
     message = rejected(call_fresh(following[1].parent, "POST", path, json=body), 422, "invalid_value")
 
     assert "inputs[1]" in message
-    assert 'there is no second one; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.' in message
+    assert 'the second text is missing; give a pair, such as {"text": "It began to rain.", "text_pair": "We went inside."}.' in message
 
 
 def test_a_single_sequence_is_refused_too(following: tuple[Path, Path, Manifest]) -> None:

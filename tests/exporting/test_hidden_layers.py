@@ -88,7 +88,7 @@ def test_layers_are_pytorchs_hidden_states(tmp_path: Path, architecture: str) ->
             found = answer(bundle, layers=layers, combine=combine, pooling="mean")
             np.testing.assert_allclose(expected(source, layers, combine), found, rtol=0, atol=1e-4)
     np.testing.assert_allclose(expected(source, [-1], "concat"), answer(bundle, pooling="mean"), rtol=0, atol=1e-4)
-    with pytest.raises(Exception, match=r"the layer 2, and this model's graph gives out the layers 0 or -5, 1 or -4, 3 or -2, 4 or -1"):
+    with pytest.raises(Exception, match=r"`layers` has 2, but this model has only the layers 0 or -5, 1 or -4, 3 or -2, 4 or -1"):
         answer(bundle, layers=[2])
 
 

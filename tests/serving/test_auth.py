@@ -268,7 +268,7 @@ def test_keys_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     (tmp_path / "keys").write_text("not a key")
     made.reload()
     assert made.holder(b"two") == "default"
-    assert "the keys stay as they were: line 1" in caplog.text
+    assert "cannot reload the API keys: line 1" in caplog.text
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u0085", "\x0c"])

@@ -126,9 +126,9 @@ def data_outside(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (fewer_positions, "cannot read a text of 32 times the token"),
-        (larger_vocabulary, "Tokenizer and graph do not belong together"),
-        (lambda path: rewritten(path, tiny.graph(labels=5)), "gives 5 values as `logits`, and its manifest says 3"),
+        (fewer_positions, "fails on a text of 32 tokens with the id"),
+        (larger_vocabulary, "The tokenizer does not match the graph"),
+        (lambda path: rewritten(path, tiny.graph(labels=5)), "returns 5 values as `logits`, but its manifest says 3"),
         (another_domain, "com.example"),
         (data_outside, "cannot load"),
         (lambda path: rewritten(path, b"\x08\x07 no graph"), "cannot load"),

@@ -128,7 +128,7 @@ def test_a_precision_that_a_bundle_lacks_stops_the_start(models: Path, capsys: p
 
 def test_a_provider_that_is_not_installed_stops_the_start(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Asking for a GPU that is not there is refused and named."""
-    assert "--provider cuda cannot be had: " in failure(capsys, 1, "serve", "--models", str(models), "--provider", "cuda")
+    assert "--provider cuda is not available: " in failure(capsys, 1, "serve", "--models", str(models), "--provider", "cuda")
 
 
 @pytest.mark.parametrize("key", ["", " \n\t\n"])

@@ -285,7 +285,7 @@ def test_accounting_that_fails_fails_no_answer(
             await scheduler.stop(5)
 
     asyncio.run(check())
-    assert ["a run of `tiny` could not be counted: OSError"] == [record.message for record in caplog.records]
+    assert ["cannot count a run of `tiny`: OSError"] == [record.message for record in caplog.records]
 
 
 @pytest.mark.parametrize("name", ["sentiment", "ner", "qa", "fill-mask", "embed", "nli"])

@@ -254,7 +254,7 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
     tiny.bundle(tmp_path, "passages", task="question-answering", max_length=512)
     send = partial(call, tmp_path)
     text = "good " * (MAX_WORDS + 1)
-    assert f"the text has {MAX_WORDS + 1} words and `explain` leaves out {MAX_WORDS} at most" in refused(send, CLASSIFY, text, explain=True)
+    assert f"the text has {MAX_WORDS + 1} words and `explain` takes at most {MAX_WORDS};" in refused(send, CLASSIFY, text, explain=True)
     long = refused(send, ANSWER, {"question": "good", "context": text}, explain=True, max_seq_len=512)
     assert f"has {MAX_WORDS + 2} words" in long
     assert "make `max_seq_len` smaller" in long

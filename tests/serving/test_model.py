@@ -235,7 +235,7 @@ def test_unknown_names_are_not_found(tmp_path: Path) -> None:
 
 def test_a_default_must_be_loaded(tmp_path: Path) -> None:
     """A default that names no model of its task refuses to start."""
-    with pytest.raises(SettingsError, match=r"text-classification=c names no loaded model"):
+    with pytest.raises(SettingsError, match=r"text-classification=c, but no model"):
         registry(tmp_path, "a", text_classification="c")
 
 
