@@ -428,7 +428,7 @@ class Scheduler:
         _clear_frames(error)
         if isinstance(error, MemoryError):
             error = EngineError(
-                "the service does not have enough memory for the request; send less at once; the operator can give it more memory."
+                "there is not enough memory for the request; send less at once; the operator can give the service more memory."
             )
         elif not isinstance(error, Exception):  # a panic of a native library, or an exit; no future takes those
             logger.error("a request failed with an unexpected %s", type(error).__name__)

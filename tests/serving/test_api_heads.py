@@ -104,7 +104,7 @@ def test_each_base_has_info_and_health(api: Send, path: str) -> None:
     ("path", "needs"),
     [
         (EMBED, "no model for feature-extraction is loaded; loaded are: tiny (text-classification)."),
-        (SIMILARITY, "which takes a feature-extraction model; loaded are: tiny (text-classification)."),
+        (SIMILARITY, "which needs a feature-extraction model; loaded are: tiny (text-classification)."),
         (
             RERANK,
             "which needs a text-classification model with exactly one label, as a cross-encoder has, or two labels, one of which begins with",
@@ -123,14 +123,16 @@ def test_a_model_that_cannot_do_it_says_why_and_who_can(api: Send, path: str, na
     for place, body in ((path, BODIES[path] | {"model": name}), (f"/models/{name}", BODIES[path])):
         message = wrong(api, place, body)
         assert f"the model `{name}` does not support {TASKS[path]}, which needs " in message
-        assert f"Models that can do it: `{MODELS[path]}`." in message
+        assert f"Models for {TASKS[path]}: `{MODELS[path]}`." in message
 
 
 def test_a_model_of_another_task_is_refused(api: Send) -> None:
     """An embedding model at /zero-shot is 422 with its task, its own path, and who can."""
     message = wrong(api, ZERO_SHOT, BODIES[ZERO_SHOT] | {"model": "vectors"})
-    assert "is for feature-extraction, this endpoint is for zero-shot-classification; POST to /models/vectors instead." in message
-    assert message.endswith("Models for zero-shot: `nli`.")
+    assert (
+        "is for feature-extraction, but this endpoint is for zero-shot-classification; send a POST to /models/vectors instead." in message
+    )
+    assert message.endswith("Models for zero-shot-classification: `nli`.")
 
 
 @pytest.mark.parametrize("default", ["zero-shot", "zero-shot-classification"])
@@ -355,7 +357,7 @@ def test_an_answer_of_too_many_numbers_is_refused(api: Send, monkeypatch: pytest
     monkeypatch.setattr("bertserve.service.tasks.cost.MAX_ANSWER_BYTES", 5 * vector)
     assert 1 == len(answered(api, EMBED, ["a good film"], pooling="none"))
     message = rejected(ask(api, EMBED, ["a good film", "x"], pooling="none"), 413, "too_large")
-    assert f"the response would have {8 * vector} bytes and {5 * vector} are allowed" in message
+    assert f"the response would have at least {8 * vector} bytes and {5 * vector} are allowed" in message
     assert 5 == len(answered(api, EMBED, ["a good film"] * 5))
     rejected(ask(api, EMBED, ["a good film"] * 6), 413, "too_large")
     assert 6 == len(answered(api, EMBED, ["a good film"] * 6, encoding_format="base64"))
@@ -529,10 +531,10 @@ def test_old_clients_get_the_old_shape(api: Send, agent: str, lists: bool) -> No
         ({"candidate_labels": ["good", 5]}, "`parameters.candidate_labels[1]` is wrong"),
         (
             {**LABELS, "hypothesis_template": "It is."},
-            "`parameters.hypothesis_template` is wrong: must have `{}` once, where the label goes",
+            "`parameters.hypothesis_template` is wrong: must have `{}` exactly once, where the label goes",
         ),
-        ({**LABELS, "hypothesis_template": "{} {}"}, "must have `{}` once"),
-        ({**LABELS, "hypothesis_template": "{0.__class__}"}, "must have `{}` once"),
+        ({**LABELS, "hypothesis_template": "{} {}"}, "must have `{}` exactly once"),
+        ({**LABELS, "hypothesis_template": "{0.__class__}"}, "must have `{}` exactly once"),
         ({**LABELS, "multilabel": True}, "`parameters` has no `multilabel`; did you mean `multi_label`?"),
         ({"candidate_labels": [" ".join(["good"] * 29)]}, "inputs: the hypothesis of the label `good good"),
     ],

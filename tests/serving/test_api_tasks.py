@@ -163,7 +163,7 @@ def test_keys_that_say_nothing_are_allowed(api: Send, path: str, more: dict[str,
 def test_an_unknown_parameter_names_the_nearest_of_the_task(api: Send, path: str, name: str, near: str) -> None:
     """A misspelled parameter is refused with the nearest that this task has, and all that it has."""
     known = ", ".join(f"`{known}`" for known in KNOWN[path])
-    message = f"`parameters` has no `{name}`; did you mean `{near}`? Known are {known}."
+    message = f"`parameters` has no `{name}`; did you mean `{near}`? Known names are {known}."
     assert message == refused(api, path, INPUTS[path], **{name: 1})
 
 
@@ -173,7 +173,7 @@ def test_a_parameter_of_another_task_is_unknown(api: Send, path: str, name: str)
     known = ", ".join(f"`{known}`" for known in KNOWN[path])
     message = refused(api, path, INPUTS[path], **{name: 1})
     assert message.startswith(f"`parameters` has no `{name}`; ")
-    assert message.endswith(f"nown are {known}.")
+    assert message.endswith(f"nown names are {known}.")
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_model_of_another_task_is_refused_by_its_task(api: Send, path: str) ->
     """A model that is for something else is 422, with what it is for and where it answers."""
     for other in set(NAMES) - {path}:
         message = rejected(post(api, {"inputs": INPUTS[path], "model": NAMES[other]}, path=path), 422, "invalid_value")
-        assert f"the model `{NAMES[other]}` is for {TASKS[other]}, this endpoint is for {TASKS[path]}" in message
+        assert f"the model `{NAMES[other]}` is for {TASKS[other]}, but this endpoint is for {TASKS[path]}" in message
         assert f"/models/{NAMES[other]}" in message
 
 
@@ -430,7 +430,7 @@ def test_what_has_no_room_is_not_refused_for_its_size(folder: Path, path: str, i
     response = classify(
         folder, {"inputs": inputs, "parameters": parameters}, path=path, settings={"max_batch_tokens": 64, "max_queue_tokens": 512}
     )
-    assert "room" in rejected(response, 422, "invalid_value")
+    assert "too large" in rejected(response, 422, "invalid_value")
 
 
 # /answer

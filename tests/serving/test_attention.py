@@ -218,7 +218,7 @@ def test_all_texts_of_a_request_count_together(api: Send, monkeypatch: pytest.Mo
     message = rejected(post(api, body, path=ATTENTION), 413, "too_large")
 
     assert f"bytes and {250 * NUMBER_BYTES} are allowed; send fewer or shorter texts at once" in message
-    assert "fewer `layers` or `heads`" in message
+    assert "`layers` or `heads`" in message
 
 
 def test_a_text_over_the_models_length_is_not_cut(api: Send) -> None:
@@ -294,8 +294,8 @@ class Counting:
     [
         ({"layers": [2]}, "`layers` has 2, but this model has 2 layers; give 0 to 1, or -1 to -2"),
         ({"layers": [0, -3]}, "`layers` has -3, but this model has 2 layers"),
-        ({"heads": [2]}, "`heads` names 2, and layer 0 of this model has 2: 0 to 1"),
-        ({"layers": [1], "heads": [3]}, "`heads` names 3, and layer 1 of this model has 3: 0 to 2"),
+        ({"heads": [2]}, "`heads` has 2, but layer 0 of this model has 2 heads; give 0 to 1"),
+        ({"layers": [1], "heads": [3]}, "`heads` has 3, but layer 1 of this model has 3 heads; give 0 to 2"),
         ({"layers": [1, -1]}, "`layers` has a duplicate: [1, -1]; name each once"),
         ({"heads": [0, 0]}, "`heads` has a duplicate: [0, 0]; name each once"),
         ({"head": [0]}, "`parameters` has no `head`; did you mean `heads`? Known names are `output_attentions`, `layers`, `heads`."),

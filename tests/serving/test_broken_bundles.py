@@ -163,7 +163,7 @@ def test_a_broken_model_can_be_left_out(models: Path, caplog: pytest.LogCaptureF
         ("altered", True),
         ("mixed", False),
     ]
-    assert "do not belong together" in listed.json()[2]["broken"]
+    assert "does not match the graph" in listed.json()[2]["broken"]
     assert 'bertserve_broken_models{model="altered"} 1.0' in metrics.text
     assert "no model `altered` is loaded" in rejected(broken, 404, "not_found")
     assert served.status_code == 200

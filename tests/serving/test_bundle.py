@@ -45,7 +45,7 @@ def edit(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (lambda path: (path / "tokenizer.json").unlink(), r"tokenizer\.json` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").unlink(), r"model\.cpu\.fp32\.onnx` cannot be read"),
         (lambda path: (path / "model.cpu.fp32.onnx").write_bytes(b"x"), r"model\.cpu\.fp32\.onnx` was altered"),
-        (edit(lambda m: m.update(format_version=2)), r"is of format 2, and this version reads format 1; update bertserve"),
+        (edit(lambda m: m.update(format_version=2)), r"has format 2, but this version reads format 1; update bertserve"),
         (edit(lambda m: m["graphs"][0].update(file="../tiny/model.cpu.fp32.onnx")), r"graphs\.0\.file"),
         (edit(lambda m: m.update(surprise=1)), r"surprise: Extra inputs"),
         (edit(lambda m: m["tokenizer"].update(max_length="32")), r"tokenizer\.max_length"),

@@ -193,7 +193,7 @@ def test_several_masks_are_a_list_each(url: str) -> None:
         ("token_classification", LONG, {"stride": 510}, "inputs: `stride` is 510, which is too large for windows of 510 tokens"),
         ("question_answering", {"question": "", "context": "x"}, {}, "inputs: `question` is empty"),
         ("question_answering", None, {"max_seq_len": 513}, "inputs: `max_seq_len` is 513 and the model takes 512"),
-        ("question_answering", {**BUILT, "context": LONG}, {"doc_stride": 380}, "`doc_stride` is 380; make"),
+        ("question_answering", {**BUILT, "context": LONG}, {"doc_stride": 380}, "`doc_stride` is 380, but"),
         ("fill_mask", "No mask.", {}, "inputs: the text has no mask; write `[MASK]`"),
         ("fill_mask", "The <mask> died.", {}, "`<mask>` is not this model's mask; write `[MASK]`"),
         ("fill_mask", "The [mask] died.", {}, "`[mask]` is not this model's mask; write `[MASK]`"),

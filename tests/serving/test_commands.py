@@ -62,7 +62,7 @@ def test_a_missing_file_stops_the_start(models: Path, name: str, capsys: pytest.
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"format_version": 2}, "is of format 2"),
+        ({"format_version": 2}, "has format 2"),
         ({"labels": []}, "labels"),
         ({"surprise": 1}, "surprise"),
         ({"name": "other"}, "`other`"),

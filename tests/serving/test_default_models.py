@@ -64,7 +64,7 @@ def test_every_task_that_is_open_is_named_at_once(tmp_path: Path) -> None:
             made(tmp_path, mood=tiny.LABELS, nli=NLI, mnli=NLI, rank=("score",), one="feature-extraction", two="feature-extraction"),
         )
 
-    assert "/classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`): choose" in raised.value.message
+    assert "/classify (`mnli`, `mood`, `nli`, `rank`); /embed (`one`, `two`); /zero-shot (`mnli`, `nli`); choose" in raised.value.message
     assert "--default classify=NAME,embed=NAME,zero-shot=NAME," in raised.value.message
 
 
@@ -274,7 +274,7 @@ def test_a_reload_warns_of_a_default_that_is_gone(tmp_path: Path, caplog: pytest
     state, forgiving = state_of(folder), state_of(folder, skip_broken=True)
     shutil.rmtree(folder / "a")
     asyncio.run(state.reloader.refresh())
-    assert f"{WARNING}: `{folder / DEFAULTS_FILE}` says that `a` answers" in caplog.text
+    assert f"{WARNING}: `{folder / DEFAULTS_FILE}` makes `a` the default" in caplog.text
     (folder / DEFAULTS_FILE).unlink()
     (folder / "b/tokenizer.json").write_text("{}")
     for each, warned in ((state, True), (forgiving, False)):
@@ -288,7 +288,7 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
     state = state_of(made(tmp_path, a=tiny.LABELS, b=tiny.LABELS), default={"classify": "a"})
     asyncio.run(state.reloader.unload("a"))
     assert {"text-classification": "b"} == used(state)
-    assert "/classify uses the model b now, and not a" in caplog.text
+    assert "/classify now uses the model b instead of a" in caplog.text
     asyncio.run(state.reloader.load("a"))
     assert {"text-classification": "a"} == used(state)
     assert "/classify uses the model a now, and not b" in caplog.text

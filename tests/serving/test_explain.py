@@ -263,7 +263,7 @@ def test_too_many_words_are_refused_with_their_number(tmp_path: Path) -> None:
 def test_what_would_be_ignored_is_refused(api: Send) -> None:
     """A unit without offsets, and windows of a text that is explained; of a short text there is one."""
     assert "set `explain` to true" in refused(api, CLASSIFY, "good", offset_unit="utf8")
-    assert "takes 3 windows" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
+    assert "needs 3" in refused(api, CLASSIFY, "good film " * 60, explain=True, window="mean")
     assert answered(api, CLASSIFY, TEXT, explain=True) == answered(api, CLASSIFY, TEXT, explain=True, window="max")
 
 

@@ -308,10 +308,10 @@ def test_layers_that_a_bundle_does_not_have_are_refused(embedding: Embedding, as
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layers": (6, 5)}, "`layers` must be different numbers from 0 on, ascending, not \\[6, 5\\]"),
-        ({"layers": (-1, 6)}, "`layers` must be different numbers"),
-        ({"layers": ()}, "`layers` must be different numbers"),
-        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` names the layer 4, which is not among `layers`"),
+        ({"layers": (6, 5)}, "`layers` must be ascending numbers of at least 0 without duplicates, not \\[6, 5\\]"),
+        ({"layers": (-1, 6)}, "`layers` must be ascending numbers"),
+        ({"layers": ()}, "`layers` must be ascending numbers"),
+        ({"layers": (5, 6), "default_layers": (4,)}, "`default_layers` has 4, which is not in `layers`"),
     ],
 )
 def test_a_manifest_of_impossible_layers_is_wrong(fields: dict[str, Any], message: str) -> None:

@@ -65,12 +65,12 @@ def test_every_example_in_a_message_is_one_that_is_answered(api: Send) -> None:
 @pytest.mark.parametrize(
     ("body", "path", "said"),
     [
-        ("good", "/classify", 'the body is a text, and must be an object with `inputs`, such as {"inputs": "A warm'),
-        (["good"], "/classify", "the body is a list, and must be an object with `inputs`, such as"),
-        (None, "/classify", "the body is null, and must be an object with `inputs`"),
-        (5, "/answer", 'the body is a number, and must be an object with `inputs`, such as {"inputs": {"question": '),
-        (["good"], "/models/passages", 'the body is a list, and must be an object with `inputs`, such as {"inputs": {"question": '),
-        (["good"], "/rerank", 'the body is a list, and must be an object with `query`, `texts`, such as {"query": '),
+        ("good", "/classify", 'the body is a text, but must be an object with `inputs`, such as {"inputs": "A warm'),
+        (["good"], "/classify", "the body is a list, but must be an object with `inputs`, such as"),
+        (None, "/classify", "the body is null, but must be an object with `inputs`"),
+        (5, "/answer", 'the body is a number, but must be an object with `inputs`, such as {"inputs": {"question": '),
+        (["good"], "/models/passages", 'the body is a list, but must be an object with `inputs`, such as {"inputs": {"question": '),
+        (["good"], "/rerank", 'the body is a list, but must be an object with `query`, `texts`, such as {"query": '),
         (["good"], "/zero-shot", "must be an object with `inputs`, such as"),
     ],
 )

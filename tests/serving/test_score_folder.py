@@ -105,10 +105,10 @@ def scored(models: Path, *words: str | Path) -> int:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--input-format", "csv"], "--input-format is `csv`, and with --ray files are Parquet"),
-        (["--output-format", "jsonl"], "--output-format is `jsonl`, and with --ray files are Parquet"),
-        (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, and with --ray the rejected rows of each file stand beside its output"),
-        (["--threads", "2"], "--threads is `2`, and with --ray an actor has as many threads as CPUs (--actor-cpus)"),
+        (["--input-format", "csv"], "--input-format is `csv`, but with --ray files are Parquet"),
+        (["--output-format", "jsonl"], "--output-format is `jsonl`, but with --ray files are Parquet"),
+        (["--rejected", "x.jsonl"], "--rejected is `x.jsonl`, but with --ray the rejected rows of each file are next to its output"),
+        (["--threads", "2"], "--threads is `2`, but with --ray an actor has as many threads as CPUs (--actor-cpus)"),
         (["--actors", "0"], "--actors is `0`: Input should be greater than or equal to 1"),
         (["--text", "txt"], "the input has no column `txt`; did you mean `text`?"),
         (["--task", "ner"], "--task is `ner`, and the model answers text-classification"),
@@ -155,7 +155,7 @@ def test_folders_that_cannot_be_scored_are_refused(models: Path, tmp_path: Path,
     assert 2 == scored(models, "--ray", "127.0.0.1:9", tmp_path / "in", tmp_path / "other")
     assert "has Parquet files that were not made by --ray" in capsys.readouterr().err
     assert 2 == scored(models, "--actors", "2", tmp_path / "in/a.parquet", tmp_path / "out.parquet")
-    assert "--actors is for --ray, which is not given" in capsys.readouterr().err
+    assert "--actors needs --ray" in capsys.readouterr().err
 
 
 def test_a_restart_counts_only_what_was_made_since(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
