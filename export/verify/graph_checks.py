@@ -160,9 +160,9 @@ def check_engine(loaded: LoadedGraph, error: str | None, missing: str | None) ->
     name = f"engine {loaded.name}"
     if missing is None:
         return Check(name, False, error or "")
-    reason = f"{loaded.graph.provider} is not there ({missing})"
+    reason = f"{loaded.graph.provider} is not available ({missing})"
     if error is None:
-        return Check(name, None, f"checked on the CPU, for {reason}")
+        return Check(name, None, f"checked on the CPU, because {reason}")
     return Check(name, None, f"not checked: {reason}, and the CPU cannot run it ({error})")
 
 
@@ -219,6 +219,6 @@ def check_batches(loaded: LoadedGraph) -> Check:
     return Check(
         name,
         errors.is_rounding(loaded.graph.precision) or not loaded.graph.batch_invariant,
-        f"a row in a batch differs from the row alone by {errors.worst:.1e} at most; the manifest says {claim}",
+        f"a row in a batch differs from the single row by {errors.worst:.1e} at most; the manifest says {claim}",
         {"worst_row_error": errors.worst, "batch_invariant": loaded.graph.batch_invariant},
     )

@@ -187,7 +187,7 @@ def _verify(path: Path, expected: str, size_bytes: int | None = None) -> None:
         size = path.stat().st_size
         if size_bytes not in (None, size):  # before gigabytes are read
             raise BundleError(
-                f"bundle file `{path}` has {size} bytes, but the manifest says {size_bytes}: it was changed or not "
+                f"bundle file `{path}` has {size} bytes, but the manifest says {size_bytes}: it was altered or not "
                 "copied completely; copy or export the bundle again."
             )
         actual = digest(path)
@@ -195,6 +195,6 @@ def _verify(path: Path, expected: str, size_bytes: int | None = None) -> None:
         raise BundleError(f"bundle file `{path}` cannot be read ({error.strerror}); copy or export the bundle again.") from error
     if actual != expected:
         raise BundleError(
-            f"bundle file `{path}` was changed: its sha256 is {actual[:12]}…, but the manifest says {expected[:12]}…; "
+            f"bundle file `{path}` was altered: its sha256 is {actual[:12]}…, but the manifest says {expected[:12]}…; "
             "copy or export the bundle again."
         )

@@ -170,7 +170,7 @@ class Part:
             raise StartError(f"`{self._state}` was not written by this version; give --restart to score again.") from error
         if differs := [name for name in {**known, **self._facts} if known.get(name) != self._facts.get(name)]:
             raise SettingsError(
-                f"`{self.path}` was started with another {', '.join(differs)}; use the same again to continue, or "
+                f"`{self.path}` was started with different {', '.join(differs)}; use the same again to continue, or "
                 "give --restart to start from the first row."
             )
         return progress

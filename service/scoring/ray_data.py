@@ -256,8 +256,8 @@ def _begun(output: ParquetFolder, facts: Mapping[str, Any]) -> Mapping[str, File
     before = json.loads(known)
     if differs := [name for name in facts if before.get(name) != facts[name]]:
         raise SettingsError(
-            f"`{output.uri}` was started with another {', '.join(differs)}; use the same again to continue, or "
-            "give --restart to score all files again."
+            f"`{output.uri}` was started with different {', '.join(differs)}; use the same again to continue, "
+            "or give --restart to score all files again."
         )
     since = output.files()[FACTS_FILE].changed
     return {name: file for name, file in made.items() if file.changed >= since}

@@ -117,8 +117,7 @@ def check_version(name: str, version: str, asked: str | None) -> None:
     """
     if asked not in (None, version):
         raise NotFoundError(
-            "`{name}` has no version `{asked}`; the loaded version is `{version}`; remove `/versions/...` from "
-            "the path to use the loaded one.",
+            "`{name}` has no version `{asked}`; the loaded version is `{version}`; remove `/versions/...` from the path to use it.",
             name=name,
             asked=(asked or "")[:64],
             version=version,

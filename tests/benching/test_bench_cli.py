@@ -277,7 +277,7 @@ def test_a_sweep_up_to_a_rate_that_holds_says_that_more_may(tmp_path: Path, caps
     _, missed = sweep(tmp_path, "--slo", "p99_ms=0.0001", "--max-rate", 40, "--steps", 1)
 
     assert (True, False) == (document["is_lower_bound"], missed["is_lower_bound"])
-    assert 1 == capsys.readouterr().out.count("every rate that was tried holds, so that higher ones may too")
+    assert 1 == capsys.readouterr().out.count("all tested rates meet the targets, so higher ones may too")
 
 
 @pytest.mark.usefixtures("in_time")

@@ -200,7 +200,8 @@ def test_a_class_of_pretraining_judges_pairs(
 def test_other_tasks_are_refused_with_both_that_fit(pretrained: Path) -> None:
     """The first is what `auto` takes."""
     with pytest.raises(
-        CheckpointError, match="a BertForPreTraining, made for fill-mask and text-classification; --task question-answering does not fit it"
+        CheckpointError,
+        match="a BertForPreTraining, made for fill-mask and text-classification; --task question-answering does not match it",
     ):
         load_checkpoint(str(pretrained), task="question-answering")
     assert "feature-extraction" == load_checkpoint(str(pretrained), task="feature-extraction").task
@@ -213,7 +214,7 @@ def test_classes_of_pretraining_that_are_not_understood_are_refused(pretrained: 
     with pytest.raises(CheckpointError, match="cannot tell the task of architecture"):
         load_checkpoint(str(other))
     config = AlbertConfig(vocab_size=len(tiny.VOCABULARY), embedding_size=16, num_labels=3, **SIZES)
-    with pytest.raises(CheckpointError, match="the head of sentence order has 3 labels"):
+    with pytest.raises(CheckpointError, match="the head for sentence order has 3 labels"):
         load_checkpoint(str(save(tmp_path / "albert", "AlbertForPreTraining", config)), task="text-classification")
 
 
@@ -271,7 +272,7 @@ def test_raw_outputs_hold_the_logit_itself(discriminator: tuple[Path, Path, Mani
 
 def test_a_discriminator_fills_no_masks(discriminator: tuple[Path, Path, Manifest]) -> None:
     """Its generator does, which is another checkpoint."""
-    with pytest.raises(CheckpointError, match="a ElectraForPreTraining, made for token-classification; --task fill-mask does not fit it"):
+    with pytest.raises(CheckpointError, match="a ElectraForPreTraining, made for token-classification; --task fill-mask does not match it"):
         load_checkpoint(str(discriminator[0]), task="fill-mask")
 
 

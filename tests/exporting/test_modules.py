@@ -185,10 +185,10 @@ def test_what_padding_moves_runs_alone(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--module", "m.py:make"], "would run the code of `m.py:make` with your rights"),
-        (["folder", "--module", "m.py:make", "--trust-module"], "give a SOURCE, or --module FILE:FACTORY in its place"),
-        ([], "give a SOURCE, or --module FILE:FACTORY in its place"),
-        (["folder", "--trust-module"], "no code of a checkpoint is ever run"),
-        (["--module", "m.py:make", "--trust-module", "--task", "fill-mask"], "the factory says the task"),
+        (["folder", "--module", "m.py:make", "--trust-module"], "give a SOURCE, or --module FILE:FACTORY instead"),
+        ([], "give a SOURCE, or --module FILE:FACTORY instead"),
+        (["folder", "--trust-module"], "code of a checkpoint is never run"),
+        (["--module", "m.py:make", "--trust-module", "--task", "fill-mask"], "the factory sets the task"),
     ],
 )
 def test_code_is_not_run_unasked(arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -232,13 +232,13 @@ def test_the_command_says_that_it_runs_code(tmp_path: Path, capsys: pytest.Captu
         (('"pad_token": "[PAD]"', '"pad_token": "<none>"'), "`pad_token` of the module is `<none>`, which the tokenizer .* does not have"),
         (('"tokenizer": "tokenizer.json"', '"tokenizer": "none.json"'), "the tokenizer `.*none.json` of the module cannot be read"),
         (('"max_length": 128', '"max_length": 2'), "`max_length` of the module of .* is 2"),
-        (('"max_length": 128', '"maximum": 128'), "returned a dictionary that is no ModuleSpec: .*maximum"),
+        (('"max_length": 128', '"maximum": 128'), "returned a dictionary that is not a ModuleSpec: .*maximum"),
         (("tokens=200", "tokens=60"), "`make` of .* failed: RuntimeError: Error"),
-        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), "fails on two rows of 5 tokens whose id is"),
+        (("words = self.embedding(input_ids)", "words = self.embedding(input_ids + 120)"), "fails on two rows of 5 tokens with the id"),
         (("input_ids, attention_mask):", "ids, attention_mask):\n        input_ids = ids"), "has no parameter `input_ids`"),
         (("def make():", "def other():"), "`make` of .* failed: AttributeError"),
         (('return {\n        "module"', 'return {} or {\n        "modul"'), "returned a dictionary that is no ModuleSpec"),
-        (("    module = Tagger()", "    return 5\n    module = Tagger()"), "returned a int, and not a ModuleSpec"),
+        (("    module = Tagger()", "    return 5\n    module = Tagger()"), "returned a int instead of a ModuleSpec"),
     ],
 )
 def test_what_does_not_fit_is_said(tmp_path: Path, change: tuple[str, str], message: str) -> None:

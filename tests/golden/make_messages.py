@@ -4,7 +4,7 @@
 
 Each line has a source file and one template, sorted. A template is a string literal or an f-string, with its expressions in braces, that is
 
-- an argument of an exception, of a log call, of `parser.error` or of `print(..., file=...)`;
+- an argument of an exception, of a `Check`, of a log call, of `parser.error` or of `print(..., file=...)`;
 - or at least four words long, and returned, yielded or assigned: many messages are put together from such parts.
 
 Sample texts and the HTML of the report are left out.
@@ -60,11 +60,13 @@ def _texts_of_call(call: ast.Call) -> Iterator[str]:
 
 
 def _takes_message(call: ast.Call) -> bool:
-    """Whether a call makes an exception, logs, or prints to stderr."""
+    """Whether a call makes an exception or the result of a check, logs, or prints to stderr."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr in LOG_CALLS or call.func.attr.endswith("Error")
     if isinstance(call.func, ast.Name):
-        return call.func.id.endswith("Error") or (call.func.id == "print" and any(keyword.arg == "file" for keyword in call.keywords))
+        return call.func.id.endswith(("Error", "Check")) or (
+            call.func.id == "print" and any(keyword.arg == "file" for keyword in call.keywords)
+        )
     return False
 
 

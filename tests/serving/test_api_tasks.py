@@ -430,7 +430,7 @@ def test_what_has_no_room_is_not_refused_for_its_size(folder: Path, path: str, i
     response = classify(
         folder, {"inputs": inputs, "parameters": parameters}, path=path, settings={"max_batch_tokens": 64, "max_queue_tokens": 512}
     )
-    assert "too large" in rejected(response, 422, "invalid_value")
+    assert "stride" in rejected(response, 422, "invalid_value")
 
 
 # /answer

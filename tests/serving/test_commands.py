@@ -92,7 +92,7 @@ def test_one_broken_bundle_among_good_ones_stops_the_start(models: Path, capsys:
 def test_an_empty_folder_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder without bundles is named, with the command that makes one."""
     message = failure(capsys, 1, "serve", "--models", str(tmp_path))
-    assert f"`{tmp_path}` holds no bundle" in message
+    assert f"`{tmp_path}` has no bundle" in message
     assert "bert-export" in message
 
 

@@ -291,7 +291,7 @@ def test_a_default_that_goes_is_followed_by_the_only_one(tmp_path: Path, caplog:
     assert "/classify now uses the model b instead of a" in caplog.text
     asyncio.run(state.reloader.load("a"))
     assert {"text-classification": "a"} == used(state)
-    assert "/classify uses the model a now, and not b" in caplog.text
+    assert "/classify now uses the model a instead of b" in caplog.text
 
 
 def test_of_several_that_are_left_none_is_the_default(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -184,7 +184,7 @@ def test_what_is_cut_is_said_or_refused(api: Send) -> None:
 
     assert (200, "1") == (response.status_code, response.headers["x-truncated"])
     message = told(api, body["inputs"], parameters={"truncation": False})
-    assert "`inputs[1]`: `choices[0]` and what it is for have" in message.replace("inputs[1]: ", "`inputs[1]`: ")
+    assert "`inputs[1]`: `choices[0]` has 73 tokens together with its question or prompt" in message.replace("inputs[1]: ", "`inputs[1]`: ")
     assert "the model takes 29; shorten them, or set `truncation` to true" in message
 
 

@@ -294,8 +294,8 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "said"),
     [
-        ([numbers("input_ids", [[2, 10**6, 3]])], "input_ids[0]: the token id 1000000 is not of the vocabulary"),
-        ([numbers("input_ids", [[2, 5, 3], [2, -1, 3]])], "input_ids[1]: the token id -1 is not of the vocabulary"),
+        ([numbers("input_ids", [[2, 10**6, 3]])], "input_ids[0]: the token id 1000000 is not in the vocabulary"),
+        ([numbers("input_ids", [[2, 5, 3], [2, -1, 3]])], "input_ids[1]: the token id -1 is not in the vocabulary"),
         ([numbers("input_ids", [[2] * 33])], "`input_ids` has rows of 33 tokens and the model takes 32"),
         ([numbers("input_ids", [2, 5, 3])], "`input_ids` has the shape [3]; it must be [rows, length]"),
         ([numbers("input_ids", [[]])], "`input_ids` has the shape [1, 0]"),
@@ -321,7 +321,7 @@ def test_a_model_padded_on_the_left(tmp_path: Path) -> None:
         ([numbers("input_ids", [[2.5, 3]])], "`input_ids` is INT64, but a value in its `data` is 2.5"),
         ([numbers("input_ids", [[True, 3]])], "`input_ids` is INT64, but a value in its `data` is true"),
         ([numbers("input_ids", [[2**70, 3]])], "`input_ids` is INT64, but a value in its `data` is too large"),
-        ([numbers("input_ids", [[2, 3]], "FP32")], "`input_ids` is FP32; it may be INT64 or INT32"),
+        ([numbers("input_ids", [[2, 3]], "FP32")], "`input_ids` is FP32; it must be INT64 or INT32"),
     ],
 )
 def test_token_ids_that_cannot_be_run(api: Send, inputs: list[dict[str, Any]], said: str) -> None:
@@ -420,12 +420,12 @@ def test_binary_token_ids(api: Send) -> None:
 @pytest.mark.parametrize(
     ("data", "shape", "said"),
     [
-        (packed("good") + b"\0", [1], "are not 1 texts"),
-        (packed("good")[:-1], [1], "are not 1 texts"),
-        (packed("good")[:2], [1], "are not 1 texts"),
-        (b"\xff\xff\xff\xffgood", [1], "are not 1 texts"),
-        (packed("good"), [2], "are not 2 texts"),
-        (packed(b"\xff"), [1], "is no UTF-8"),
+        (packed("good") + b"\0", [1], "are not the 1 texts"),
+        (packed("good")[:-1], [1], "are not the 1 texts"),
+        (packed("good")[:2], [1], "are not the 1 texts"),
+        (b"\xff\xff\xff\xffgood", [1], "are not the 1 texts"),
+        (packed("good"), [2], "are not the 2 texts"),
+        (packed(b"\xff"), [1], "is not UTF-8"),
     ],
 )
 def test_broken_binary_texts(api: Send, data: bytes, shape: list[int], said: str) -> None:
@@ -481,7 +481,7 @@ GOOD = texts("inputs", "good")
         ({"inputs": [GOOD | {"shape": [2, 1], "data": [["a"], ["b", "c"]]}]}, "the nesting of `data` of `inputs` does not match"),
         (
             {"inputs": [GOOD | {"shape": [1], "data": [["a"]]}]},
-            "`inputs` is BYTES, so each value in its `data` is a text; one is a list of 1",
+            "`inputs` is BYTES, so each value in its `data` must be a text; one is a list of 1",
         ),
         ({"inputs": [GOOD | {"data": [None]}]}, "one is null"),
         ({"inputs": [GOOD | {"datatype": "bytes"}]}, "`inputs[0].datatype` is wrong"),
@@ -492,8 +492,8 @@ GOOD = texts("inputs", "good")
         ({"inputs": [texts("text_pair", "good")]}, "needs the input `inputs`"),
         ({"inputs": [GOOD, texts("text_pair", "a", "b")]}, "1 `inputs` and 2 `text_pair`; send the same number of each"),
         ({"inputs": [GOOD], "outputs": [{"name": "logit"}]}, "has no `logit`"),
-        ({"inputs": [GOOD], "outputs": [{"name": "json"}, {"name": "json"}]}, "`outputs` has a name twice"),
-        ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"classification": 1}}]}, "ask for it of `scores`"),
+        ({"inputs": [GOOD], "outputs": [{"name": "json"}, {"name": "json"}]}, "`outputs` has a duplicate name"),
+        ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"classification": 1}}]}, "use it for `scores`"),
         ({"inputs": [GOOD], "outputs": [{"name": "json", "parameters": {"binary": True}}]}, "did you mean `binary_data`?"),
         ({"inputs": [GOOD], "parameters": {"topk": 1}}, "`parameters` has no `topk`; did you mean `top_k`?"),
         ({"inputs": [GOOD], "parameters": {"top_k": "1"}}, "`parameters.top_k` is wrong"),

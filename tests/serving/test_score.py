@@ -254,7 +254,7 @@ BAD = [
     ("[1]", "no object"),
     ({"txt": "good"}, "has no column `text`; it has `txt`"),
     ({"text": 5}, "must be a text"),
-    ({"text": "good", "prediction": 1}, "has a column `prediction`"),
+    ({"text": "good", "prediction": 1}, "has the column `prediction`"),
     ({"text": LONG}, "shorten it, or set `truncation`"),
     ('{"text": "\udcff"}', "is not UTF-8"),
     ({"text": "g" * 5000}, "more than 4096 bytes"),
@@ -313,8 +313,8 @@ def test_too_many_bad_rows_end_the_run_and_more_may_be_allowed(models: Path, tmp
         (b"text\na\n", ["--question", "text"], "--question is for other tasks"),
         (b"text\na\n", ["--text-pair", "text"], "--text is missing"),
         (b"text\na\n", ["--parameters", '{"topk": 1}'], "did you mean `top_k`?"),
-        (b"text\na\n", ["--parameters", "{"], "--parameters is no JSON"),
-        (b"text\na\n", ["--task", "ner"], "--task is `ner`, and the model answers text-classification"),
+        (b"text\na\n", ["--parameters", "{"], "--parameters is not JSON"),
+        (b"text\na\n", ["--task", "ner"], "--task is `ner`, but the model supports text-classification"),
         (b"text\na\n", ["--max-rejected", "-1"], "--max-rejected is `-1`: Input should be greater than or equal to 0"),
         (b"text\na\n", ["--model", "other"], "names 2 models"),
     ],
@@ -449,7 +449,7 @@ def test_each_type_of_parquet_comes_through(models: Path, tmp_path: Path, suffix
 @pytest.mark.parametrize(
     ("columns", "word"),
     [
-        ({"text": pa.array([b"good"])}, "`text` has the type binary, and an input is text"),
+        ({"text": pa.array([b"good"])}, "`text` has the type binary, but an input must be a text"),
         ({"text": pa.array([1])}, "`text` has the type int64"),
         ({"text": pa.array(["good"]), "when": pa.array([2**60], pa.timestamp("ms"))}, "`when` (timestamp[ms]) has a value"),
         ({"text": pa.array(["good"]), "when": pa.array([2**30], pa.date32())}, "`when` (date32[day]) has a value"),
@@ -665,11 +665,11 @@ def test_another_input_model_or_option_does_not_go_on(
         assert run(models, source, output) == 1
     assert "32 rows are done" in capsys.readouterr().err
     assert run(models, source, output, "--parameters", '{"top_k": 1}') == 2
-    assert "was begun with another parameters; score with the same again to go on, or give --restart" in capsys.readouterr().err
+    assert "was started with different parameters; use the same again to continue, or give --restart" in capsys.readouterr().err
     with source.open("a") as file:
         file.write('{"text": "good"}\n')
     assert run(models, source, output) == 2
-    assert "begun with another input" in capsys.readouterr().err
+    assert "started with different input" in capsys.readouterr().err
     assert run(models, source, output, "--restart") == 0
     assert "91 rows: 91 answered" in capsys.readouterr().err
     assert run(models, source, output) == 2

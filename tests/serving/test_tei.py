@@ -130,7 +130,7 @@ def test_ids_become_texts(api: Send) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/decode", {"ids": [[1, 999_999]]}, "ids[0]: there is no token of id 999999"),
+        ("/decode", {"ids": [[1, 999_999]]}, "ids[0]: unknown token id 999999"),
         ("/decode", {"ids": [-1]}, "`ids[0][0]` is wrong"),
         ("/decode", {"ids": [2**31]}, "`ids[0][0]` is wrong"),
         ("/decode", {"ids": ["a"]}, "`ids[0][0]` is wrong"),

@@ -143,7 +143,7 @@ def test_a_floor_that_is_no_share_is_a_usage_error(models: Path, capsys: pytest.
 def test_a_refused_bundle_ends_the_command_with_1(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line, no traceback; the flag needs no value."""
     assert 1 == main(["check", "--models", str(models), "--require-validation"])
-    assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: its manifest has no evidence")
+    assert capsys.readouterr().err.startswith("bert-serve: bundle `tiny`, graph cpu/fp32: its manifest has no validation report")
 
 
 EMBEDDED = Path(__file__).parents[2] / "models"
@@ -268,10 +268,10 @@ def spec(provider: str, precision: str, measured_on: str, **evidence: Any) -> Gr
 @pytest.mark.parametrize(
     ("provider", "precision", "measured_on", "named"),
     [
-        ("cuda", "fp16", "cpu", "measured on cpu in fp32, it would run on cuda in fp16"),
-        ("cuda", "fp32", "cpu", "measured on cpu in fp32, it would run on cuda in fp32"),
-        ("tensorrt", "fp16", "cpu", "measured on cpu in fp32, it would run on tensorrt in fp16"),
-        ("tensorrt", "fp16", "cuda", "measured on cuda in fp16, it would run on tensorrt in fp16"),
+        ("cuda", "fp16", "cpu", "measured on cpu in fp32, but it would run on cuda in fp16"),
+        ("cuda", "fp32", "cpu", "measured on cpu in fp32, but it would run on cuda in fp32"),
+        ("tensorrt", "fp16", "cpu", "measured on cpu in fp32, but it would run on tensorrt in fp16"),
+        ("tensorrt", "fp16", "cuda", "measured on cuda in fp16, but it would run on tensorrt in fp16"),
         ("cuda", "fp16", "cuda", None),
         ("tensorrt", "fp16", "tensorrt", None),
         ("cpu", "int8", "cpu", None),
