@@ -219,6 +219,6 @@ def check_batches(loaded: LoadedGraph) -> Check:
     return Check(
         name,
         errors.is_rounding(loaded.graph.precision) or not loaded.graph.batch_invariant,
-        f"a row in a batch differs from the single row by {errors.worst:.1e} at most; the manifest says {claim}",
+        f"a row in a batch differs from the row alone by {errors.worst:.1e} at most; the manifest says {claim}",
         {"worst_row_error": errors.worst, "batch_invariant": loaded.graph.batch_invariant},
     )

@@ -332,7 +332,7 @@ def test_a_floor_that_nothing_was_measured_for_fails(tmp_path: Path, verify: Ver
     assert 0 == verify(path, "--data", lines)[0]
     code, checks = verify(path, "--data", lines, "--min-agreement", "0.9")
     assert (1, False) == (code, checks["agreement cuda/fp16"]["passed"])
-    assert "at least 0.9, which is asked for, was not measured" in checks["agreement cuda/fp16"]["detail"]
+    assert "so the required 0.9 was not measured" in checks["agreement cuda/fp16"]["detail"]
 
 
 def test_a_graph_that_does_not_run_fails_what_was_asked_for(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -543,7 +543,7 @@ def test_a_floor_of_a_metric_decides(tmp_path: Path, verify: Verify, floor: str,
     found, checks = verify(path, "--data", lines, "--min-metric", f"accuracy={floor}")
 
     assert (code, code == 0, None) == (found, checks["accuracy cpu/fp32"]["passed"], checks["macro F1 cpu/fp32"]["passed"])
-    assert f"at least {floor} is asked for" in checks["accuracy cpu/fp32"]["detail"]
+    assert f"at least {floor} is required" in checks["accuracy cpu/fp32"]["detail"]
 
 
 def test_a_floor_of_a_metric_that_is_not_there_fails(tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
