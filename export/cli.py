@@ -125,7 +125,7 @@ def _misused_attentions(args: argparse.Namespace) -> str | None:
 
 def low_agreement(graph: GraphSpec) -> str:
     """Returns what a user should know of a graph that answers too seldom as the checkpoint does."""
-    chosen = "it is the default graph, as asked for" if graph.default else "it is not the default graph"
+    chosen = "it is the default graph, as requested" if graph.default else "it is not the default graph"
     return (
         f"graph {graph.provider}/{graph.precision}: {describe_agreement(graph.evidence)}, but at least {ENOUGH_AGREEMENT:.0%} "
         f"is expected; {chosen}. Measure it on texts of your own (`bert-export verify --data`), and try a "

@@ -218,7 +218,7 @@ def _padding(source: str, model: PreTrainedModel, tokenizer: Any, inputs: tuple[
         asks = "decoder_input" in str(error)
         raise CheckpointError(
             f"{type(model).__name__} of `{source}` "
-            + ("has a decoder whose inputs are not in a text" if asks else "fails on the inputs of its tokenizer")
+            + ("has a decoder whose inputs cannot be made from a text" if asks else "fails on the inputs of its tokenizer")
             + f": {type(error).__name__}: {error}; fix the checkpoint; bert-export may also not support its kind."
         ) from error
 
