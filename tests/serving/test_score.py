@@ -251,7 +251,7 @@ def test_a_cut_text_is_said(models: Path, tmp_path: Path, capsys: pytest.Capture
 
 BAD = [
     ("nope", "is not valid JSON: expected"),
-    ("[1]", "no object"),
+    ("[1]", "not an object"),
     ({"txt": "good"}, "has no column `text`; it has `txt`"),
     ({"text": 5}, "must be a text"),
     ({"text": "good", "prediction": 1}, "has the column `prediction`"),
@@ -484,7 +484,7 @@ def test_stdout_ends_at_the_first_bad_row_unless_there_is_a_file_for_it(
     assert 1 == len(capsysbinary.readouterr().out.splitlines())
     assert [2] == [row["row"] for row in read_lines(tmp_path / "bad.jsonl")]
     assert run(models, source, Path("-"), "--output-format", "csv", "--rejected", str(tmp_path / "2.jsonl")) == 2
-    assert b"JSON Lines cannot become csv" in capsysbinary.readouterr().err
+    assert b"JSON Lines cannot be written as csv" in capsysbinary.readouterr().err
 
 
 class Killed(BaseException):
@@ -536,7 +536,7 @@ def test_files_of_a_run_are_different_files(
         assert 2 == run(models, source, tmp_path / "out.jsonl", "--rejected", str(tmp_path / "folder" / name), *restart)
     source.rename(tmp_path / "out.jsonl.part")
     assert 2 == run(models, tmp_path / "out.jsonl.part", tmp_path / "out.jsonl", "--input-format", "jsonl", *restart)
-    assert "is the input" in capsys.readouterr().err
+    assert "is the same file as the input" in capsys.readouterr().err
     assert before == (tmp_path / "out.jsonl.part").read_bytes()
     assert names - {"in.jsonl"} | {"out.jsonl.part"} == set(os.listdir(tmp_path))
 
@@ -751,7 +751,7 @@ def test_streams_and_signals(models: Path, tmp_path: Path) -> None:
         process.send_signal(number)
         said = process.communicate()[1]
         assert code == process.returncode, said
-    assert b"the same command goes on there" in said
+    assert b"run the same command again to continue" in said
     subprocess.run([*command, source, output], check=True, capture_output=True)
     assert (tmp_path / "whole.jsonl").read_bytes() == output.read_bytes()
 
